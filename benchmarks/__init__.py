@@ -1,0 +1,1 @@
+"""Benchmarks: one script per question, peers and ours in the same run. Nothing imports this."""

@@ -1,0 +1,242 @@
+"""What else computes a Count Sketch: torch, NumPy, SciPy and CSVec.
+
+We are generous to the peers: float32, columns and signs computed beforehand (8 + 4 bytes per row
+and coordinate that we do not need), and results and scratch written to memory that is allocated
+beforehand wherever their interface has `out=`. NumPy and SciPy use one thread whatever is asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.timing import Job, available_memory
+from diffsketch.sketch.hashing import HashSeed, Layout, columns_and_signs
+from diffsketch.sketch.kernels.networks import median_network
+
+__all__ = ["HASHED_DIM", "Problem", "peer_jobs"]
+
+MAX_INDEX_BYTES = 4 * 10**9
+MAX_MEMORY_SHARE = 0.5  # of the memory that is free, for one peer
+HASHED_DIM = 10**7  # beyond this the peers' columns are drawn at random: as fast, sooner ready
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A vector to encode, its `pairwise` table to query, and where to write the estimates."""
+
+    layout: Layout
+    seed: HashSeed
+    vector: Tensor
+    table: Tensor
+    out: Tensor
+
+    @property
+    def entries(self) -> int:
+        """Non-zeros of the sketch's matrix."""
+        return self.layout.rows * self.layout.dim
+
+
+def peer_jobs(problem: Problem, note: Callable[[str], None]) -> list[Job]:
+    """The peers that fit into memory and are installed; `note` hears about the others."""
+    device = problem.vector.device
+    index_bytes = 8 * problem.entries
+    if index_bytes > MAX_INDEX_BYTES:
+        note(f"all peers skipped: their columns would take {index_bytes / 1e9:.0f} GB")
+        return []
+    if not _fits(problem, 16, device, "torch", note):
+        return []
+    columns, signs = _index(problem)
+    scratch = torch.empty_like(signs)
+    jobs = _torch_encode(problem, columns, signs, scratch)
+    jobs += _torch_query(problem, columns, signs, scratch)
+    if device.type == "cpu":
+        jobs += _numpy_jobs(problem, columns, signs)
+        if not _installed("scipy"):
+            note("SciPy skipped: not installed")
+        else:
+            jobs += _clarkson_woodruff(problem)
+            if _fits(problem, 10, device, "SciPy sparse", note):
+                with_csr = _fits(problem, 20, device, "SciPy sparse CSR", note)
+                jobs += _scipy_sparse(problem, columns, signs, with_csr=with_csr)
+    if not _installed("csvec"):
+        note("CSVec skipped: not installed")
+    elif _fits(problem, 16, device, "CSVec", note) and _fits(
+        problem, 40, torch.device("cpu"), "CSVec", note
+    ):
+        jobs += _csvec_jobs(problem)
+    return jobs
+
+
+def _fits(
+    problem: Problem, bytes_per_entry: int, device: torch.device, name: str,
+    note: Callable[[str], None],
+) -> bool:  # fmt: skip
+    needed = bytes_per_entry * problem.entries
+    fits = needed <= MAX_MEMORY_SHARE * available_memory(device)
+    if not fits:
+        note(f"{name} skipped: it would take {needed / 1e9:.0f} GB of {device} memory")
+    return fits
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _index(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Columns (int64) and signs (float32), both `(rows, dim)`."""
+    layout, device = problem.layout, problem.vector.device
+    shape = (layout.rows, layout.dim)
+    if layout.dim > HASHED_DIM:
+        columns = torch.randint(layout.cols, shape, device=device)
+        signs = torch.randint(2, shape, dtype=torch.float32, device=device)
+        return columns, signs.mul_(2).sub_(1)
+    columns, signs = torch.empty(shape, dtype=torch.int64), torch.empty(shape)
+    for start in range(0, layout.dim, 1 << 20):
+        part = slice(start, min(start + (1 << 20), layout.dim))
+        hashed = columns_and_signs(np.arange(part.start, part.stop), problem.seed, layout=layout)
+        columns[:, part], signs[:, part] = map(torch.from_numpy, hashed)
+    return columns.to(device), signs.to(device)
+
+
+def _torch_encode(problem: Problem, columns: Tensor, signs: Tensor, scratch: Tensor) -> list[Job]:
+    vector, table = problem.vector, torch.zeros_like(problem.table)
+
+    def scatter_add() -> Tensor:
+        torch.mul(signs, vector, out=scratch)
+        return table.zero_().scatter_add_(1, columns, scratch)
+
+    def index_add() -> Tensor:
+        table.zero_()
+        for row, column, sign in zip(table, columns, signs, strict=True):
+            row.index_add_(0, column, torch.mul(sign, vector, out=scratch[0]))
+        return table
+
+    return [
+        Job("torch scatter_add_", "encode", scatter_add, comparable=True),
+        Job("torch index_add_", "encode", index_add, comparable=True),
+    ]
+
+
+def _torch_query(problem: Problem, columns: Tensor, signs: Tensor, scratch: Tensor) -> list[Job]:
+    """Gather, then torch's median, or minima and maxima, on a CPU in pieces that fit its L2."""
+    table, out, (rows, dim) = problem.table, problem.out, signs.shape
+    chunk = _CHUNK if out.device.type == "cpu" else dim
+    where = torch.empty(dim, dtype=torch.int64, device=out.device)
+    pieces = torch.empty((rows + 1, min(chunk, dim)), device=out.device)
+    steps = _network(rows)
+
+    def median() -> Tensor:
+        torch.gather(table, 1, columns, out=scratch).mul_(signs)
+        torch.median(scratch, dim=0, out=(out, where))
+        return out
+
+    def network() -> Tensor:
+        for start in range(0, dim, chunk):
+            part = slice(start, min(start + chunk, dim))
+            *values, spare = pieces[:, : part.stop - start]
+            stacked = pieces[:rows, : part.stop - start]
+            torch.gather(table, 1, columns[:, part], out=stacked).mul_(signs[:, part])
+            for i, j, low, high in steps:
+                if low:
+                    torch.minimum(values[i], values[j], out=spare)
+                if high:
+                    torch.maximum(values[i], values[j], out=values[j])
+                if low:
+                    values[i], spare = spare, values[i]
+            out[part] = values[rows // 2]
+        return out
+
+    return [
+        Job("torch gather + median", "query", median, comparable=True),
+        Job("torch gather + min/max network", "query", network, comparable=True),
+    ]
+
+
+def _network(rows: int) -> list[tuple[int, int, bool, bool]]:
+    """Comparators of a median, and which of their two results anything reads."""
+    wanted, steps = {rows // 2}, []
+    for i, j in reversed(median_network(rows)):
+        steps.append((i, j, i in wanted, j in wanted))
+        wanted |= {i, j}
+    return steps[::-1]
+
+
+def _numpy_jobs(problem: Problem, columns: Tensor, signs: Tensor) -> list[Job]:
+    vector, cols = problem.vector.numpy(), problem.layout.cols
+    rows = list(zip(columns.numpy(), signs.numpy(), strict=True))
+    scratch, table = np.empty_like(vector), np.empty(problem.table.shape, dtype=np.float32)
+
+    def bincount() -> Tensor:
+        for j, (column, sign) in enumerate(rows):
+            weights = np.multiply(sign, vector, out=scratch)
+            table[j] = np.bincount(column, weights, minlength=cols)
+        return torch.from_numpy(table)
+
+    return [Job("NumPy bincount", "encode", bincount, comparable=True)]
+
+
+def _scipy_sparse(problem: Problem, columns: Tensor, signs: Tensor, *, with_csr: bool) -> list[Job]:
+    """The sketch as a sparse matrix, built beforehand, times the vector."""
+    sparse: Any = importlib.import_module("scipy.sparse")
+    rows, dim = signs.shape
+    cols, vector = problem.layout.cols, problem.vector.numpy()
+    indices = np.empty((dim, rows), dtype=np.int32)
+    data = np.empty((dim, rows), dtype=np.float32)
+    for j in range(rows):
+        indices[:, j] = columns[j].numpy() + j * cols
+        data[:, j] = signs[j].numpy()
+    starts = np.arange(0, rows * dim + 1, rows, dtype=np.int32)
+    csc = sparse.csc_array((data.reshape(-1), indices.reshape(-1), starts), (rows * cols, dim))
+
+    def product(name: str, matrix: Any) -> Job:
+        return Job(
+            name,
+            "encode",
+            lambda: torch.from_numpy(matrix @ vector).view(rows, cols),
+            comparable=True,
+        )
+
+    jobs = [product("SciPy sparse CSC", csc)]
+    return [*jobs, product("SciPy sparse CSR", csc.tocsr())] if with_csr else jobs
+
+
+def _clarkson_woodruff(problem: Problem) -> list[Job]:
+    """One call gives one row. It draws its hash on each call, which the others do beforehand."""
+    linalg: Any = importlib.import_module("scipy.linalg")
+    layout, vector = problem.layout, problem.vector.numpy()[:, None]
+
+    def transform() -> list[Any]:
+        draw = linalg.clarkson_woodruff_transform
+        return [draw(vector, layout.cols) for _ in range(layout.rows)]
+
+    return [Job("SciPy clarkson_woodruff", "encode", transform)]
+
+
+def _csvec_jobs(problem: Problem) -> list[Job]:
+    """CSVec, with its hashes computed beforehand."""
+    layout, vector = problem.layout, problem.vector
+    kind: Any = importlib.import_module("csvec").CSVec
+    sketch = kind(
+        d=layout.dim, c=layout.cols, r=layout.rows, device=vector.device.type, numBlocks=1
+    )
+    sys.modules[kind.__module__].cache.clear()  # or it keeps the hashes of every case
+
+    def accumulate() -> Any:
+        sketch.zero()
+        sketch.accumulateVec(vector)
+        return sketch.table
+
+    return [Job("CSVec", "encode", accumulate), Job("CSVec", "query", sketch._findAllValues)]

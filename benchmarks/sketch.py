@@ -1,0 +1,266 @@
+"""How fast are encode and query, against what else computes a Count Sketch and what memory allows?
+
+    python -m benchmarks.sketch --json benchmark-sketch.json
+    python -m benchmarks.sketch --sizes 7850,1000000 --threads 1 --quick
+    python -m benchmarks.sketch --device cuda --startup
+
+Peers (`benchmarks/peers.py`) and ours run in the same rounds; what counts is the ratio of their
+median times. Ours are calls of the public interface, hashing included: `encode`, and `query` with
+`out=`, since the peers' results go to memory that is allocated beforehand too (our encode allocates
+its table within the timed call; SciPy and CSVec allocate their results as well). The limits are one
+read of the vector (`sum`), one write (`fill_`) and both (`copy_`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import diffsketch
+from benchmarks.peers import HASHED_DIM, Problem, peer_jobs
+from benchmarks.report import LIMIT_OF, Report, print_table, print_timings, readable, summarise
+from benchmarks.timing import Job, available_memory, environment, extra_memory, measure
+from diffsketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import FAMILIES, HashSeed
+
+SMALL = (7850, 7, 22)  # the model of the paper's experiments: dim, rows, cols
+ROWS = 5
+COMPRESSIONS = (50, 500)
+BATCH = 1000
+MAX_SECONDS = 20.0
+MEMORY_DIM = 10**7  # from here on the extra memory is measured as well
+DEFAULT_SIZES = {"cpu": (7850, 10**6, 10**7, 10**8), "cuda": (10**8, 10**9)}
+QUICK_SIZES = {"cpu": (7850, 10**6), "cuda": (10**7,)}
+
+_STARTUP = """
+import time
+import diffsketch
+start = time.perf_counter()
+import torch
+vector = torch.ones({dim}, device="{device}")
+sketch = diffsketch.CountSketch({dim}, rows=5, cols={dim} // 250)
+sketch.encode(vector, diffsketch.SketchKey.from_integer(0).seed(0)).sum().item()
+print(time.perf_counter() - start)
+"""
+
+
+def shapes(dim: int) -> list[tuple[int, int]]:
+    """The tables, as rows and columns, that vectors of a length are encoded to."""
+    if dim == SMALL[0]:
+        return [SMALL[1:]]
+    return [(ROWS, max(1, dim // (ROWS * compression))) for compression in COMPRESSIONS]
+
+
+def our_jobs(problem: Problem) -> list[Job]:
+    jobs, out = [], problem.out
+    for family in FAMILIES:
+        layout, seed, vector = problem.layout, problem.seed, problem.vector
+        sketch = CountSketch(layout.dim, layout.rows, layout.cols, family)
+        table = sketch.encode(vector, seed)
+        jobs += [
+            Job(family, "encode", _call(sketch.encode, vector, seed), ours=True),
+            Job(family, "query", _call(sketch.query, table, seed, out=out), ours=True),
+            Job(
+                f"{family}, validate=False", "query",
+                _call(sketch.query, table, seed, out=out, validate=False), ours=True,
+            ),
+        ]  # fmt: skip
+    return jobs
+
+
+def _call(function: Any, *arguments: Any, **options: Any) -> Any:
+    return lambda: function(*arguments, **options)
+
+
+def limit_jobs(problem: Problem) -> list[Job]:
+    vector, out = problem.vector, problem.out
+    return [
+        Job("sum", "limit", lambda: torch.sum(vector)),
+        Job("copy_", "limit", lambda: out.copy_(vector)),
+        Job("fill_", "limit", lambda: out.fill_(1.0)),
+    ]
+
+
+def run_case(dim: int, rows: int, cols: int, report: Report) -> None:
+    sketch = CountSketch(dim, rows, cols, "pairwise")
+    print(f"\n{dim:,} coordinates to {rows} x {cols:,} ({sketch.compression:.3g}x)", flush=True)
+    if 16 * dim > available_memory(report.device):
+        report.note(f"dim={dim} skipped: not enough memory")
+        return
+    vector = torch.randn(dim, device=report.device)
+    seed = SketchKey.from_integer(0).seed(round_index=0)
+    table = sketch.encode(vector, seed)
+    problem = Problem(sketch.layout, seed, vector, table, torch.zeros_like(vector))
+    ours, peers = our_jobs(problem), peer_jobs(problem, report.note)
+    case = {"dim": dim, "rows": rows, "cols": cols, "compression": sketch.compression}
+    agreement = disagreements(problem, ours + peers)
+    for threads in report.threads:
+        torch.set_num_threads(threads)
+        jobs = limit_jobs(problem) + ours + _quick_enough(peers, dim, threads, report)
+        timings = measure(jobs, device=report.device, repeat=report.repeat)
+        for timing in timings:
+            key = (timing.job.name, timing.job.operation, threads)
+            report.rates[key] = min(timing.samples) / dim
+        print_timings(timings, threads)
+        report.cases.append(
+            case
+            | {"threads": threads, "timings": [timing.as_json() for timing in timings]}
+            | {"summary": summarise(timings), "disagreement": agreement}
+        )
+    if dim >= MEMORY_DIM:
+        run_memory(problem, ours, report)
+
+
+def _quick_enough(peers: list[Job], dim: int, threads: int, report: Report) -> list[Job]:
+    kept = []
+    for job in peers:
+        seconds = dim * report.rates.get((job.name, job.operation, threads), 0.0)
+        if seconds <= MAX_SECONDS:
+            kept.append(job)
+        else:
+            report.note(f"{job.name} skipped: a call would take about {seconds:.0f} s")
+    return kept
+
+
+def disagreements(problem: Problem, jobs: Sequence[Job]) -> dict[str, float]:
+    """How far the peers with our hashes are from our `pairwise`, relative to its largest value."""
+    if problem.layout.dim > HASHED_DIM:
+        return {}
+    found = {}
+    for operation in LIMIT_OF:
+        same = [job for job in jobs if job.operation == operation]
+        ours = next(job for job in same if job.name == "pairwise").run().clone()
+        for job in same:
+            if job.comparable:
+                gap = (job.run() - ours).abs().max() / ours.abs().max()
+                found[f"{operation}: {job.name}"] = gap.item()
+    return found
+
+
+def run_batch(report: Report) -> None:
+    """Time per vector of a batch of small vectors, against a call with a single one."""
+    dim, rows, cols = SMALL
+    seed = SketchKey.from_integer(0).seed(round_index=0)
+    vectors = torch.randn(BATCH, dim, device=report.device)
+    out = torch.empty_like(vectors)
+    for threads in report.threads:
+        torch.set_num_threads(threads)
+        jobs = []
+        for family in FAMILIES:
+            sketch = CountSketch(dim, rows, cols, family)
+            jobs += _batch_jobs(sketch, seed, vectors, out)
+        timings = measure(jobs, device=report.device, repeat=report.repeat)
+        lines = []
+        for one, many in zip(timings[::2], timings[1::2], strict=True):
+            each = many.median / BATCH
+            entry = {"family": one.job.name, "operation": one.job.operation, "threads": threads}
+            report.batches.append(
+                entry | {"batch": BATCH, "single_s": one.median, "per_vector_s": each}
+            )
+            name = f"{one.job.name} {one.job.operation}"
+            lines.append([name, readable(one.median), readable(each), f"{one.median / each:.2f}x"])
+        title = f"{BATCH:,} vectors of {dim:,}, {threads} threads"
+        print_table(title, ["", "single call", "per vector of a batch", "ratio"], lines)
+
+
+def _batch_jobs(
+    sketch: CountSketch, seed: HashSeed, vectors: torch.Tensor, out: torch.Tensor
+) -> list[Job]:
+    tables, name = sketch.encode(vectors, seed), sketch.family
+    return [
+        Job(name, "encode", _call(sketch.encode, vectors[0], seed), ours=True),
+        Job(name, "encode", _call(sketch.encode, vectors, seed), ours=True),
+        Job(name, "query", _call(sketch.query, tables[0], seed, out=out[0]), ours=True),
+        Job(name, "query", _call(sketch.query, tables, seed, out=out), ours=True),
+    ]
+
+
+def run_memory(problem: Problem, jobs: Sequence[Job], report: Report) -> None:
+    """Memory that our calls take beyond the vector and the table, as a share of the vector."""
+    lines = []
+    for job in jobs:
+        if job.name not in FAMILIES:
+            continue
+        taken = extra_memory(job.run, device=report.device)
+        if taken is None:
+            report.note("extra memory not measured: it needs Linux")
+            return
+        extra = taken - (problem.table.nbytes if job.operation == "encode" else 0)
+        entry = {"family": job.name, "operation": job.operation, "dim": problem.layout.dim}
+        share = max(0, extra) / problem.vector.nbytes
+        report.memory.append(
+            entry | {"cols": problem.layout.cols, "extra_bytes": extra, "share_of_vector": share}
+        )
+        lines.append([f"{job.name} {job.operation}", f"{extra / 1e6:.2f} MB", f"{share:.2%}"])
+    print_table("Extra memory", ["", "beyond vector and table", "of the vector"], lines)
+
+
+def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
+    """Seconds from `import diffsketch` to the end of the first encode, in fresh processes."""
+    code = _STARTUP.format(dim=dim, device=report.device.type)
+    samples = []
+    for _ in range(4):
+        done = subprocess.run(  # noqa: S603 (our own code)
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        samples.append(float(done.stdout))
+    median = statistics.median(samples[1:])  # the first process may have to compile
+    print(f"\nimport to first encode of {dim:,}: {readable(median)}, first {readable(samples[0])}")
+    return {"dim": dim, "first_s": samples[0], "median_s": median, "min_s": min(samples[1:])}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(float(part)) for part in text.split(","))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--sizes", type=_numbers, help="lengths of the vectors: 7850,1e6")
+    parser.add_argument("--threads", type=_numbers, help="on a CPU; default: 1 and all cores")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=auto)
+    parser.add_argument("--repeat", type=int, help="rounds; default: 9, on CUDA 25")
+    parser.add_argument("--quick", action="store_true", help="small sizes and three rounds")
+    parser.add_argument("--startup", action="store_true", help="time the first encode as well")
+    parser.add_argument("--json", type=Path, help="where to write all results")
+    options = parser.parse_args(argv)
+    cuda = options.device == "cuda"
+    sizes = QUICK_SIZES if options.quick else DEFAULT_SIZES
+    options.sizes = sorted(options.sizes or sizes[options.device])
+    options.repeat = options.repeat or (3 if options.quick else 25 if cuda else 9)
+    present = torch.get_num_threads()
+    options.threads = (present,) if cuda else options.threads or tuple(sorted({1, present}))
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(argv)
+    device, present = torch.device(options.device), torch.get_num_threads()
+    torch.manual_seed(0)
+    report = Report(device, options.repeat, options.threads)
+    report.result |= environment(device)
+    report.result["versions"]["diffsketch"] = diffsketch.__version__
+    if (load := report.result["hardware"]["load_average"]) > 0.5:
+        report.note(f"other work is running, load {load:.1f}: the times may be far too long")
+    for dim in options.sizes:
+        for rows, cols in shapes(dim):
+            run_case(dim, rows, cols, report)
+            report.save(options.json)
+        if dim == SMALL[0]:
+            run_batch(report)
+    torch.set_num_threads(present)
+    if options.startup:
+        report.result["startup"] = run_startup(report)
+    report.save(options.json)
+    report.print_summary()
+
+
+if __name__ == "__main__":
+    main()

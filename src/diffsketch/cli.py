@@ -1,0 +1,152 @@
+"""The command line: parses, calls, and turns errors into one line. No logic.
+
+Imports the rest of the package only when a command runs, so that `--help` does not wait for
+PyTorch. Nothing of ours imports this module.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from diffsketch import __version__
+from diffsketch.errors import DiffSketchError
+
+__all__ = ["app", "main"]
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+# Not a docstring, of which every line break would be kept.
+HELP = (
+    "Compress long vectors, such as gradients, into small tables that can be added up.\n\n"
+    "A Count Sketch squeezes a vector into a table many times smaller. Tables of several workers "
+    "add up to the table of their sum, and whoever has the hash seed can estimate the sum from it. "
+    "Start with [bold]diffsketch demo[/bold], which shows on MNIST what is kept and what is lost."
+)
+
+app = typer.Typer(
+    name="diffsketch",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    epilog="Example: [bold]diffsketch demo --output runs/demo --seed 1[/bold]",
+)
+
+
+class FamilyName(StrEnum):
+    """The hash families, as the command line spells them."""
+
+    blocked = "blocked"
+    pairwise = "pairwise"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diffsketch {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP)
+def _options(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="On an error, show the full traceback as well.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+    context.obj = debug
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    output: Annotated[
+        Path, typer.Option(help="Directory for recovery.png and recovery.csv; made if missing.")
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Number that fixes all hashes of the run.")] = 0,
+    family: Annotated[
+        FamilyName,
+        typer.Option(help="Hash family: blocked is the fast one, pairwise hashes each coordinate."),
+    ] = FamilyName.blocked,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Directory with MNIST's idx files, instead of the copy in the package."),
+    ] = None,
+) -> None:
+    """Sketch a gradient on MNIST at several compressions and measure how well it comes back.
+
+    Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
+    """
+    with _errors_in_one_line(debug=bool(context.obj)):
+        from rich.progress import Progress
+
+        from diffsketch import demo as logic
+        from diffsketch.demo_report import report
+
+        console = Console()
+        logic.prepare_output(output)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("Sketching a gradient", total=1.0)
+            result = logic.run_demo(
+                seed=seed,
+                family=family.value,
+                data_dir=data_dir,
+                on_progress=lambda done: progress.update(task, completed=done),
+            )
+        # Written before anything is printed, which a closed pipe would interrupt.
+        paths = logic.write_results(result, output)
+        for part in report(result):
+            console.print(part)
+        for path in paths:
+            # Not wrapped, so that it can be copied.
+            console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _errors_in_one_line(*, debug: bool) -> Iterator[None]:
+    """Print an expected error as `error: ...` and exit; anything else is a bug and passes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (DiffSketchError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"error: {_one_line(error)}", err=True)
+        raise typer.Exit(EXIT_ERROR) from None
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        # Replacing a file names two: the second is the one that the user knows.
+        name = error.filename2 or error.filename
+        return f"{name}: {error.strerror}" if name else error.strerror
+    return " ".join(str(error).split())
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `diffsketch` script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The errors this package raises on purpose, and one-line argument checks.
+
+Everything here derives from `DiffSketchError`, so a caller (the command line, for one) can tell a
+mistake that has a clear message from a bug. Imports nothing of ours; anyone may import it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArgumentError", "DataError", "DiffSketchError", "MismatchError", "check"]
+
+
+class DiffSketchError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ArgumentError(DiffSketchError, ValueError):
+    """An argument is outside what the function accepts."""
+
+
+class MismatchError(DiffSketchError, ValueError):
+    """Two values that were combined do not belong together (another seed, shape or device)."""
+
+
+class DataError(DiffSketchError, OSError):
+    """A data file is missing, damaged or not in the expected format."""
+
+
+def check(condition: bool, name: str, requirement: str, value: object) -> None:
+    """Raise an `ArgumentError` that names the argument, the requirement and the value.
+
+    Write the condition so that NaN fails it: `check(x > 0, ...)`, never `check(not x <= 0, ...)`.
+
+    >>> check(-1 > 0, "rows", "be > 0", -1)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: rows must be > 0, got rows=-1
+    """
+    if not condition:
+        raise ArgumentError(f"{name} must {requirement}, got {name}={value!r}")

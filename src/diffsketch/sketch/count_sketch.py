@@ -1,0 +1,272 @@
+"""The Count Sketch: a linear map from a long vector to a small table, and estimates back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.sketch.hashing import (
+    FAMILIES,
+    MAX_COLS,
+    MAX_DIM,
+    MAX_ROWS,
+    Family,
+    HashSeed,
+    Layout,
+)
+from diffsketch.sketch.kernels import kernels_for
+
+__all__ = ["Combine", "CountSketch"]
+
+Combine: TypeAlias = Literal["median", "mean"]
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """A Count Sketch of vectors with `dim` coordinates in tables of `rows` by `cols` cells.
+
+    Row `j` adds every coordinate, with a random sign, to one of its `cols` cells; the estimate of a
+    coordinate is the median over the rows of the cells it was added to, with the signs undone.
+    The map is linear: tables of the same seed add up to the table of the summed vector.
+
+    Guarantees (each checked in `tests/sketch`):
+        * one row's estimate is unbiased with variance at most `||vector||^2 / cols`;
+        * `encode(x + y) == encode(x) + encode(y)` up to rounding;
+        * on the CPU, and for `blocked` on CUDA, the same input gives the same bits every time,
+          whatever the number of threads; devices agree to rounding.
+
+    Args:
+        dim: Length of the vectors, up to 2**40.
+        rows: Rows of the table, 1 to 64. An even number averages the two middle values.
+        cols: Columns of the table, below 2**31.
+        family: `blocked` moves whole blocks and is fast; `pairwise` hashes every coordinate on its
+            own, as the paper does. `diffsketch.sketch.hashing` defines both.
+
+    >>> from diffsketch import SketchKey
+    >>> sketch = CountSketch(dim=1000, rows=5, cols=100)
+    >>> seed = SketchKey.from_integer(7).seed(round_index=0)
+    >>> vector = torch.zeros(1000)
+    >>> vector[3] = 2.5
+    >>> table = sketch.encode(vector, seed)
+    >>> table.shape, sketch.query(table, seed)[3].item(), sketch.compression
+    (torch.Size([5, 100]), 2.5, 2.0)
+
+    References:
+        M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
+    """
+
+    dim: int
+    rows: int
+    cols: int
+    family: Family = "blocked"
+    layout: Layout = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, limit in (("dim", MAX_DIM), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
+            check(0 < value <= limit, name, f"be in 1..{limit}", value)
+        check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
+        layout = Layout(self.dim, self.rows, self.cols, self.family)
+        object.__setattr__(self, "layout", layout)
+
+    @classmethod
+    def from_error(
+        cls, dim: int, error: float, *, failure: float, family: Family = "blocked"
+    ) -> CountSketch:
+        """The sketch that Lemma 1 asks for: a coordinate's error is at most `error * ||vector||`.
+
+        This holds for each coordinate with probability at least `1 - failure`. A row misses with
+        probability at most `1 / (error^2 * cols)` by Chebyshev's inequality, one sixth here; the
+        median of `rows` rows misses only if half of them do, and the exact binomial tail of that
+        is at most `failure`.
+
+        >>> CountSketch.from_error(1_000_000, 0.05, failure=0.01)
+        CountSketch(dim=1000000, rows=9, cols=2400, family='blocked')
+        """
+        check(0 < error <= 1, "error", "be in (0, 1]", error)
+        check(0 < failure < 1, "failure", "be in (0, 1)", failure)
+        cols = math.ceil(6 / error**2)
+        check(cols <= MAX_COLS, "error", "need at most 2**31 - 1 columns", error)
+        for rows in range(1, MAX_ROWS + 1, 2):
+            if _median_miss(rows, 1 / 6) <= failure:
+                return cls(dim, rows, cols, family)
+        least = _median_miss(MAX_ROWS - 1, 1 / 6)
+        raise ArgumentError(
+            f"failure must be >= {least:.1e}, which takes {MAX_ROWS - 1} rows, got failure={failure}"
+        )
+
+    @property
+    def compression(self) -> float:
+        """Coordinates per cell: how much smaller a table is than a vector of the same type."""
+        return self.dim / (self.rows * self.cols)
+
+    def encode(self, vector: Tensor, seed: HashSeed, *, offset: int | None = None) -> Tensor:
+        """The table `(rows, cols)` of a vector, or `(batch, rows, cols)` of a batch of vectors.
+
+        A non-finite coordinate makes a non-finite cell, which `query` and `Sketch` refuse.
+
+        Args:
+            vector: `(dim,)` or `(batch, dim)`; float32 or float64, on CUDA also float16 and
+                bfloat16, which are summed in float32.
+            seed: The round's hashes, from `SketchKey.seed`.
+            offset: If given, `vector` holds only the coordinates from `offset` on, as many as it
+                is long; the others count as zero. Tables of a vector's parts add up to its table.
+        """
+        _check_seed(seed)
+        if not isinstance(vector, Tensor) or not 1 <= vector.dim() <= 2:
+            raise ArgumentError(
+                f"vector must be a tensor (dim,) or (batch, dim), got {_describe(vector)}"
+            )
+        kernels = kernels_for(vector.device)
+        if vector.dtype not in kernels.INPUT_TYPES:
+            allowed = ", ".join(str(kind).removeprefix("torch.") for kind in kernels.INPUT_TYPES)
+            raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
+        length = vector.shape[-1]
+        if offset is None and length != self.dim:
+            raise ArgumentError(
+                f"vector must have dim={self.dim} coordinates, got {_describe(vector)}"
+            )
+        start = self._check_span(offset, length)
+        if vector.requires_grad:
+            vector = vector.detach()
+        return kernels.encode(vector.contiguous(), seed, layout=self.layout, offset=start)
+
+    def query(
+        self,
+        table: Tensor,
+        seed: HashSeed,
+        *,
+        combine: Combine = "median",
+        offset: int | None = None,
+        out: Tensor | None = None,
+        validate: bool = True,
+    ) -> Tensor:
+        """Estimates of all coordinates from a table, `(dim,)`, or `(batch, dim)` from a batch.
+
+        Args:
+            table: `(rows, cols)` or `(batch, rows, cols)`, float32 or float64, of one seed.
+            seed: The seed that the table was encoded with.
+            combine: `median` of the rows' estimates, robust to large coordinates; or their `mean`,
+                which has the smaller error where no coordinate stands out or noise was added.
+            offset: With `out`: the coordinate that `out` starts at.
+            out: Where to write the estimates; contiguous, of the table's type and device. Its
+                length says how many coordinates are estimated.
+            validate: Look for non-finite cells first. On CUDA that waits for the device.
+
+        Raises:
+            ArgumentError: If `table` is not of this sketch's shape, or has a non-finite cell.
+        """
+        _check_seed(seed)
+        self._check_table(table)
+        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        if table.requires_grad:
+            table = table.detach()
+        if out is None:
+            if offset is not None:
+                raise ArgumentError("offset needs out, whose length says how many to estimate")
+            out = table.new_empty((*table.shape[:-2], self.dim))
+        else:
+            _check_out(out, table)
+            if offset is None and out.shape[-1] != self.dim:
+                raise ArgumentError(
+                    f"out must have dim={self.dim} coordinates, got {_describe(out)}"
+                )
+        start = self._check_span(offset, out.shape[-1])
+        is_finite = kernels_for(table.device).query(
+            table.contiguous(), seed, out,
+            layout=self.layout, offset=start, mean=combine == "mean", validate=validate,
+        )  # fmt: skip
+        if not is_finite:
+            raise _not_finite()
+        return out
+
+    def top_k(
+        self, table: Tensor, seed: HashSeed, count: int, *, combine: Combine = "median"
+    ) -> tuple[Tensor, Tensor]:
+        """The `count` coordinates with the largest estimates in size: their values and indices."""
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ArgumentError(f"count must be an int, got count={count!r}")
+        check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
+        estimates = self.query(table, seed, combine=combine)
+        indices = estimates.abs().topk(count, dim=-1).indices
+        return estimates.gather(-1, indices), indices
+
+    def norm_estimate(self, table: Tensor) -> Tensor:
+        """Estimate of the vector's Euclidean norm: the median of the rows' norms (AMS).
+
+        Needs no seed. Its relative error is about `sqrt(1 / (2 * cols))` for a single row.
+        """
+        self.check_table(table)
+        norms = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
+        return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
+
+    def _check_span(self, offset: int | None, length: int) -> int:
+        if offset is None:
+            return 0
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise ArgumentError(f"offset must be an int, got offset={offset!r}")
+        last = self.dim - length
+        check(0 <= offset <= last, "offset", f"be in 0..{last} for {length} coordinates", offset)
+        return offset
+
+    def check_table(self, table: Tensor) -> None:
+        """Raise unless `table` has this sketch's shape, a floating type and finite cells."""
+        self._check_table(table)
+        if not kernels_for(table.device).is_finite(table):
+            raise _not_finite()
+
+    def _check_table(self, table: Tensor) -> None:
+        if not isinstance(table, Tensor) or not 2 <= table.dim() <= 3:
+            raise ArgumentError(
+                f"table must be a tensor (rows, cols) or (batch, rows, cols), got {_describe(table)}"
+            )
+        if table.shape[-2:] != (self.rows, self.cols):
+            raise MismatchError(
+                f"table must have rows={self.rows} and cols={self.cols}, got {_describe(table)}"
+            )
+        if table.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
+
+
+def _median_miss(rows: int, row_miss: float) -> float:
+    """Probability that at least half of `rows` independent rows miss."""
+    return sum(
+        math.comb(rows, k) * row_miss**k * (1 - row_miss) ** (rows - k)
+        for k in range((rows + 1) // 2, rows + 1)
+    )
+
+
+def _not_finite() -> ArgumentError:
+    return ArgumentError(
+        "table must be finite, but it has NaN or infinite cells: a vector that was encoded had "
+        "non-finite or overflowing coordinates"
+    )
+
+
+def _check_seed(seed: HashSeed) -> None:
+    if not isinstance(seed, HashSeed):
+        raise ArgumentError(
+            f"seed must be a HashSeed, as SketchKey.seed(round_index) gives, got {_describe(seed)}"
+        )
+
+
+def _check_out(out: Tensor, table: Tensor) -> None:
+    if out.dim() != table.dim() - 1 or out.shape[:-1] != table.shape[:-2] or not out.is_contiguous():
+        raise ArgumentError(f"out must be contiguous with a vector per table, got {_describe(out)}")
+    if out.dtype != table.dtype or out.device != table.device or out.requires_grad:
+        raise MismatchError(
+            f"out must be {table.dtype} on {table.device} like the table, got {_describe(out)}"
+        )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return f"a {type(value).__name__}"

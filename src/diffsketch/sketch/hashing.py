@@ -1,0 +1,252 @@
+"""The hash families, written once in plain NumPy; every kernel computes these same numbers.
+
+A family says, for coordinate `i` and row `j`, which column it lands in and with which sign.
+
+**pairwise** (the paper's): each coordinate on its own. The column comes from a strongly universal
+multiply-shift, the signs of all rows from one mixing hash of `i` (signs taken from the
+multiply-shift as well would follow the coordinates' order: `tests/sketch/test_statistics.py`).
+
+**blocked**: no scatter. The vector is cut into blocks of `block` consecutive coordinates and the
+blocks are dealt in turn to `runs` runs, at most `slots` blocks each, so a run holds no more
+coordinates than a row has columns. In row `j` a run is laid over the row end to end and rotated
+by its own random `shift`:
+
+    b = i div block,  run = b mod runs,  slot = b div runs
+    column_j(i) = (slot * block + i mod block + shift_j(run)) mod cols
+    sign_j(i)   = flip_j(run) * weyl(i)
+
+Two coordinates of one run never share a column; two of different runs do with probability 1/cols,
+because the runs' shifts are independent and uniform. Neighbouring blocks are in different runs.
+`weyl(i)` is shared by all rows: the top bit of `a * (i mod block) + c` in 32 bits, with fresh
+random words `a`, `c` for every block. Any two such bits are exactly independent, and given them
+the rows are independent, so the usual variance and median arguments hold as they stand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from diffsketch.errors import ArgumentError, check
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Geometry",
+    "HashSeed",
+    "Layout",
+    "SketchKey",
+    "columns_and_signs",
+    "mix64",
+]
+
+Family: TypeAlias = Literal["pairwise", "blocked"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+MAX_ROWS = 64
+MAX_DIM = 1 << 40
+MAX_COLS = (1 << 31) - 1
+_MAX_BLOCK = 1 << 14
+_WORDS_PER_ROW = 3
+_SIGN_WORDS = 2
+
+
+@dataclass(frozen=True)
+class HashSeed:
+    """The hash functions of one round: 32 bytes, expanded to 64-bit words by keyed BLAKE2.
+
+    Workers that use the same seed can add their tables; whoever has the seed can query them.
+    """
+
+    value: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, bytes):
+            raise ArgumentError(f"value must be bytes, got {type(self.value).__name__}")
+        check(len(self.value) == 32, "value", "be 32 bytes long", self.value)
+
+    @cached_property
+    def words(self) -> Words:
+        """Two words for the signs, then three for each of `MAX_ROWS` rows.
+
+        Row `j` does not depend on how many rows a sketch has.
+        """
+        count = _SIGN_WORDS + _WORDS_PER_ROW * MAX_ROWS
+        stream = b"".join(
+            hashlib.blake2b(i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words").digest()
+            for i in range(-(-count // 8))
+        )
+        words = np.frombuffer(stream, dtype="<u8")[:count].astype(np.uint64)
+        words.setflags(write=False)
+        return words
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Eight bytes that tell two seeds apart without giving either away."""
+        return hashlib.blake2b(self.value, digest_size=8, person=b"ds-fingerprint").digest()
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """Copies of `words` on other devices, kept by the kernels for as long as the seed lives."""
+        return {}
+
+    def __repr__(self) -> str:
+        return f"HashSeed(fingerprint={self.fingerprint.hex()})"
+
+
+@dataclass(frozen=True)
+class SketchKey:
+    """A 256-bit secret shared by the workers, from which every round's hashes are derived.
+
+    >>> key = SketchKey(bytes(32))
+    >>> key.seed(0) == key.seed(0), key.seed(0) == key.seed(1)
+    (True, False)
+    """
+
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes):
+            kind = type(self.secret).__name__
+            raise ArgumentError(f"secret must be 32 bytes, got a {kind} instead of bytes")
+        if len(self.secret) != 32:
+            raise ArgumentError(f"secret must be 32 bytes, got {len(self.secret)} bytes")
+
+    @classmethod
+    def from_integer(cls, number: int) -> SketchKey:
+        """A key for experiments, where a run is named by a number. Not a secret."""
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ArgumentError(f"number must be an int, got {type(number).__name__}")
+        check(0 <= number < 1 << 256, "number", "be in [0, 2**256)", number)
+        text = number.to_bytes(32, "little")
+        return cls(hashlib.blake2b(text, digest_size=32, person=b"ds-number").digest())
+
+    def seed(self, round_index: int) -> HashSeed:
+        """The hash seed of a round."""
+        if isinstance(round_index, bool) or not isinstance(round_index, int):
+            raise ArgumentError(f"round_index must be an int, got {type(round_index).__name__}")
+        check(0 <= round_index < 1 << 64, "round_index", "be in [0, 2**64)", round_index)
+        text = round_index.to_bytes(8, "little")
+        return HashSeed(
+            hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-round").digest()
+        )
+
+    def __repr__(self) -> str:
+        return "SketchKey(<secret>)"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the blocked family cuts a vector: blocks of `block`, `runs` runs of `slots` blocks."""
+
+    block: int
+    slots: int
+    runs: int
+
+    @classmethod
+    def of(cls, dim: int, cols: int) -> Geometry:
+        """Blocks are a power of two, near an eighth of a row where the row is long enough.
+
+        Fewer, longer blocks would be faster still, but then a cluster of large coordinates hits a
+        column either once or never, which the median repairs less well than scattered hits.
+        """
+        near_eighth = max(16, cols * 1000 // 5657)  # the power of two below is nearest to cols / 8
+        block = min(_power_of_two_below(min(cols, near_eighth)), _MAX_BLOCK)
+        slots = cols // block
+        blocks = -(-dim // block)
+        return cls(block=block, slots=slots, runs=max(1, -(-blocks // slots)))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What fixes a sketch's table, apart from the seed. Kernels take this."""
+
+    dim: int
+    rows: int
+    cols: int
+    family: Family
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The cut of the blocked family."""
+        return Geometry.of(self.dim, self.cols)
+
+
+def _power_of_two_below(value: int) -> int:
+    return 1 << (value.bit_length() - 1)
+
+
+def sign_words(words: Words) -> Words:
+    """The two words that key the signs shared by all rows."""
+    return words[:_SIGN_WORDS]
+
+
+def row_words(words: Words, rows: int) -> Words:
+    """The words of the first `rows` rows, shape `(rows, 3)`."""
+    return words[_SIGN_WORDS : _SIGN_WORDS + _WORDS_PER_ROW * rows].reshape(rows, _WORDS_PER_ROW)
+
+
+def mix64(value: Words, first_key: np.uint64, second_key: np.uint64) -> Words:
+    """A keyed mixing hash: SplitMix64's finaliser with a second key word between its rounds."""
+    with np.errstate(over="ignore"):
+        z = value + first_key
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = z ^ second_key
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def columns_and_signs(
+    coordinates: npt.NDArray[np.int64],
+    seed: HashSeed,
+    *,
+    layout: Layout,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
+    index = coordinates.astype(np.uint64)
+    hash_rows = _pairwise if layout.family == "pairwise" else _blocked
+    columns, negative = hash_rows(index, seed.words, layout)
+    return columns.astype(np.int64), (1 - 2 * negative.astype(np.int8)).astype(np.int8)
+
+
+def _scale(word: Words, cols: int) -> Words:
+    """A 32-bit word to `[0, cols)` by multiplication, which keeps it uniform up to 2^-32."""
+    return (word * np.uint64(cols)) >> np.uint64(32)
+
+
+def _pairwise(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+    rows, cols = layout.rows, layout.cols
+    low, high = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
+    columns = np.empty((rows, index.size), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for j, (a_low, a_high, b) in enumerate(row_words(words, rows)):
+            columns[j] = _scale((a_low * low + a_high * high + b) >> np.uint64(32), cols)
+    bits = mix64(index, *sign_words(words))
+    row = np.arange(rows, dtype=np.uint64)[:, None]
+    return columns, (bits >> row) & np.uint64(1)
+
+
+def _blocked(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+    rows, cols, geometry = layout.rows, layout.cols, layout.geometry
+    size, runs = np.uint64(geometry.block), np.uint64(geometry.runs)
+    block, offset = np.divmod(index, size)
+    slot, run = np.divmod(block, runs)
+    place = slot * size + offset
+    common = mix64(block, *sign_words(words))
+    a, c = common >> np.uint64(32), common & np.uint64(0xFFFFFFFF)
+    with np.errstate(over="ignore"):
+        weyl = ((a * offset + c) >> np.uint64(31)) & np.uint64(1)
+    columns = np.empty((rows, index.size), dtype=np.uint64)
+    negative = np.empty_like(columns)
+    for j, (first, second, _) in enumerate(row_words(words, rows)):
+        h = mix64(run, first, second)
+        columns[j] = (place + _scale(h >> np.uint64(32), cols)) % np.uint64(cols)
+        negative[j] = (h & np.uint64(1)) ^ weyl
+    return columns, negative

@@ -1,0 +1,363 @@
+"""The blocked family's loops, compiled by Numba. Sizes and types are checked by the caller.
+
+Coordinates are handled in chunks: a block, or `CHUNK` coordinates of a longer one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, prange, uint32
+
+from diffsketch.sketch.kernels.cpu_hashes import (
+    REST,
+    TOP,
+    address,
+    finite,
+    fold,
+    hash_signs,
+    hash_starts,
+    share,
+)
+from diffsketch.sketch.kernels.cpu_lanes import (
+    add_blocks,
+    add_lanes,
+    add_lanes_prefetch,
+    as_pointer,
+    mean_blocks,
+    mean_lanes,
+    mean_lanes_stream,
+    median_blocks,
+    median_lanes,
+    median_lanes_stream,
+)
+
+CHUNK = 1024
+_STRETCH = 1 << 16  # coordinates that row after row reads: they stay in the second-level cache
+_BATCH = 64  # blocks hashed at once
+
+
+@njit  # type: ignore[untyped-decorator]
+def _add_piece(row: Any, at: Any, source: Any, begin: Any, count: Any, step: Any, phase: Any) -> None:
+    """`row[at:] += source[begin:begin + count]` with the signs of a chunk, of which it is part."""
+    size = row.itemsize
+    vectors = count * size // 64
+    phase = phase + step * uint32(begin)
+    origin = source + begin * size
+    add_lanes(address(row) + at * size, origin, vectors, step, phase, 0, row[0])
+    tail = carray(as_pointer(origin, row[0]), count)
+    for k in range(vectors * 64 // size, count):
+        row[at + k] += -tail[k] if (phase + step * uint32(k)) & TOP else tail[k]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _add_clipped(
+    row: Any, start: Any, source: Any, chunk: Any, cols: Any, low: Any, high: Any, step: Any,
+    phase: Any,
+) -> None:  # fmt: skip
+    """Add a chunk from column `start` on, but only to columns `low` to `high`.
+
+    If the row is no longer than `cols`, what is past its end goes to its start.
+    """
+    first, last = max(start, low), min(start + chunk, row.size, high)
+    if first < last:
+        _add_piece(row, first, source, first - start, last - first, step, phase)
+    last = min(start + chunk - cols, high) if row.size == cols else 0
+    if low < last:
+        _add_piece(row, low, source, low + cols - start, last - low, step, phase)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _encode_row(
+    vector: Any, offset: Any, row: Any, cols: Any, low: Any, high: Any, first: Any, last: Any,
+    block: Any, starts: Any, steps: Any, phases: Any, border: Any, ahead: Any,
+) -> None:  # fmt: skip
+    """Add chunks `first` to `last` to columns `low` to `high` of a row.
+
+    What lies `ahead` bytes further on is fetched from memory meanwhile, unless it is 0.
+    """
+    size, chunk = vector.itemsize, border.size
+    vectors, origin, to = chunk * size // 64, address(vector), address(row)
+    one = vector[0]
+    k, into = 0, first * chunk % block
+    for c in range(first, last):
+        step = steps[k]
+        phase = phases[k] + step * uint32(into) + (starts[k] & TOP)
+        begin = c * chunk - offset
+        source = origin + begin * size
+        if begin < 0 or begin + chunk > vector.size:
+            border[:] = 0
+            for i in range(max(0, -begin), min(chunk, vector.size - begin)):
+                border[i] = vector[begin + i]
+            source = address(border)
+        start = np.int64(starts[k] & REST) + into
+        start -= cols if start >= cols else 0
+        if start >= low and start + chunk <= high:
+            if ahead:
+                add_lanes_prefetch(to + start * size, source, vectors, step, phase, ahead, one)
+            else:
+                add_lanes(to + start * size, source, vectors, step, phase, 0, one)
+        elif (start < high and start + chunk > low) or start + chunk > row.size:
+            _add_clipped(row, start, source, chunk, cols, low, high, step, phase)
+        into += chunk
+        if into == block:
+            into, k = 0, k + 1
+
+
+@njit  # type: ignore[untyped-decorator]
+def _encode_stretch(
+    vector: Any, offset: Any, tables: Any, cols: Any, bands: Any, unit: Any, units: Any,
+    first: Any, last: Any, block: Any, runs: Any, words: Any,
+) -> None:  # fmt: skip
+    """Add chunks `first` to `last` to some of a table's units; a unit is a band of a row.
+
+    Blocks may take turns on several copies of the table: a load that overlaps a store made just
+    before, as happens all the time in short rows, would have to wait for it.
+    """
+    copies, rows, width = tables.shape
+    size, chunk = vector.itemsize, min(block, CHUNK)
+    per_stretch = min(_STRETCH, _BATCH * block) // chunk
+    blocks = max(1, per_stretch * chunk // block)
+    border = np.empty(chunk, vector.dtype)
+    starts, turned = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    steps, phases = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    copy_at = np.empty(blocks, np.uint32)
+    for k in range(blocks):
+        copy_at[k] = k % copies * rows * width
+    begin, stop = first, offset + vector.size
+    while begin < last:
+        end = min(last, begin + per_stretch - begin % per_stretch)
+        if begin * chunk < offset or (begin + 1) * chunk > stop:
+            end = begin + 1  # a chunk that the vector fills only in part, by itself
+        end = min(end, max(begin + 1, stop // chunk))
+        whole = begin * chunk >= offset and end * chunk <= stop
+        hashed = begin * chunk // block
+        count = (end * chunk - 1) // block + 1 - hashed
+        hash_signs(hashed, words, steps[:count], phases[:count])
+        if chunk == block and whole and bands == 1 and width > cols:
+            # Short blocks, no borders and no end of a row to go around: no decisions to make.
+            source = address(vector) + (begin * chunk - offset) * size
+            for j in range(unit, units):
+                hash_starts(hashed, runs, cols, block, j, words, starts[:count])
+                for k in range(count):
+                    turned[k] = phases[k] + (starts[k] & TOP)
+                    starts[k] = (starts[k] & REST) + copy_at[k]
+                add_blocks(
+                    address(tables[0, j]), source, end - begin, chunk * size // 64,
+                    address(starts), address(steps), address(turned), vector[0],
+                )  # fmt: skip
+            begin = end
+            continue
+        for u in range(unit, units):
+            low, high = share(width, u % bands, bands)
+            hash_starts(hashed, runs, cols, block, u // bands, words, starts[:count])
+            _encode_row(
+                vector, offset, tables[0, u // bands], cols, low, high, begin, end, block, starts,
+                steps, phases, border, per_stretch * chunk * size if u == unit + 1 else 0,
+            )  # fmt: skip
+        begin = end
+
+
+@njit  # type: ignore[untyped-decorator]
+def _encode_short(
+    vector: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
+) -> None:
+    """A short vector: one thread and tables of its own."""
+    chunk, rows = min(block, CHUNK), out.shape[0]
+    tables = np.zeros((copies, rows, cols + chunk), vector.dtype)
+    first, last = offset // chunk, (offset + vector.size - 1) // chunk + 1
+    _encode_stretch(vector, offset, tables, cols, 1, 0, rows, first, last, block, runs, words)
+    fold(tables, out)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def encode_short(
+    vectors: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
+) -> None:
+    """Tables of short vectors, by way of `copies` partial tables each. One thread."""
+    for item in range(vectors.shape[0]):
+        _encode_short(vectors[item], offset, out[item], copies, cols, block, runs, words)
+
+
+@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+def encode_short_parallel(
+    vectors: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
+) -> None:
+    """The same with all threads, a vector at a time for each."""
+    for item in prange(vectors.shape[0]):
+        _encode_short(vectors[item], offset, out[item], copies, cols, block, runs, words)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _encode_task(
+    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
+    cols: Any, block: Any, runs: Any, words: Any,
+) -> None:  # fmt: skip
+    """A task is a vector, a part of it (each part has its tables) and a share of their units."""
+    copies, rows = tables.shape[1] // parts, tables.shape[2]
+    item, rest = task // (parts * shares), task % (parts * shares)
+    part, piece = rest // shares, rest % shares
+    chunk = min(block, CHUNK)
+    first = offset // chunk
+    begin, end = share((offset + vectors.shape[1] - 1) // chunk + 1 - first, part, parts)
+    unit, units = share(rows * bands, piece, shares)
+    _encode_stretch(
+        vectors[item], offset, tables[item, part * copies : (part + 1) * copies], cols, bands,
+        unit, units, first + begin, first + end, block, runs, words,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def encode_long(
+    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
+    block: Any, runs: Any, words: Any, out: Any,
+) -> None:  # fmt: skip
+    """One thread. `tables` is `out` itself, or partial tables with longer rows to be folded."""
+    for task in range(vectors.shape[0] * parts * shares):
+        _encode_task(task, vectors, offset, tables, parts, shares, bands, cols, block, runs, words)
+    if tables.shape[3] > cols:
+        for item in range(vectors.shape[0]):
+            fold(tables[item], out[item])
+
+
+@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+def encode_long_parallel(
+    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
+    block: Any, runs: Any, words: Any, out: Any,
+) -> None:  # fmt: skip
+    """The same with all threads."""
+    for task in prange(vectors.shape[0] * parts * shares):
+        _encode_task(task, vectors, offset, tables, parts, shares, bands, cols, block, runs, words)
+    if tables.shape[3] > cols:
+        for item in prange(vectors.shape[0]):
+            fold(tables[item], out[item])
+
+
+@njit  # type: ignore[untyped-decorator]
+def _query_chunk(
+    table: Any, cols: Any, chunk: Any, into: Any, k: Any, starts: Any, whole: Any, cells: Any,
+    flips: Any,
+) -> None:  # fmt: skip
+    """Where each row's cells of a chunk are, copied to `whole` if they go around the end."""
+    size = table.itemsize
+    for j in range(table.shape[0]):
+        start = np.int64(starts[j, k] & REST) + into
+        start -= cols if start >= cols else 0
+        flips[j] = starts[j, k] & TOP
+        cells[j] = address(table) + (j * table.shape[1] + start) * size
+        if start + chunk > table.shape[1]:
+            head = cols - start
+            whole[j, :head] = table[j, start:cols]
+            whole[j, head:] = table[j, : chunk - head]
+            cells[j] = address(whole) + j * chunk * size
+
+
+@njit  # type: ignore[untyped-decorator]
+def _query_stretch(
+    table: Any, cols: Any, out: Any, offset: Any, first: Any, last: Any, block: Any, runs: Any,
+    words: Any, like: Any, mean: Any, stream: Any,
+) -> None:  # fmt: skip
+    """Estimates of chunks `first` to `last`. `like` is a tuple with an entry per row."""
+    rows, size, chunk = table.shape[0], table.itemsize, min(block, CHUNK)
+    vectors = chunk * size // 64
+    whole, border = np.empty((rows, chunk), table.dtype), np.empty(chunk, table.dtype)
+    starts, cells = np.empty((rows, _BATCH), np.uint32), np.empty(rows, np.int64)
+    steps, phases = np.empty(_BATCH, np.uint32), np.empty(_BATCH, np.uint32)
+    flips = np.empty(rows, np.uint32)
+    one, hashed, c = table[0, 0], np.int64(-1), first
+    while c < last:
+        base = c * chunk
+        b = base // block
+        if hashed < 0 or b >= hashed + _BATCH:
+            hashed = b
+            hash_signs(b, words, steps, phases)
+            for j in range(rows):
+                hash_starts(b, runs, cols, block, j, words, starts[j])
+            count = min(_BATCH, last - c, max(1, (offset + out.size) // chunk - c))
+            inner = base >= offset and base + count * chunk <= offset + out.size
+            if chunk == block and inner and table.shape[1] > cols and not stream:
+                # Short blocks, no borders and no end of a row to go around: no decisions to make.
+                to, apart = address(out) + (base - offset) * size, table.shape[1] * size
+                at, by, of = address(starts), address(steps), address(phases)
+                cell = address(table)
+                if mean:
+                    mean_blocks(to, cell, apart, like, count, vectors, at, _BATCH, by, of, one)
+                else:
+                    median_blocks(to, cell, apart, like, count, vectors, at, _BATCH, by, of, one)
+                c += count
+                hashed = -1
+                continue
+        k, into = b - hashed, base % block
+        c += 1
+        _query_chunk(table, cols, chunk, into, k, starts, whole, cells, flips)
+        step = steps[k]
+        phase = phases[k] + step * uint32(into)
+        begin = base - offset
+        inside = begin >= 0 and begin + chunk <= out.size
+        to = address(out) + begin * size if inside else address(border)
+        at, turns = address(cells), address(flips)
+        if stream and inside:
+            if mean:
+                mean_lanes_stream(to, at, turns, like, vectors, step, phase, one)
+            else:
+                median_lanes_stream(to, at, turns, like, vectors, step, phase, one)
+        elif mean:
+            mean_lanes(to, at, turns, like, vectors, step, phase, one)
+        else:
+            median_lanes(to, at, turns, like, vectors, step, phase, one)
+        if not inside:
+            for i in range(max(0, -begin), min(chunk, out.size - begin)):
+                out[begin + i] = border[i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _query_task(
+    task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any,
+    runs: Any, words: Any, like: Any, mean: Any, stream: Any,
+) -> None:  # fmt: skip
+    item, part = task // parts, task % parts
+    chunk = min(block, CHUNK)
+    first = offset // chunk
+    begin, end = share((offset + outs.shape[1] - 1) // chunk + 1 - first, part, parts)
+    table = tables[item]
+    if pad:
+        # Rows that repeat their start, so that no chunk has to go around the end.
+        longer = np.empty((table.shape[0], cols + pad), table.dtype)
+        longer[:, :cols] = table
+        longer[:, cols:] = table[:, :pad]
+        table = longer
+    _query_stretch(
+        table, cols, outs[item], offset, first + begin, first + end, block, runs, words, like,
+        mean, stream,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def query(
+    tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
+    words: Any, like: Any, mean: Any, stream: Any, validate: Any,
+) -> Any:  # fmt: skip
+    """One thread. False, and nothing is written, if a table is to be validated and not finite."""
+    if validate and not finite(tables):
+        return False
+    for task in range(tables.shape[0] * parts):
+        _query_task(
+            task, tables, cols, outs, offset, parts, pad, block, runs, words, like, mean, stream
+        )
+    return True
+
+
+@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+def query_parallel(
+    tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
+    words: Any, like: Any, mean: Any, stream: Any, validate: Any,
+) -> Any:  # fmt: skip
+    """The same with all threads."""
+    if validate and not finite(tables):
+        return False
+    for task in prange(tables.shape[0] * parts):
+        _query_task(
+            task, tables, cols, outs, offset, parts, pad, block, runs, words, like, mean, stream
+        )
+    return True

@@ -1,0 +1,110 @@
+"""The hashes of `diffsketch.sketch.hashing` for Numba, in batches that LLVM vectorises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, uint32, uint64
+
+TOP = uint32(0x80000000)
+REST = uint32(0x7FFFFFFF)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
+    """`diffsketch.sketch.hashing.mix64`."""
+    z = value + first_key
+    z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    z = z ^ second_key
+    z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return z ^ (z >> uint64(31))
+
+
+@njit  # type: ignore[untyped-decorator]
+def hash_signs(first: Any, words: Any, steps: Any, phases: Any) -> None:
+    """Steps and starts of the sign sequences of the blocks from `first` on."""
+    first_key, second_key = words[0], words[1]
+    for k in range(steps.size):
+        h = mix64(uint64(first + k), first_key, second_key)
+        steps[k] = uint32(h >> uint64(32))
+        phases[k] = uint32(h)
+
+
+@njit  # type: ignore[untyped-decorator]
+def hash_starts(
+    first: Any, runs: Any, cols: Any, block: Any, row: Any, words: Any, starts: Any
+) -> None:
+    """Where the blocks from `first` on start in a row; the flips of their runs in the top bits."""
+    slot, run, done = first // runs, first % runs, 0
+    first_key, second_key = words[2 + 3 * row], words[3 + 3 * row]
+    while done < starts.size:  # a slot after the other: within one, run follows run
+        count = min(runs - run, starts.size - done)
+        part = starts[done : done + count]
+        for k in range(count):
+            h = mix64(uint64(run + k), first_key, second_key)
+            shift = uint32(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
+            part[k] = shift | (uint32(h) << uint32(31))
+        at, wide = uint32(slot * block), uint32(cols)
+        for k in range(count):  # by itself, because it is vectorised in 32 bits
+            start = uint32((part[k] & REST) + at)
+            past = uint32(start - wide)
+            part[k] = (past if start >= wide else start) | (part[k] & TOP)
+        slot, run, done = slot + 1, 0, done + count
+
+
+@njit  # type: ignore[untyped-decorator]
+def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> None:
+    """Columns of consecutive coordinates in a row of the pairwise family."""
+    low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
+    for k in range(columns.size):
+        i = uint64(first + k)
+        h = low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add
+        columns[k] = uint32(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
+
+
+@njit  # type: ignore[untyped-decorator]
+def hash_bits(first: Any, words: Any, bits: Any) -> None:
+    """Sign bits of consecutive coordinates in the pairwise family, bit `j` for row `j`."""
+    first_key, second_key = words[0], words[1]
+    for k in range(bits.size):
+        bits[k] = mix64(uint64(first + k), first_key, second_key)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def share(total: Any, piece: Any, pieces: Any) -> Any:
+    """The `piece`-th of `pieces` nearly equal parts of `range(total)`."""
+    return total * piece // pieces, total * (piece + 1) // pieces
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def address(array: Any) -> Any:
+    """An array's address, signed: Numba makes a float of an unsigned one plus a signed offset."""
+    return np.int64(array.ctypes.data)
+
+
+@njit  # type: ignore[untyped-decorator]
+def finite(tables: Any) -> Any:
+    """Whether no cell is NaN or infinite: 0 times it is 0."""
+    cells = tables.reshape(-1)
+    for first in range(0, cells.size, 1024):
+        probe = cells[first] * 0
+        for k in range(first, min(cells.size, first + 1024)):
+            probe += cells[k] * 0
+        if probe != 0:
+            return False
+    return True
+
+
+@njit  # type: ignore[untyped-decorator]
+def fold(parts: Any, out: Any) -> None:
+    """Sum partial tables in order; what lies past the end of a row belongs to its start."""
+    cols = out.shape[1]
+    for j in range(out.shape[0]):
+        out[j, :] = parts[0, j, :cols]
+        for p in range(1, parts.shape[0]):
+            for c in range(cols):
+                out[j, c] += parts[p, j, c]
+        for p in range(parts.shape[0]):
+            for c in range(cols, parts.shape[2]):
+                out[j, c - cols] += parts[p, j, c]

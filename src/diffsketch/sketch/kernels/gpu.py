@@ -1,0 +1,206 @@
+"""Kernels for CUDA tensors: how the work is cut; the Triton code is in `gpu_triton`.
+
+For `blocked` the same input gives the same bits every time. Where a table is too small to occupy
+the device, the runs are split over programs, and their partial tables are added in a second pass,
+in a fixed order as well. `pairwise` sums agree to rounding only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diffsketch.sketch.hashing import HashSeed, Layout
+from diffsketch.sketch.kernels.gpu_triton import (
+    add_partials_kernel,
+    encode_narrow_kernel,
+    encode_wide_kernel,
+    hash_kernel,
+    query_narrow_kernel,
+    query_wide_kernel,
+    scatter_kernel,
+)
+from diffsketch.sketch.kernels.networks import median_network
+
+__all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
+
+INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+# Tile sizes and warps: the fastest of those tried on an H200.
+_TILE, _WARPS, _UNROLL = 512, 1, 2
+_QUERY_TILE, _QUERY_WARPS = 1024, 4
+_NARROW_TILE = 1024  # elements, over several runs
+_PROGRAMS = 4096  # enough to occupy the largest devices; more would cost partial tables
+_SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
+
+
+def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
+    """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
+    wide = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+    shape = (*vectors.shape[:-1], layout.rows, layout.cols)
+    adds = layout.family == "pairwise" or not vectors.numel()
+    out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=vectors.device)
+    if vectors.numel():
+        batch = vectors.view(-1, vectors.shape[-1])
+        with torch.cuda.device(vectors.device):
+            (_scatter if adds else _gather)(batch, out, seed, layout, offset)
+    return out
+
+
+def query(
+    tables: Tensor,
+    seed: HashSeed,
+    out: Tensor,
+    *,
+    layout: Layout,
+    offset: int,
+    mean: bool,
+    validate: bool,
+) -> bool:
+    """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
+
+    False, and nothing is written, if the tables are to be validated and not finite.
+    """
+    if validate and not is_finite(tables):
+        return False
+    if not out.numel():
+        return True
+    length, geometry = out.shape[-1], layout.geometry
+    items = out.numel() // length
+    network = tuple(k for pair in median_network(layout.rows) for k in pair)
+    common = {
+        "BLOCK": geometry.block,
+        "ROWS": layout.rows,
+        "NETWORK": () if mean else network,
+        "MEAN": mean,
+        "ACC": _accumulator(tables),
+    }
+    with torch.cuda.device(tables.device):
+        window = _Window.of(layout, offset, length)
+        hashes = _hash_tables(seed, layout, window, tables.device)
+        if hashes is not None:
+            tile = min(geometry.block, _QUERY_TILE)
+            grid = (window.block_count * (geometry.block // tile), items)
+            query_wide_kernel[grid](
+                tables, out, *hashes, offset, offset + length, layout.cols, geometry.runs,
+                *window.runs_blocks, TILE=tile, num_warps=_QUERY_WARPS, **common,
+            )  # fmt: skip
+        else:
+            tile = 512 if layout.rows <= _SMALL_SORT else 128
+            query_narrow_kernel[(triton.cdiv(length, tile), items)](
+                tables, out, _device_words(seed, tables.device), offset, offset + length,
+                geometry.runs, layout.cols, TILE=tile, PAIRWISE=layout.family == "pairwise",
+                **common,
+            )  # fmt: skip
+    return True
+
+
+def is_finite(table: Tensor) -> bool:
+    """Whether no cell is NaN or infinite; waits for the device."""
+    return bool(torch.isfinite(table).all())
+
+
+def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset: int) -> None:
+    items, length = vectors.shape
+    scatter_kernel[(triton.cdiv(length, 1024), items)](
+        vectors, out, _device_words(seed, vectors.device), offset, offset + length, layout.cols,
+        TILE=1024, ROWS=layout.rows, ACC=_accumulator(out),
+    )  # fmt: skip
+
+
+def _gather(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset: int) -> None:
+    items, length = vectors.shape
+    geometry, size = layout.geometry, layout.rows * layout.cols
+    window = _Window.of(layout, offset, length)
+    hashes = _hash_tables(seed, layout, window, vectors.device)
+    tile = min(
+        (geometry.block, _TILE) if hashes else (triton.next_power_of_2(layout.cols), _NARROW_TILE)
+    )
+    tiles = triton.cdiv(layout.cols, tile) * layout.rows
+    splits = _split(tiles * items, window.run_count, budget=length // 100 // size)
+    partials = out.new_empty((items, splits - 1, size))
+    span = (offset, offset + length, geometry.slots, layout.cols, layout.rows, geometry.runs)
+    per_split = triton.cdiv(window.run_count, splits)
+    options: dict[str, Any] = {"BLOCK": geometry.block, "TILE": tile, "ACC": _accumulator(out)}
+    grid = (tiles, splits, items)
+    if hashes:
+        index = tl.int32 if layout.dim + layout.cols < (1 << 31) - 1024 else tl.int64
+        encode_wide_kernel[grid](
+            vectors, out, partials, *hashes, *span, *window.runs_blocks, per_split,
+            UNROLL=_UNROLL, INDEX=index, num_warps=_WARPS, **options,
+        )  # fmt: skip
+    else:
+        encode_narrow_kernel[grid](
+            vectors, out, partials, _device_words(seed, vectors.device), *span,
+            window.first_run, window.run_count, per_split,
+            RUNS=max(1, _NARROW_TILE // tile), **options,
+        )  # fmt: skip
+    if splits > 1:
+        add_partials_kernel[(triton.cdiv(size, 1024), items)](
+            out, partials, size, splits - 1, CHUNK=1024
+        )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The runs and blocks that a stretch of consecutive coordinates touches."""
+
+    first_run: int
+    run_count: int
+    first_block: int
+    block_count: int
+    length: int
+
+    @classmethod
+    def of(cls, layout: Layout, offset: int, length: int) -> _Window:
+        geometry = layout.geometry
+        first, last = offset // geometry.block, (offset + length - 1) // geometry.block
+        count = last - first + 1
+        if count >= geometry.runs:
+            return cls(0, geometry.runs, first, count, length)
+        return cls(first % geometry.runs, count, first, count, length)
+
+    @property
+    def runs_blocks(self) -> tuple[int, int, int, int]:
+        return self.first_run, self.run_count, self.first_block, self.block_count
+
+
+def _split(programs: int, runs: int, *, budget: int) -> int:
+    """Into how many parts the runs are split: enough programs, within the memory allowed."""
+    wanted = triton.cdiv(_PROGRAMS, programs)
+    return int(max(1, min(wanted, budget + 1, runs)))
+
+
+def _hash_tables(
+    seed: HashSeed, layout: Layout, window: _Window, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Hashes of the runs and blocks, or None where they would take over 1% of the vector."""
+    shifts = layout.rows * window.run_count
+    too_many = 4 * shifts + 8 * window.block_count > 4 * window.length // 100
+    if layout.family == "pairwise" or layout.geometry.block < 256 or too_many:
+        return None
+    shift = torch.empty(shifts, dtype=torch.int32, device=device)
+    weyl = torch.empty(window.block_count, dtype=torch.int64, device=device)
+    hash_kernel[(triton.cdiv(max(window.block_count, shifts), 256),)](
+        _device_words(seed, device), shift, weyl, layout.rows, layout.cols, layout.geometry.runs,
+        *window.runs_blocks, CHUNK=256,
+    )  # fmt: skip
+    return shift, weyl
+
+
+def _device_words(seed: HashSeed, device: torch.device) -> Tensor:
+    words = seed.memo.get(device)
+    if words is None:
+        words = torch.from_numpy(seed.words.view(np.int64).copy()).to(device)
+        seed.memo[device] = words
+    return words
+
+
+def _accumulator(table: Tensor) -> tl.dtype:
+    return tl.float64 if table.dtype == torch.float64 else tl.float32

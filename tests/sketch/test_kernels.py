@@ -1,0 +1,162 @@
+"""The fast kernels against the plain reference, and invariances of the bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from diffsketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.kernels import cpu, reference
+
+SEED = SketchKey(bytes(range(32))).seed(3)
+SHAPES = [
+    (7850, 7, 22),  # short blocks, several copies of the table
+    (1, 1, 1),
+    (33, 3, 1),
+    (100, 2, 13),  # blocks shorter than a vector
+    (100, 4, 500),  # more columns than coordinates
+    (50_000, 5, 2100),
+    (60_000, 4, 9001),  # blocks longer than a chunk
+    (300_000, 3, 40_000),  # adds into the table itself
+    (120_000, 5, 300),  # long vector, several parts
+    (3000, 10, 64),
+    (3000, 33, 64),
+]
+
+
+@pytest.fixture(autouse=True)
+def restore_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_vectors(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def assert_close(fast: torch.Tensor, plain: torch.Tensor) -> None:
+    tolerance = 1e-4 if fast.dtype == torch.float32 else 1e-12
+    assert fast.shape == plain.shape
+    assert fast.dtype == plain.dtype
+    torch.testing.assert_close(fast, plain, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
+def test_cpu_equals_reference(
+    dim: int, rows: int, cols: int, family: Family, dtype: torch.dtype
+) -> None:
+    sketch = CountSketch(dim, rows, cols, family)
+    vectors = random_vectors(2, dim, dtype=dtype)
+    plain = reference.encode(vectors, SEED, layout=sketch.layout, offset=0)
+    assert_close(sketch.encode(vectors, SEED), plain)
+    for combine in ("median", "mean"):
+        expected = torch.empty_like(vectors)
+        reference.query(
+            plain, SEED, expected, layout=sketch.layout, offset=0, mean=combine == "mean",
+            validate=True,
+        )  # fmt: skip
+        assert_close(sketch.query(plain, SEED, combine=combine), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
+def test_bits_do_not_depend_on_threads(dim: int, rows: int, cols: int, family: Family) -> None:
+    sketch = CountSketch(dim, rows, cols, family)
+    vectors = random_vectors(3, dim)
+    results = []
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        tables = sketch.encode(vectors, SEED)
+        results.append((tables, sketch.query(tables, SEED), sketch.encode(vectors[0], SEED)))
+    for tables, estimates, first in results[1:]:
+        assert torch.equal(tables, results[0][0])
+        assert torch.equal(estimates, results[0][1])
+        assert torch.equal(first, results[0][2])
+    assert torch.equal(results[0][0][0], results[0][2])  # nor on the batch
+
+
+@given(
+    dim=st.integers(1, 5000),
+    rows=st.integers(1, 9),
+    cols=st.integers(1, 700),
+    family=st.sampled_from(FAMILIES),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_parts_add_up(dim: int, rows: int, cols: int, family: Family, data: st.DataObject) -> None:
+    """Any shape, any cut: the parts' tables sum to the whole, and part queries are its slices."""
+    sketch = CountSketch(dim, rows, cols, family)
+    vector = random_vectors(dim, dtype=torch.float64)
+    cut = data.draw(st.integers(0, dim))
+    whole = sketch.encode(vector, SEED)
+    parts = sketch.encode(vector[:cut], SEED, offset=0) + sketch.encode(vector[cut:], SEED, offset=cut)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+    expected = reference.encode(vector, SEED, layout=sketch.layout, offset=0)
+    torch.testing.assert_close(whole, expected, rtol=1e-12, atol=1e-12)
+    estimates = sketch.query(whole, SEED)
+    out = torch.empty(dim - cut, dtype=torch.float64)
+    assert sketch.query(whole, SEED, offset=cut, out=out) is out
+    assert torch.equal(out, estimates[cut:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("offset", [(1 << 32) - 1000, (1 << 40) - 30_000])
+def test_indices_beyond_32_bits(family: Family, offset: int) -> None:
+    sketch = CountSketch(1 << 40, 5, 2500, family)
+    vector = random_vectors(30_000, dtype=torch.float64)
+    table = sketch.encode(vector, SEED, offset=offset)
+    assert_close(table, reference.encode(vector, SEED, layout=sketch.layout, offset=offset))
+    out, expected = torch.empty_like(vector), torch.empty_like(vector)
+    sketch.query(table, SEED, offset=offset, out=out)
+    reference.query(
+        table, SEED, expected, layout=sketch.layout, offset=offset, mean=False, validate=True
+    )
+    assert_close(out, expected)
+    assert not torch.equal(table, sketch.encode(vector, SEED, offset=offset - (1 << 32) + 1000))
+
+
+def test_large_outputs_are_written_whole() -> None:
+    """Past the size from which on results bypass the caches, with and without alignment."""
+    sketch = CountSketch(5_000_017, 3, 50_000)
+    vector = random_vectors(sketch.dim)
+    table = sketch.encode(vector, SEED)
+    room = torch.full((sketch.dim + 1,), torch.nan)
+    for shift in (0, 1):
+        out = room[shift : shift + sketch.dim]
+        sketch.query(table, SEED, out=out)
+        expected = torch.empty(1000)
+        reference.query(
+            table, SEED, expected, layout=sketch.layout, offset=4_999_017, mean=False, validate=True
+        )
+        assert torch.isfinite(out).all()
+        assert torch.equal(out[-1000:], expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_strided_input(family: Family) -> None:
+    sketch = CountSketch(1000, 3, 64, family)
+    matrix = random_vectors(1000, 4)
+    table = sketch.encode(matrix[:, 1], SEED)
+    assert torch.equal(table, sketch.encode(matrix[:, 1].clone(), SEED))
+    assert torch.equal(sketch.encode(matrix.T, SEED)[1], table)
+    padded = torch.zeros(3, 128)[:, ::2]
+    padded.copy_(table)
+    assert torch.equal(sketch.query(padded, SEED), sketch.query(table, SEED))
+
+
+def test_planted_errors_are_noticed() -> None:
+    """Negative control: a flipped sign or another run's shift does not pass the comparison."""
+    sketch = CountSketch(2000, 3, 64)
+    vector = random_vectors(2000)
+    plain = reference.encode(vector, SEED, layout=sketch.layout, offset=0)
+    for broken in (-vector, vector.roll(1), torch.cat((vector[:-1], -vector[-1:]))):
+        with pytest.raises(AssertionError):
+            assert_close(cpu.encode(broken, SEED, layout=sketch.layout, offset=0), plain)

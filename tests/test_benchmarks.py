@@ -1,0 +1,97 @@
+"""The benchmark runs, and its peers compute what we compute. No speed is asserted."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diffsketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import columns_and_signs
+
+DIM, ROWS, COLS = 2000, 5, 8
+ROUNDING = 1e-5
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    threads = torch.get_num_threads()
+    yield importlib.import_module("benchmarks.sketch")
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def problem(bench: ModuleType) -> Any:
+    sketch = CountSketch(DIM, ROWS, COLS, "pairwise")
+    seed = SketchKey.from_integer(1).seed(0)
+    vector = torch.randn(DIM, generator=torch.Generator().manual_seed(2))
+    table = sketch.encode(vector, seed)
+    return bench.Problem(sketch.layout, seed, vector, table, torch.zeros(DIM))
+
+
+def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    arguments = f"--sizes {DIM} --repeat 1 --threads 1 --device cpu".split()
+    bench.main([*arguments, "--json", str(path)])
+    result = json.loads(path.read_text())
+    assert {"commit", "hardware", "versions", "settings", "notes", "memory"} <= result.keys()
+    assert [(case["rows"], case["cols"]) for case in result["cases"]] == [(5, 8), (5, 1)]
+    for case in result["cases"]:
+        names = {(timing["operation"], timing["name"]) for timing in case["timings"]}
+        assert {("encode", "blocked"), ("query", "pairwise"), ("limit", "sum")} <= names
+        assert {("encode", "torch scatter_add_"), ("query", "torch gather + median")} <= names
+        assert all(0 < timing["min_s"] <= timing["median_s"] for timing in case["timings"])
+        for summary in case["summary"].values():
+            ratio = summary["fastest_peer_s"] / summary["blocked"]["median_s"]
+            assert summary["blocked"]["times_faster_than_peer"] == pytest.approx(ratio)
+        assert case["disagreement"]
+        assert max(case["disagreement"].values()) < ROUNDING
+
+
+def test_ours_equals_scatter_add(problem: Any) -> None:
+    hashed = columns_and_signs(np.arange(DIM), problem.seed, layout=problem.layout)
+    columns, signs = map(torch.from_numpy, hashed)
+    expected = torch.zeros(ROWS, COLS).scatter_add_(1, columns, signs * problem.vector)
+    torch.testing.assert_close(problem.table, expected, rtol=ROUNDING, atol=1e-4)
+
+
+def test_disagreement_shows_wrong_hashes(bench: ModuleType, problem: Any) -> None:
+    other = dataclasses.replace(problem, seed=SketchKey.from_integer(1).seed(1))
+    notes: list[str] = []
+    jobs = bench.our_jobs(problem) + bench.peer_jobs(other, notes.append)
+    assert min(bench.disagreements(problem, jobs).values()) > 0.1
+
+
+def test_peers_without_room_are_skipped(
+    bench: ModuleType, problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.peers.MAX_INDEX_BYTES", 8 * DIM * ROWS - 1)
+    notes: list[str] = []
+    assert bench.peer_jobs(problem, notes.append) == []
+    assert notes[0].startswith("all peers skipped")
+
+
+def test_batch_and_memory(bench: ModuleType, problem: Any) -> None:
+    report = bench.Report(torch.device("cpu"), repeat=1, threads=(1,))
+    bench.run_batch(report)
+    assert len(report.batches) == 4
+    assert all(entry["per_vector_s"] > 0 for entry in report.batches)
+    bench.run_memory(problem, bench.our_jobs(problem), report)
+    assert len(report.memory) == 4 or report.notes
+
+
+def test_sizes_and_tables(bench: ModuleType) -> None:
+    assert bench.shapes(7850) == [(7, 22)]
+    assert bench.shapes(10**8) == [(5, 400_000), (5, 40_000)]
+    options = bench.parse(["--device", "cpu", "--sizes", "1e6,7850", "--quick"])
+    assert options.sizes == [7850, 10**6]
+    assert options.repeat == 3

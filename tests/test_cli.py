@@ -1,0 +1,227 @@
+"""The command line: help, errors in one line, and the demonstration's files and numbers."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from diffsketch import __version__, demo
+from diffsketch.cli import FamilyName, app, main
+from diffsketch.errors import DataError
+from diffsketch.files import replace_file
+from diffsketch.learning.data import ImageDataset
+from diffsketch.sketch.hashing import FAMILIES
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def plain(text: str) -> str:
+    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
+    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of one full run, whose printed text is in `printed.txt`."""
+    directory = tmp_path_factory.mktemp("demo")
+    result = CliRunner().invoke(app, ["demo", "--output", str(directory)])
+    assert result.exit_code == 0, result.output
+    (directory / "printed.txt").write_text(plain(result.output), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the demonstration skip the long averages."""
+    monkeypatch.setattr(demo, "ROUNDS", (10,))
+
+
+def read_rows(directory: Path) -> list[dict[str, float]]:
+    text = (directory / "recovery.csv").read_text(encoding="utf-8")
+    return [
+        {name: float(value) for name, value in row.items()}
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def is_near(value: float, expected: float) -> bool:
+    return abs(value - expected) <= 0.15 * expected
+
+
+def test_help_names_the_command_and_an_example() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    printed = plain(result.output)
+    for text in ("Count Sketch", "demo", "--version", "--debug", "Example: diffsketch demo"):
+        assert text in printed
+
+
+def test_help_and_version_do_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from diffsketch.cli import app\n"
+        "for option in ('--help', '--version'):\n"
+        "    app([option], standalone_mode=False)\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"diffsketch {__version__}\n")
+
+
+def test_family_names_are_those_of_the_sketch() -> None:
+    assert {name.value for name in FamilyName} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["demo", "--family", "x"], ["demo", "--seed", "-1"], ["--x"]]
+)
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_expected_error_is_one_line(tmp_path: Path) -> None:
+    arguments = ["demo", "--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "none")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert str(tmp_path / "none") in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback_too(tmp_path: Path) -> None:
+    arguments = ["--debug", "demo", "--output", str(tmp_path), "--data-dir", str(tmp_path / "none")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_bug_is_not_disguised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(demo, "run_demo", fail)
+    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("where", ["command", "start"])
+def test_interrupt_exits_130_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if where == "command":
+        monkeypatch.setattr(demo, "run_demo", interrupt)
+    else:
+        monkeypatch.setattr("diffsketch.cli.app", interrupt)
+    monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+    assert capfd.readouterr().err == ""
+
+
+def test_output_that_is_a_file_is_refused_and_kept(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("mine")
+    result = CliRunner().invoke(app, ["demo", "--output", str(target)])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "must be a directory" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.usefixtures("quick")
+def test_write_error_leaves_no_partial_file(tmp_path: Path) -> None:
+    (tmp_path / "recovery.png").mkdir()  # a file cannot take a directory's place
+    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"error: {tmp_path / 'recovery.png'}: " in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["recovery.png"]
+
+
+def test_file_is_kept_if_its_replacement_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    replace_file(tmp_path / "file", b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_demo_writes_its_files_and_says_so(output: Path) -> None:
+    assert {path.name for path in output.iterdir()} == {
+        "printed.txt", "recovery.csv", "recovery.png",
+    }  # fmt: skip
+    assert (output / "recovery.png").read_bytes().startswith(PNG_MAGIC)
+    printed = (output / "printed.txt").read_text(encoding="utf-8")
+    for text in ("recovery.png", "recovery.csv", "exceeds 1", "no privacy guarantee", "7 x 22"):
+        assert text in printed
+
+
+def test_mean_query_meets_the_theory(output: Path) -> None:
+    # Over 20 trials the mean error stays within a few percent; the seed is fixed besides.
+    rows = read_rows(output)
+    for row in rows:
+        expected = (row["compression"] / row["rounds"]) ** 0.5
+        assert row["predicted_mean_error"] == pytest.approx(expected)
+        assert is_near(row["mean_error"], expected), row
+    (ten,) = (row for row in rows if round(row["compression"]) == 10)
+    assert not is_near(ten["median_error"], ten["predicted_mean_error"])  # so the check can fail
+
+
+def test_averaging_recovers_the_direction(output: Path) -> None:
+    rows = [row for row in read_rows(output) if (row["rows"], row["cols"]) == (7, 22)]
+    assert [row["rounds"] for row in rows] == [1, 10, 100, 1000]
+    assert rows[0]["mean_cosine"] < 0.2
+    assert rows[-1]["mean_cosine"] > 0.95
+    # An estimate with independent noise of relative size e has the cosine 1 / sqrt(1 + e^2).
+    for row in rows:
+        assert is_near(row["mean_cosine"], (1 + row["mean_error"] ** 2) ** -0.5), row
+
+
+@pytest.mark.usefixtures("quick")
+def test_same_seed_same_numbers() -> None:
+    first, again = demo.run_demo(seed=3), demo.run_demo(seed=3)
+    assert first == again
+    assert first.dim == 7850
+    assert demo.run_demo(seed=4) != first
+
+
+@pytest.mark.usefixtures("quick")
+def test_pairwise_family_meets_the_theory() -> None:
+    done: list[float] = []
+    result = demo.run_demo(family="pairwise", on_progress=done.append)
+    assert done == sorted(done)
+    assert done[-1] == 1.0
+    for recovery in result.by_compression + result.by_rounds:
+        assert is_near(recovery.mean_error, recovery.predicted_mean_error), recovery
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
+    images = torch.zeros(count, 2, 2, dtype=torch.uint8)
+    with pytest.raises(DataError, match="training data must have"):
+        demo.logistic_gradient(ImageDataset(images, torch.zeros(count, dtype=torch.int64)))
