@@ -26,7 +26,6 @@ __all__ = ["HASHED_DIM", "Problem", "peer_jobs"]
 MAX_INDEX_BYTES = 4 * 10**9
 MAX_MEMORY_SHARE = 0.5  # of the memory that is free, for one peer
 HASHED_DIM = 10**7  # beyond this the peers' columns are drawn at random: as fast, sooner ready
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -131,12 +130,9 @@ def _torch_encode(problem: Problem, columns: Tensor, signs: Tensor, scratch: Ten
 
 
 def _torch_query(problem: Problem, columns: Tensor, signs: Tensor, scratch: Tensor) -> list[Job]:
-    """Gather, then torch's median, or minima and maxima, on a CPU in pieces that fit its L2."""
+    """Gather, then torch's median, or the minima and maxima of a selection network."""
     table, out, (rows, dim) = problem.table, problem.out, signs.shape
-    chunk = _CHUNK if out.device.type == "cpu" else dim
     where = torch.empty(dim, dtype=torch.int64, device=out.device)
-    pieces = torch.empty((rows + 1, min(chunk, dim)), device=out.device)
-    steps = _network(rows)
 
     def median() -> Tensor:
         torch.gather(table, 1, columns, out=scratch).mul_(signs)
@@ -144,34 +140,16 @@ def _torch_query(problem: Problem, columns: Tensor, signs: Tensor, scratch: Tens
         return out
 
     def network() -> Tensor:
-        for start in range(0, dim, chunk):
-            part = slice(start, min(start + chunk, dim))
-            *values, spare = pieces[:, : part.stop - start]
-            stacked = pieces[:rows, : part.stop - start]
-            torch.gather(table, 1, columns[:, part], out=stacked).mul_(signs[:, part])
-            for i, j, low, high in steps:
-                if low:
-                    torch.minimum(values[i], values[j], out=spare)
-                if high:
-                    torch.maximum(values[i], values[j], out=values[j])
-                if low:
-                    values[i], spare = spare, values[i]
-            out[part] = values[rows // 2]
-        return out
+        values = list(torch.gather(table, 1, columns, out=scratch).mul_(signs))
+        for i, j in median_network(rows):
+            low, high = torch.minimum(values[i], values[j]), torch.maximum(values[i], values[j])
+            values[i], values[j] = low, high
+        return out.copy_(values[rows // 2])
 
     return [
         Job("torch gather + median", "query", median, comparable=True),
         Job("torch gather + min/max network", "query", network, comparable=True),
     ]
-
-
-def _network(rows: int) -> list[tuple[int, int, bool, bool]]:
-    """Comparators of a median, and which of their two results anything reads."""
-    wanted, steps = {rows // 2}, []
-    for i, j in reversed(median_network(rows)):
-        steps.append((i, j, i in wanted, j in wanted))
-        wanted |= {i, j}
-    return steps[::-1]
 
 
 def _numpy_jobs(problem: Problem, columns: Tensor, signs: Tensor) -> list[Job]:

@@ -63,7 +63,7 @@ def test_cpu_equals_reference(
             plain, SEED, expected, layout=sketch.layout, offset=0, mean=combine == "mean",
             validate=True,
         )  # fmt: skip
-        assert_close(sketch.query(plain, SEED, combine=combine), expected)  # type: ignore[arg-type]
+        assert_close(sketch.query(plain, SEED, combine=combine), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,7 +97,9 @@ def test_parts_add_up(dim: int, rows: int, cols: int, family: Family, data: st.D
     vector = random_vectors(dim, dtype=torch.float64)
     cut = data.draw(st.integers(0, dim))
     whole = sketch.encode(vector, SEED)
-    parts = sketch.encode(vector[:cut], SEED, offset=0) + sketch.encode(vector[cut:], SEED, offset=cut)
+    parts = sketch.encode(vector[:cut], SEED, offset=0) + sketch.encode(
+        vector[cut:], SEED, offset=cut
+    )
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
     expected = reference.encode(vector, SEED, layout=sketch.layout, offset=0)
     torch.testing.assert_close(whole, expected, rtol=1e-12, atol=1e-12)

@@ -78,7 +78,11 @@ def pair_statistics(hashes: Family3, layout: Layout, seeds: int) -> tuple[float,
     expected = count / layout.cols
     excess = (np.asarray(hits) - expected) / np.sqrt(expected)
     root = np.sqrt(count)
-    return float(excess.max()), float(np.abs(signs).max() / root), float(np.abs(products).max() / root)
+    return (
+        float(excess.max()),
+        float(np.abs(signs).max() / root),
+        float(np.abs(products).max() / root),
+    )
 
 
 PAIRS = Layout(100_000, 64, 40, "blocked")
@@ -194,8 +198,10 @@ def test_bias_is_noticed() -> None:
 def test_rows_err_independently(family: Family) -> None:
     """The median needs it: squared errors of two rows are uncorrelated, also on clusters."""
 
+    layout = Layout(4000, 2, 60, family)
+
     def correlation(hashes: Family3, name: str) -> float:
-        layout, vector = Layout(4000, 2, 60, family), vectors(4000)[name]
+        vector = vectors(4000)[name]
         products = []
         for seed in range(400):
             squares = row_errors(hashes, vector, layout, seed)[:, ::97] ** 2
@@ -204,7 +210,7 @@ def test_rows_err_independently(family: Family) -> None:
 
     SQUARE = {  # noqa: N806 - measured first, to centre the products
         name: np.mean([
-            (row_errors(ours, vectors(4000)[name], Layout(4000, 2, 60, family), s)[:, ::97] ** 2).mean()
+            (row_errors(ours, vectors(4000)[name], layout, s)[:, ::97] ** 2).mean()
             for s in range(400)
         ])
         for name in ("clusters", "spikes")

@@ -99,7 +99,8 @@ class CountSketch:
                 return cls(dim, rows, cols, family)
         least = _median_miss(MAX_ROWS - 1, 1 / 6)
         raise ArgumentError(
-            f"failure must be >= {least:.1e}, which takes {MAX_ROWS - 1} rows, got failure={failure}"
+            f"failure must be >= {least:.1e}, which takes {MAX_ROWS - 1} rows, "
+            f"got failure={failure}"
         )
 
     @property
@@ -171,7 +172,8 @@ class CountSketch:
         if out is None:
             if offset is not None:
                 raise ArgumentError("offset needs out, whose length says how many to estimate")
-            out = table.new_empty((*table.shape[:-2], self.dim))
+            lead = table.shape[:1] if table.dim() == 3 else ()
+            out = table.new_empty((*lead, self.dim))
         else:
             _check_out(out, table)
             if offset is None and out.shape[-1] != self.dim:
@@ -204,7 +206,7 @@ class CountSketch:
         Needs no seed. Its relative error is about `sqrt(1 / (2 * cols))` for a single row.
         """
         self.check_table(table)
-        norms = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
+        norms: Tensor = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
         return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
 
     def _check_span(self, offset: int | None, length: int) -> int:
@@ -225,9 +227,10 @@ class CountSketch:
     def _check_table(self, table: Tensor) -> None:
         if not isinstance(table, Tensor) or not 2 <= table.dim() <= 3:
             raise ArgumentError(
-                f"table must be a tensor (rows, cols) or (batch, rows, cols), got {_describe(table)}"
+                "table must be a tensor (rows, cols) or (batch, rows, cols), got "
+                f"{_describe(table)}"
             )
-        if table.shape[-2:] != (self.rows, self.cols):
+        if table.shape[-1] != self.cols or table.shape[-2] != self.rows:
             raise MismatchError(
                 f"table must have rows={self.rows} and cols={self.cols}, got {_describe(table)}"
             )
@@ -258,7 +261,11 @@ def _check_seed(seed: HashSeed) -> None:
 
 
 def _check_out(out: Tensor, table: Tensor) -> None:
-    if out.dim() != table.dim() - 1 or out.shape[:-1] != table.shape[:-2] or not out.is_contiguous():
+    if (
+        out.dim() != table.dim() - 1
+        or out.shape[:-1] != table.shape[:-2]
+        or not out.is_contiguous()
+    ):
         raise ArgumentError(f"out must be contiguous with a vector per table, got {_describe(out)}")
     if out.dtype != table.dtype or out.device != table.device or out.requires_grad:
         raise MismatchError(

@@ -80,7 +80,9 @@ class HashSeed:
         """
         count = _SIGN_WORDS + _WORDS_PER_ROW * MAX_ROWS
         stream = b"".join(
-            hashlib.blake2b(i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words").digest()
+            hashlib.blake2b(
+                i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words"
+            ).digest()
             for i in range(-(-count // 8))
         )
         words = np.frombuffer(stream, dtype="<u8")[:count].astype(np.uint64)
@@ -94,7 +96,7 @@ class HashSeed:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """Copies of `words` on other devices, kept by the kernels for as long as the seed lives."""
+        """What kernels derive from the seed: its words on a device, a short vector's hashes."""
         return {}
 
     def __repr__(self) -> str:
@@ -177,6 +179,11 @@ class Layout:
     def geometry(self) -> Geometry:
         """The cut of the blocked family."""
         return Geometry.of(self.dim, self.cols)
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What kernels derive from the layout alone, kept for as long as it lives."""
+        return {}
 
 
 def _power_of_two_below(value: int) -> int:

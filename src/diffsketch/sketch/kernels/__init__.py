@@ -6,6 +6,7 @@ Each module has `encode` and `query` for batches, on checked and contiguous tens
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -47,12 +48,17 @@ class Kernels(Protocol):
 
 def kernels_for(device: torch.device) -> Kernels:
     """The kernels for tensors on a device, imported when first asked for."""
-    if device.type == "cpu":
+    return _kernels(device.type)
+
+
+@cache
+def _kernels(kind: str) -> Kernels:
+    if kind == "cpu":
         from diffsketch.sketch.kernels import cpu
 
         return cpu
-    if device.type == "cuda":
+    if kind == "cuda":
         from diffsketch.sketch.kernels import gpu
 
         return gpu
-    raise ArgumentError(f"device must be a CPU or CUDA device, got {device}")
+    raise ArgumentError(f"device must be a CPU or CUDA device, got {kind}")

@@ -1,4 +1,4 @@
-"""Kernels for CPU tensors: how the work is cut; the loops are in `cpu_blocked`, `cpu_scattered`.
+"""Kernels for CPU tensors: how the work is cut; the loops are in `cpu_blocked` and its like.
 
 The bits of a result depend on the vector and the sketch only, never on the number of threads. An
 encode either adds into the table itself, the rows shared out among the threads, or, where they
@@ -7,56 +7,86 @@ are small enough, into a fixed number of partial tables, added in order at the e
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffsketch.sketch.hashing import HashSeed, Layout
-from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered
+from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered, cpu_short
+
+Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
+Words: TypeAlias = npt.NDArray[np.uint32]
+Kind: TypeAlias = Literal["short", "long", "scattered"]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
-INPUT_TYPES = (torch.float32, torch.float64)
+INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
 _SERIAL = 1 << 15  # coordinates under which starting threads costs more than it gains
 _SPARE = 1 << 18  # bytes of scratch that are always allowed; else 1% of the vector
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
-_MAX_COPIES = 8
+_COPIES = 2  # partial tables that then take turns; a power of two
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
+_BITS = {4: np.zeros(0, dtype=np.uint32), 8: np.zeros(0, dtype=np.uint64)}
 
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
-    length, cols = vectors.shape[-1], layout.cols
-    shape = (*vectors.shape[:-1], layout.rows, cols)
-    if not vectors.numel():
-        return torch.zeros(shape, dtype=vectors.dtype)
-    source = vectors.numpy().reshape(-1, length)
-    items, threads = source.shape[0], _threads(source.size)
-    runs, words, block = layout.geometry.runs, seed.words, layout.geometry.block
-    in_vectors = _in_vectors(layout)
-    width = cols + (min(block, cpu_blocked.CHUNK) if in_vectors else 0)
-    parts, copies = _parts(length, layout, width, source.itemsize)
-    out = (torch.empty if copies else torch.zeros)(shape, dtype=vectors.dtype)
-    table = out.numpy().reshape(items, layout.rows, cols)
-    if in_vectors and copies and length < _SERIAL:
-        short = cpu_blocked.encode_short if threads == 1 else cpu_blocked.encode_short_parallel
-        short(source, offset, table, copies, cols, block, runs, words)
-        return out
-    tables = table[:, None]
+    source = vectors.numpy()
+    length = source.shape[-1]
+    kind, parts, copies = _plan(length, layout, source.itemsize)
+    # NumPy's arrays are made and handed over faster than torch's: it shows for small vectors.
+    shape = (*source.shape[:-1], layout.rows, layout.cols)
+    if not source.size:
+        return torch.from_numpy(np.zeros(shape, dtype=source.dtype))
+    out = (np.empty if copies else np.zeros)(shape, dtype=source.dtype)
+    table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
+    if kind == "short":
+        short = cpu_short.encode if _threads(source.size) == 1 else cpu_short.encode_parallel
+        block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
+        short(batch, offset % block, table, copies, block, hashes)
+    elif kind == "long":
+        _encode_long(batch, seed, table, layout, offset, parts, copies)
+    else:
+        _encode_scattered(batch, seed, table, layout, offset, parts, copies)
+    return torch.from_numpy(out)
+
+
+def _encode_long(
+    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
+) -> None:
+    items, threads, geometry = source.shape[0], _threads(source.size), layout.geometry
+    tables = out[:, None]
     if copies:
+        width = layout.cols + min(geometry.block, cpu_blocked.CHUNK)
         tables = np.zeros((items, parts * copies, layout.rows, width), dtype=source.dtype)
     shares = -(-threads // (items * parts))
-    if in_vectors:
-        run = cpu_blocked.encode_long if threads == 1 else cpu_blocked.encode_long_parallel
-        bands = -(-shares // layout.rows)
-        run(source, offset, tables, parts, shares, bands, cols, block, runs, words, table)
-    else:
-        run = cpu_scattered.encode if threads == 1 else cpu_scattered.encode_parallel
-        shares = min(shares, layout.rows)
-        run(source, offset, tables, shares, cols, _block(layout), runs, words, table)
-    return out
+    bands = -(-shares // layout.rows)
+    run = cpu_blocked.encode_long if threads == 1 else cpu_blocked.encode_long_parallel
+    run(
+        source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,
+        seed.words, out,
+    )  # fmt: skip
+
+
+def _encode_scattered(
+    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
+) -> None:
+    items, threads = source.shape[0], _threads(source.size)
+    tables = out[:, None]
+    if copies:
+        shape = (items, parts * copies, layout.rows, layout.cols)
+        tables = np.zeros(shape, dtype=source.dtype)
+    shares = min(layout.rows, -(-threads // (items * parts)))
+    run = cpu_scattered.encode if threads == 1 else cpu_scattered.encode_parallel
+    run(
+        source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
+        seed.words, _BITS[source.itemsize], out,
+    )  # fmt: skip
 
 
 def query(
@@ -73,28 +103,32 @@ def query(
 
     False, and nothing is written, if the tables are to be validated and not finite.
     """
-    length, cols = out.shape[-1], layout.cols
-    if not out.numel():
-        return True
-    result = out.numpy().reshape(-1, length)
-    table = tables.numpy().reshape(-1, layout.rows, cols)
-    items, threads = result.shape[0], _threads(result.size)
-    parts, per_row = -(-threads // items), (None,) * layout.rows
-    runs, words = layout.geometry.runs, seed.words
-    if not _in_vectors(layout):
-        run = cpu_scattered.query if threads == 1 else cpu_scattered.query_parallel
-        block = _block(layout)
+    result, table, block = out.numpy(), tables.numpy(), layout.geometry.block
+    if not result.size:
+        return not validate or is_finite(tables)
+    length, cols, per_row = result.shape[-1], layout.cols, (None,) * layout.rows
+    result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
+    items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
+    if kind == "short":
+        short = cpu_short.query if _threads(result.size) == 1 else cpu_short.query_parallel
+        hashes = _hashes(seed, layout, offset, length)
+        return bool(short(table, result, offset % block, block, hashes, per_row, mean, validate))
+    threads = _threads(result.size)
+    parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words
+    if kind == "scattered":
+        scattered = cpu_scattered.query if threads == 1 else cpu_scattered.query_parallel
+        own, like = _block(layout), _BITS[table.itemsize]
         return bool(
-            run(table, cols, result, offset, parts, block, runs, words, per_row, mean, validate)
+            scattered(
+                table, cols, result, offset, parts, own, runs, words, per_row, like, mean, validate
+            )
         )
-    block = layout.geometry.block
     pad = min(block, cpu_blocked.CHUNK)
     if layout.rows * (cols + pad) * table.itemsize > _SPARE // 4:
         pad = 0
-    stream = False
-    if result.nbytes >= _STREAM:
-        place = out.data_ptr() - offset * table.itemsize
-        stream = place % 64 == 0 and (items == 1 or length % 16 == 0)
+    place = out.data_ptr() - offset * table.itemsize
+    aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
+    stream = result.nbytes >= _STREAM and aligned
     run = cpu_blocked.query if threads == 1 else cpu_blocked.query_parallel
     return bool(
         run(
@@ -109,9 +143,19 @@ def is_finite(table: Tensor) -> bool:
     return bool(torch.isfinite(table).all())
 
 
-def _in_vectors(layout: Layout) -> bool:
-    """Whether blocks are a whole number of 64-byte vectors."""
-    return layout.family == "blocked" and layout.geometry.block >= 16
+def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
+    """The hashes of the blocks of a short vector, kept with the seed."""
+    geometry = layout.geometry
+    first, last = offset // geometry.block, (offset + length - 1) // geometry.block
+    key = layout.dim, layout.rows, layout.cols, first, last
+    hashes: Words | None = seed.memo.get(key)
+    if hashes is None:
+        hashes = cpu_short.hash_blocks(
+            first, last - first + 1, layout.rows, layout.cols, geometry.block, geometry.runs,
+            seed.words,
+        )  # fmt: skip
+        seed.memo[key] = hashes
+    return hashes
 
 
 def _block(layout: Layout) -> int:
@@ -122,17 +166,32 @@ def _threads(work: int) -> int:
     return 1 if work < _SERIAL else torch.get_num_threads()
 
 
-def _parts(length: int, layout: Layout, width: int, itemsize: int) -> tuple[int, int]:
-    """How many parts a vector is cut into, and how many partial tables each has, if any.
+def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
+    """Which loops do it, in how many parts, and how many partial tables each part has, if any.
 
-    Both are powers of two and follow from the sizes alone, as the order of additions does.
+    All follows from the sizes alone, and so does the order of additions.
     """
+    key = length, itemsize
+    if key not in layout.memo:
+        layout.memo[key] = _make_plan(length, layout, itemsize)
+    plan: tuple[Kind, int, int] = layout.memo[key]
+    return plan
+
+
+def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
+    block, width = layout.geometry.block, layout.cols
+    if layout.family == "pairwise" or block < 16:  # less than a 64-byte vector
+        kind: Kind = "scattered"
+        copies = cpu_scattered.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
+    else:
+        kind = "short" if length < _SERIAL and block <= cpu_blocked.CHUNK else "long"
+        width += min(block, cpu_blocked.CHUNK)
+        copies = _COPIES if layout.cols <= _SHORT_ROW else 1
     room = max(_SPARE, length * itemsize // 100) // (layout.rows * width * itemsize)
-    if not room:
-        return 1, 0
-    room = 1 << (room.bit_length() - 1)
-    if width == layout.cols:
-        parts = 1 if length < _SERIAL else min(room, _MAX_PARTS)
-        return parts, int(parts > 1)
-    copies = min(room, _MAX_COPIES if layout.cols <= _SHORT_ROW else 1)
-    return (1 if length < _SERIAL else min(room // copies, _MAX_PARTS)), copies
+    if kind == "short":
+        return kind, 1, max(1, min(copies, room))
+    parts = 1 if length < _SERIAL else min(_MAX_PARTS, room // copies)
+    parts = 1 << (max(1, parts).bit_length() - 1)
+    if room < copies or (parts * copies == 1 and kind == "scattered"):
+        return kind, 1, 0
+    return kind, parts, copies

@@ -25,6 +25,7 @@ from diffsketch.sketch.kernels.cpu_lanes import (
     add_lanes,
     add_lanes_prefetch,
     as_pointer,
+    flip_blocks,
     mean_blocks,
     mean_lanes,
     mean_lanes_stream,
@@ -38,8 +39,10 @@ _STRETCH = 1 << 16  # coordinates that row after row reads: they stay in the sec
 _BATCH = 64  # blocks hashed at once
 
 
-@njit  # type: ignore[untyped-decorator]
-def _add_piece(row: Any, at: Any, source: Any, begin: Any, count: Any, step: Any, phase: Any) -> None:
+@njit
+def _add_piece(
+    row: Any, at: Any, source: Any, begin: Any, count: Any, step: Any, phase: Any
+) -> None:
     """`row[at:] += source[begin:begin + count]` with the signs of a chunk, of which it is part."""
     size = row.itemsize
     vectors = count * size // 64
@@ -51,7 +54,7 @@ def _add_piece(row: Any, at: Any, source: Any, begin: Any, count: Any, step: Any
         row[at + k] += -tail[k] if (phase + step * uint32(k)) & TOP else tail[k]
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _add_clipped(
     row: Any, start: Any, source: Any, chunk: Any, cols: Any, low: Any, high: Any, step: Any,
     phase: Any,
@@ -68,7 +71,7 @@ def _add_clipped(
         _add_piece(row, low, source, low + cols - start, last - low, step, phase)
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _encode_row(
     vector: Any, offset: Any, row: Any, cols: Any, low: Any, high: Any, first: Any, last: Any,
     block: Any, starts: Any, steps: Any, phases: Any, border: Any, ahead: Any,
@@ -105,7 +108,7 @@ def _encode_row(
             into, k = 0, k + 1
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _encode_stretch(
     vector: Any, offset: Any, tables: Any, cols: Any, bands: Any, unit: Any, units: Any,
     first: Any, last: Any, block: Any, runs: Any, words: Any,
@@ -120,11 +123,10 @@ def _encode_stretch(
     per_stretch = min(_STRETCH, _BATCH * block) // chunk
     blocks = max(1, per_stretch * chunk // block)
     border = np.empty(chunk, vector.dtype)
-    starts, turned = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
+    starts = np.empty((units, blocks), np.uint32)
     steps, phases = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
-    copy_at = np.empty(blocks, np.uint32)
-    for k in range(blocks):
-        copy_at[k] = k % copies * rows * width
+    signed = np.empty(per_stretch * chunk if chunk == block else 0, vector.dtype)
+    apart = rows * width * size
     begin, stop = first, offset + vector.size
     while begin < last:
         end = min(last, begin + per_stretch - begin % per_stretch)
@@ -137,59 +139,29 @@ def _encode_stretch(
         hash_signs(hashed, words, steps[:count], phases[:count])
         if chunk == block and whole and bands == 1 and width > cols:
             # Short blocks, no borders and no end of a row to go around: no decisions to make.
-            source = address(vector) + (begin * chunk - offset) * size
+            source, each = address(vector) + (begin * chunk - offset) * size, chunk * size // 64
+            to, by, of = address(signed), address(steps), address(phases)
+            flip_blocks(to, source, count, each, by, of, vector[0])
             for j in range(unit, units):
-                hash_starts(hashed, runs, cols, block, j, words, starts[:count])
-                for k in range(count):
-                    turned[k] = phases[k] + (starts[k] & TOP)
-                    starts[k] = (starts[k] & REST) + copy_at[k]
-                add_blocks(
-                    address(tables[0, j]), source, end - begin, chunk * size // 64,
-                    address(starts), address(steps), address(turned), vector[0],
-                )  # fmt: skip
+                hash_starts(hashed, runs, cols, block, j, words, starts[j, :count])
+            add_blocks(
+                address(tables[0, unit]), to, count, each, units - unit, width * size,
+                address(starts[unit]), blocks, copies - 1, apart, vector[0],
+            )  # fmt: skip
             begin = end
             continue
         for u in range(unit, units):
             low, high = share(width, u % bands, bands)
-            hash_starts(hashed, runs, cols, block, u // bands, words, starts[:count])
+            hash_starts(hashed, runs, cols, block, u // bands, words, starts[0, :count])
             _encode_row(
-                vector, offset, tables[0, u // bands], cols, low, high, begin, end, block, starts,
-                steps, phases, border, per_stretch * chunk * size if u == unit + 1 else 0,
+                vector, offset, tables[0, u // bands], cols, low, high, begin, end, block,
+                starts[0], steps, phases, border,
+                per_stretch * chunk * size if u == unit + 1 else 0,
             )  # fmt: skip
         begin = end
 
 
-@njit  # type: ignore[untyped-decorator]
-def _encode_short(
-    vector: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
-) -> None:
-    """A short vector: one thread and tables of its own."""
-    chunk, rows = min(block, CHUNK), out.shape[0]
-    tables = np.zeros((copies, rows, cols + chunk), vector.dtype)
-    first, last = offset // chunk, (offset + vector.size - 1) // chunk + 1
-    _encode_stretch(vector, offset, tables, cols, 1, 0, rows, first, last, block, runs, words)
-    fold(tables, out)
-
-
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def encode_short(
-    vectors: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
-) -> None:
-    """Tables of short vectors, by way of `copies` partial tables each. One thread."""
-    for item in range(vectors.shape[0]):
-        _encode_short(vectors[item], offset, out[item], copies, cols, block, runs, words)
-
-
-@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
-def encode_short_parallel(
-    vectors: Any, offset: Any, out: Any, copies: Any, cols: Any, block: Any, runs: Any, words: Any
-) -> None:
-    """The same with all threads, a vector at a time for each."""
-    for item in prange(vectors.shape[0]):
-        _encode_short(vectors[item], offset, out[item], copies, cols, block, runs, words)
-
-
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _encode_task(
     task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
     cols: Any, block: Any, runs: Any, words: Any,
@@ -208,7 +180,7 @@ def _encode_task(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def encode_long(
     vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
     block: Any, runs: Any, words: Any, out: Any,
@@ -221,7 +193,7 @@ def encode_long(
             fold(tables[item], out[item])
 
 
-@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, parallel=True, nogil=True)
 def encode_long_parallel(
     vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
     block: Any, runs: Any, words: Any, out: Any,
@@ -234,7 +206,7 @@ def encode_long_parallel(
             fold(tables[item], out[item])
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _query_chunk(
     table: Any, cols: Any, chunk: Any, into: Any, k: Any, starts: Any, whole: Any, cells: Any,
     flips: Any,
@@ -253,7 +225,7 @@ def _query_chunk(
             cells[j] = address(whole) + j * chunk * size
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _query_stretch(
     table: Any, cols: Any, out: Any, offset: Any, first: Any, last: Any, block: Any, runs: Any,
     words: Any, like: Any, mean: Any, stream: Any,
@@ -271,9 +243,10 @@ def _query_stretch(
         b = base // block
         if hashed < 0 or b >= hashed + _BATCH:
             hashed = b
-            hash_signs(b, words, steps, phases)
+            ahead = min(_BATCH, (last * chunk - 1) // block + 1 - b)
+            hash_signs(b, words, steps[:ahead], phases[:ahead])
             for j in range(rows):
-                hash_starts(b, runs, cols, block, j, words, starts[j])
+                hash_starts(b, runs, cols, block, j, words, starts[j, :ahead])
             count = min(_BATCH, last - c, max(1, (offset + out.size) // chunk - c))
             inner = base >= offset and base + count * chunk <= offset + out.size
             if chunk == block and inner and table.shape[1] > cols and not stream:
@@ -311,7 +284,7 @@ def _query_stretch(
                 out[begin + i] = border[i]
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any,
     runs: Any, words: Any, like: Any, mean: Any, stream: Any,
@@ -324,8 +297,11 @@ def _query_task(
     if pad:
         # Rows that repeat their start, so that no chunk has to go around the end.
         longer = np.empty((table.shape[0], cols + pad), table.dtype)
-        longer[:, :cols] = table
-        longer[:, cols:] = table[:, :pad]
+        for j in range(table.shape[0]):
+            for k in range(cols):
+                longer[j, k] = table[j, k]
+            for k in range(pad):
+                longer[j, cols + k] = table[j, k]
         table = longer
     _query_stretch(
         table, cols, outs[item], offset, first + begin, first + end, block, runs, words, like,
@@ -333,7 +309,7 @@ def _query_task(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
     words: Any, like: Any, mean: Any, stream: Any, validate: Any,
@@ -348,7 +324,7 @@ def query(
     return True
 
 
-@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
     words: Any, like: Any, mean: Any, stream: Any, validate: Any,

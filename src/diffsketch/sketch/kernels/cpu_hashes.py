@@ -11,7 +11,7 @@ TOP = uint32(0x80000000)
 REST = uint32(0x7FFFFFFF)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
     """`diffsketch.sketch.hashing.mix64`."""
     z = value + first_key
@@ -21,7 +21,7 @@ def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
     return z ^ (z >> uint64(31))
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def hash_signs(first: Any, words: Any, steps: Any, phases: Any) -> None:
     """Steps and starts of the sign sequences of the blocks from `first` on."""
     first_key, second_key = words[0], words[1]
@@ -31,7 +31,7 @@ def hash_signs(first: Any, words: Any, steps: Any, phases: Any) -> None:
         phases[k] = uint32(h)
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def hash_starts(
     first: Any, runs: Any, cols: Any, block: Any, row: Any, words: Any, starts: Any
 ) -> None:
@@ -53,7 +53,7 @@ def hash_starts(
         slot, run, done = slot + 1, 0, done + count
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> None:
     """Columns of consecutive coordinates in a row of the pairwise family."""
     low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
@@ -63,7 +63,7 @@ def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> N
         columns[k] = uint32(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def hash_bits(first: Any, words: Any, bits: Any) -> None:
     """Sign bits of consecutive coordinates in the pairwise family, bit `j` for row `j`."""
     first_key, second_key = words[0], words[1]
@@ -71,19 +71,19 @@ def hash_bits(first: Any, words: Any, bits: Any) -> None:
         bits[k] = mix64(uint64(first + k), first_key, second_key)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def share(total: Any, piece: Any, pieces: Any) -> Any:
     """The `piece`-th of `pieces` nearly equal parts of `range(total)`."""
     return total * piece // pieces, total * (piece + 1) // pieces
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def address(array: Any) -> Any:
     """An array's address, signed: Numba makes a float of an unsigned one plus a signed offset."""
     return np.int64(array.ctypes.data)
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def finite(tables: Any) -> Any:
     """Whether no cell is NaN or infinite: 0 times it is 0."""
     cells = tables.reshape(-1)
@@ -96,7 +96,7 @@ def finite(tables: Any) -> Any:
     return True
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def fold(parts: Any, out: Any) -> None:
     """Sum partial tables in order; what lies past the end of a row belongs to its start."""
     cols = out.shape[1]

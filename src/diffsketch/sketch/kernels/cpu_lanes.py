@@ -86,7 +86,7 @@ class _Lanes:
         return ir.Constant(self.real, [value] * self.count)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def as_pointer(typingctx: Any, address: Any, like: Any) -> Any:
     """An address as a pointer to values like `like`."""
     del typingctx, address
@@ -103,7 +103,7 @@ def _add_intrinsic(*, prefetch: bool) -> Any:
     With `prefetch`, ask meanwhile for what lies `ahead` bytes after the source.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def add_lanes(
         typingctx: Any, to: Any, source: Any, vectors: Any, step: Any, phase: Any, ahead: Any,
         like: Any,
@@ -138,36 +138,76 @@ def _prefetch(builder: Any, address: Any) -> None:
 add_lanes = _add_intrinsic(prefetch=False)
 add_lanes_prefetch = _add_intrinsic(prefetch=True)
 
-@intrinsic  # type: ignore[untyped-decorator]
-def add_blocks(
-    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, starts: Any, steps: Any,
-    phases: Any, like: Any,
+
+@intrinsic
+def flip_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, steps: Any, phases: Any,
+    like: Any,
 ) -> Any:  # fmt: skip
-    """`add_lanes` for consecutive blocks of so many vectors; block `k` goes to `to[starts[k]:]`."""
-    del typingctx, to, source, blocks, vectors, starts, steps, phases
+    """Copy consecutive blocks of so many vectors, with the signs of each block's sequence."""
+    del typingctx, to, source, blocks, vectors, steps, phases
     long = types.int64
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        target, origin, count, each, starts_at, steps_at, phases_at, _ = args
-        lanes = _Lanes(builder, sig.args[7])
+        target, origin, count, each, steps_at, phases_at, _ = args
+        lanes = _Lanes(builder, sig.args[6])
 
-        def add_all(each: Any) -> None:
+        def flip_all(each: Any) -> None:
             with cgutils.for_range(builder, count) as outer:
                 step = _word(builder, steps_at, outer.index)
                 phase = _word(builder, phases_at, outer.index)
-                start = builder.zext(_word(builder, starts_at, outer.index), _I64)
-                place = builder.add(target, builder.mul(start, ir.Constant(_I64, lanes.size)))
-                at = lanes.address(origin, builder.mul(outer.index, each))
+                first = builder.mul(outer.index, each)
                 with _loop(builder, each) as index:
-                    value = lanes.load(lanes.address(at, index))
+                    at = builder.add(first, index)
+                    value = lanes.load(lanes.address(origin, at))
                     value = lanes.flip(value, lanes.weyl(index, step, phase))
-                    cell = lanes.address(place, index)
-                    lanes.store(builder.fadd(lanes.load(cell), value), cell)
+                    lanes.store(value, lanes.address(target, at))
+
+        _one_or_more(builder, each, flip_all)
+        return context.get_dummy_value()
+
+    return types.void(long, long, long, long, long, long, like), codegen
+
+
+@intrinsic
+def add_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, stride: Any,
+    words: Any, batch: Any, mask: Any, apart: Any, like: Any,
+) -> Any:  # fmt: skip
+    """Add consecutive blocks of so many vectors to the rows of tables that they take turns on.
+
+    In row `j`, at `j * stride`, of the table at `to + (k & mask) * apart`, block `k` starts at the
+    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set.
+    """
+    del typingctx, to, source, blocks, vectors, rows, stride, words, batch, mask, apart
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, rows, stride, words_at, per_row, turns, apart, _ = args
+        lanes = _Lanes(builder, sig.args[10])
+
+        def add_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
+                first = lanes.address(origin, builder.mul(outer.index, each))
+                with cgutils.for_range(builder, rows) as row:
+                    at = builder.add(builder.mul(row.index, per_row), outer.index)
+                    word = _word(builder, words_at, at)
+                    flips = lanes.splat(word)
+                    start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
+                    start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
+                    start = builder.add(builder.mul(row.index, stride), start)
+                    place = builder.add(table, start)
+                    with _loop(builder, each) as index:
+                        value = lanes.load(lanes.address(first, index))
+                        cell = lanes.address(place, index)
+                        total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
+                        lanes.store(total, cell)
 
         _one_or_more(builder, each, add_all)
         return context.get_dummy_value()
 
-    return types.void(long, long, long, long, long, long, long, like), codegen
+    return types.void(*[long] * 10, like), codegen
 
 
 def _one_or_more(builder: Any, count: Any, emit: Callable[[Any], None]) -> None:
@@ -219,7 +259,7 @@ def _mean(lanes: _Lanes, values: list[Any]) -> Any:
 def _combine_intrinsic(combine: Combine, *, stream: bool) -> Any:
     """An intrinsic that combines rows; their number is the length of the tuple `rows`."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def combine_lanes(
         typingctx: Any, to: Any, sources: Any, flips: Any, rows: Any, vectors: Any,
         step: Any, phase: Any, like: Any,
@@ -253,7 +293,7 @@ def _blocks_intrinsic(combine: Combine) -> Any:
     `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def combine_blocks(
         typingctx: Any, to: Any, table: Any, stride: Any, rows: Any, blocks: Any, vectors: Any,
         words: Any, batch: Any, steps: Any, phases: Any, like: Any,
@@ -275,8 +315,12 @@ def _blocks_intrinsic(combine: Combine) -> Any:
                         word = _word(builder, words_at, index)
                         flips.append(lanes.splat(word))
                         start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
-                        start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
-                        base.append(builder.add(builder.add(origin, builder.mul(row, apart)), start))
+                        start = builder.mul(
+                            builder.zext(start, _I64), ir.Constant(_I64, lanes.size)
+                        )
+                        base.append(
+                            builder.add(builder.add(origin, builder.mul(row, apart)), start)
+                        )
                     step = _word(builder, steps_at, outer.index)
                     phase = _word(builder, phases_at, outer.index)
                     out = lanes.address(target, builder.mul(outer.index, each))

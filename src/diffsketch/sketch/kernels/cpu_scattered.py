@@ -1,6 +1,6 @@
-"""Coordinate by coordinate, compiled by Numba: the pairwise family, and blocks shorter than a vector.
+"""Coordinate by coordinate: the pairwise family, and blocks shorter than a vector.
 
-Sizes and types are checked by the caller. `block` is 0 for the pairwise family.
+Compiled by Numba; sizes and types are checked by the caller. `block` is 0 for the pairwise family.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import numpy as np
 from numba import njit, prange, uint32, uint64
 
 from diffsketch.sketch.kernels.cpu_hashes import (
-    REST,
-    TOP,
     address,
     finite,
     fold,
@@ -23,86 +21,113 @@ from diffsketch.sketch.kernels.cpu_hashes import (
 )
 from diffsketch.sketch.kernels.cpu_lanes import mean_lanes, median_lanes
 
+COPIES = 4
 _PIECE = 256  # coordinates hashed at once
 
 
-@njit  # type: ignore[untyped-decorator]
-def _hash_piece(
+@njit
+def _hash_row(
     first: Any, row: Any, cols: Any, block: Any, runs: Any, words: Any, bits: Any, columns: Any
-) -> None:
-    """Columns of consecutive coordinates in a row, with the sign in the top bit."""
+) -> Any:
+    """Columns of consecutive coordinates in a row; returns which of `bits` are their signs."""
     if block == 0:
         hash_columns(first, row, cols, words, columns)
-        for k in range(columns.size):
-            columns[k] |= uint32(bits[k] >> uint64(row)) << uint32(31)
-        return
+        return row
     for k in range(columns.size):
         b = (first + k) // block
         into = first + k - b * block
         h = mix64(uint64(b % runs), words[2 + 3 * row], words[3 + 3 * row])
         column = (b // runs) * block + into
         column += np.int64(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
-        column -= cols if column >= cols else 0
+        columns[k] = column - (cols if column >= cols else 0)
         weyl = mix64(uint64(b), words[0], words[1])
         turn = uint32(weyl) + uint32(weyl >> uint64(32)) * uint32(into) + (uint32(h) << uint32(31))
-        columns[k] = uint32(column) | (turn & TOP)
+        bits[k] = turn >> uint32(31)
+    return 0
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
+def _flip(source: Any, bits: Any, bit: Any, like: Any, to: Any) -> None:
+    """Copy values, their signs flipped where a bit is set; `like` has the integer type for that."""
+    origin, target = source.view(like.dtype), to.view(like.dtype)
+    if source.itemsize == 4:
+        for k in range(source.size):
+            target[k] = origin[k] ^ (uint32(bits[k] >> uint64(bit)) << uint32(31))
+    else:
+        for k in range(source.size):
+            target[k] = origin[k] ^ ((bits[k] >> uint64(bit)) << uint64(63))
+
+
+@njit
 def _encode_task(
-    task: Any, vectors: Any, offset: Any, tables: Any, shares: Any, cols: Any, block: Any,
-    runs: Any, words: Any,
+    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, cols: Any,
+    block: Any, runs: Any, words: Any, like: Any,
 ) -> None:  # fmt: skip
-    """A task is a vector, a part of it (each part has a table) and a share of the rows."""
-    parts, rows = tables.shape[1], tables.shape[2]
+    """A task is a vector, a part of it (each part has its tables) and a share of the rows.
+
+    Coordinates take turns on `COPIES` tables, if a part has them: in a short row, an addition
+    would often have to wait for the one before.
+    """
+    copies, rows = tables.shape[1] // parts, tables.shape[2]
     item, rest = task // (parts * shares), task % (parts * shares)
     part, piece = rest // shares, rest % shares
     begin, end = share(vectors.shape[1], part, parts)
     first_row, last_row = share(rows, piece, shares)
-    vector = vectors[item]
+    own = tables[item, part * copies : (part + 1) * copies]
     columns, bits = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.uint64)
+    signed = np.empty(_PIECE, vectors.dtype)
     for first in range(begin, end, _PIECE):
         count = min(_PIECE, end - first)
         if block == 0:
             hash_bits(offset + first, words, bits[:count])
         for j in range(first_row, last_row):
-            _hash_piece(offset + first, j, cols, block, runs, words, bits, columns[:count])
-            row = tables[item, part, j]
-            for k in range(count):
-                value = vector[first + k]
-                row[columns[k] & REST] += -value if columns[k] & TOP else value
+            at = offset + first
+            bit = _hash_row(at, j, cols, block, runs, words, bits, columns[:count])
+            _flip(vectors[item, first : first + count], bits, bit, like, signed)
+            done = 0
+            if copies == COPIES:
+                one, two, three, four = own[0, j], own[1, j], own[2, j], own[3, j]
+                done = count // COPIES * COPIES
+                for k in range(0, done, COPIES):
+                    one[columns[k]] += signed[k]
+                    two[columns[k + 1]] += signed[k + 1]
+                    three[columns[k + 2]] += signed[k + 2]
+                    four[columns[k + 3]] += signed[k + 3]
+            row = own[0, j]
+            for k in range(done, count):
+                row[columns[k]] += signed[k]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def encode(
-    vectors: Any, offset: Any, tables: Any, shares: Any, cols: Any, block: Any, runs: Any,
-    words: Any, out: Any,
+    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, cols: Any, block: Any,
+    runs: Any, words: Any, like: Any, out: Any,
 ) -> None:  # fmt: skip
-    """One thread. `tables` is `out` itself or several partial tables, to be added."""
-    for task in range(vectors.shape[0] * tables.shape[1] * shares):
-        _encode_task(task, vectors, offset, tables, shares, cols, block, runs, words)
+    """One thread. `tables` is `out` itself, or several partial tables to be added."""
+    for task in range(vectors.shape[0] * parts * shares):
+        _encode_task(task, vectors, offset, tables, parts, shares, cols, block, runs, words, like)
     if tables.shape[1] > 1:
         for item in range(vectors.shape[0]):
             fold(tables[item], out[item])
 
 
-@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, parallel=True, nogil=True)
 def encode_parallel(
-    vectors: Any, offset: Any, tables: Any, shares: Any, cols: Any, block: Any, runs: Any,
-    words: Any, out: Any,
+    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, cols: Any, block: Any,
+    runs: Any, words: Any, like: Any, out: Any,
 ) -> None:  # fmt: skip
     """The same with all threads."""
-    for task in prange(vectors.shape[0] * tables.shape[1] * shares):
-        _encode_task(task, vectors, offset, tables, shares, cols, block, runs, words)
+    for task in prange(vectors.shape[0] * parts * shares):
+        _encode_task(task, vectors, offset, tables, parts, shares, cols, block, runs, words, like)
     if tables.shape[1] > 1:
         for item in prange(vectors.shape[0]):
             fold(tables[item], out[item])
 
 
-@njit  # type: ignore[untyped-decorator]
+@njit
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any,
-    words: Any, like: Any, mean: Any,
+    words: Any, per_row: Any, like: Any, mean: Any,
 ) -> None:  # fmt: skip
     table, out = tables[task // parts], outs[task // parts]
     begin, end = share(outs.shape[1], task % parts, parts)
@@ -118,39 +143,43 @@ def _query_task(
         if block == 0:
             hash_bits(offset + first, words, bits[:count])
         for j in range(rows):
-            _hash_piece(offset + first, j, cols, block, runs, words, bits, columns[:count])
-            row, cell = table[j], values[j]
+            bit = _hash_row(offset + first, j, cols, block, runs, words, bits, columns[:count])
+            row, cell = table[j], values[j, :count]
             for k in range(count):
-                value = row[columns[k] & REST]
-                cell[k] = -value if columns[k] & TOP else value
+                cell[k] = row[columns[k]]
+            _flip(cell, bits, bit, like, cell)
         if mean:
-            mean_lanes(to, at, turns, like, vectors, zero, zero, one)
+            mean_lanes(to, at, turns, per_row, vectors, zero, zero, one)
         else:
-            median_lanes(to, at, turns, like, vectors, zero, zero, one)
+            median_lanes(to, at, turns, per_row, vectors, zero, zero, one)
         out[first : first + count] = result[:count]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    like: Any, mean: Any, validate: Any,
+    per_row: Any, like: Any, mean: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite."""
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, like, mean)
+        _query_task(
+            task, tables, cols, outs, offset, parts, block, runs, words, per_row, like, mean
+        )
     return True
 
 
-@njit(cache=True, parallel=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    like: Any, mean: Any, validate: Any,
+    per_row: Any, like: Any, mean: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, like, mean)
+        _query_task(
+            task, tables, cols, outs, offset, parts, block, runs, words, per_row, like, mean
+        )
     return True

@@ -7,6 +7,7 @@ in a fixed order as well. `pairwise` sums agree to rounding only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,14 @@ from diffsketch.sketch.kernels.networks import median_network
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
-INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # Tile sizes and warps: the fastest of those tried on an H200.
 _TILE, _WARPS, _UNROLL = 512, 1, 2
 _QUERY_TILE, _QUERY_WARPS = 1024, 4
 _NARROW_TILE = 1024  # elements, over several runs
 _PROGRAMS = 4096  # enough to occupy the largest devices; more would cost partial tables
+_SPARE = 0.0095  # of the vector: memory for hashes and partial tables (allocators round up)
 _SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
 
 
@@ -89,7 +91,7 @@ def query(
             grid = (window.block_count * (geometry.block // tile), items)
             query_wide_kernel[grid](
                 tables, out, *hashes, offset, offset + length, layout.cols, geometry.runs,
-                *window.runs_blocks, TILE=tile, num_warps=_QUERY_WARPS, **common,
+                *window.runs_blocks[:3], TILE=tile, num_warps=_QUERY_WARPS, **common,
             )  # fmt: skip
         else:
             tile = 512 if layout.rows <= _SMALL_SORT else 128
@@ -103,7 +105,7 @@ def query(
 
 def is_finite(table: Tensor) -> bool:
     """Whether no cell is NaN or infinite; waits for the device."""
-    return bool(torch.isfinite(table).all())
+    return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
 def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset: int) -> None:
@@ -123,7 +125,9 @@ def _gather(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset
         (geometry.block, _TILE) if hashes else (triton.next_power_of_2(layout.cols), _NARROW_TILE)
     )
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
-    splits = _split(tiles * items, window.run_count, budget=length // 100 // size)
+    spare = _SPARE * length * out.element_size() - (_nbytes(*hashes) if hashes else 0)
+    room = int(spare // (size * out.element_size()))
+    splits = max(1, min(triton.cdiv(_PROGRAMS, tiles * items), room + 1, window.run_count))
     partials = out.new_empty((items, splits - 1, size))
     span = (offset, offset + length, geometry.slots, layout.cols, layout.rows, geometry.runs)
     per_split = triton.cdiv(window.run_count, splits)
@@ -171,18 +175,12 @@ class _Window:
         return self.first_run, self.run_count, self.first_block, self.block_count
 
 
-def _split(programs: int, runs: int, *, budget: int) -> int:
-    """Into how many parts the runs are split: enough programs, within the memory allowed."""
-    wanted = triton.cdiv(_PROGRAMS, programs)
-    return int(max(1, min(wanted, budget + 1, runs)))
-
-
 def _hash_tables(
     seed: HashSeed, layout: Layout, window: _Window, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Hashes of the runs and blocks, or None where they would take over 1% of the vector."""
     shifts = layout.rows * window.run_count
-    too_many = 4 * shifts + 8 * window.block_count > 4 * window.length // 100
+    too_many = 4 * shifts + 8 * window.block_count > _SPARE * 4 * window.length
     if layout.family == "pairwise" or layout.geometry.block < 256 or too_many:
         return None
     shift = torch.empty(shifts, dtype=torch.int32, device=device)
@@ -200,6 +198,10 @@ def _device_words(seed: HashSeed, device: torch.device) -> Tensor:
         words = torch.from_numpy(seed.words.view(np.int64).copy()).to(device)
         seed.memo[device] = words
     return words
+
+
+def _nbytes(*tensors: Tensor) -> int:
+    return sum(t.nbytes for t in tensors)
 
 
 def _accumulator(table: Tensor) -> tl.dtype:

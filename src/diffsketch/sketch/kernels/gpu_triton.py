@@ -56,8 +56,8 @@ def _signed(x, phase, ACC: tl.constexpr):
 
 @triton.jit(do_not_specialize=_SIZES)
 def hash_kernel(
-    words_ptr, shift_ptr, weyl_ptr, rows, cols, runs, first_run, run_count, first_block, block_count,
-    CHUNK: tl.constexpr,
+    words_ptr, shift_ptr, weyl_ptr, rows, cols, runs, first_run, run_count, first_block,
+    block_count, CHUNK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     weyl = _weyl_word(words_ptr, first_block + i)
@@ -226,7 +226,7 @@ def _combine(values, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constex
 @triton.jit(do_not_specialize=_SIZES)
 def query_wide_kernel(
     table_ptr, out_ptr, shift_ptr, weyl_ptr,
-    offset, end, cols, runs, first_run, run_count, first_block, block_count,
+    offset, end, cols, runs, first_run, run_count, first_block,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
     MEAN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -307,11 +307,11 @@ def query_narrow_kernel(
     table_ptr += item * ROWS * cols
     index = offset + tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     valid = index < end
-    values = (_narrow_cell(table_ptr, words_ptr, 0, index, valid, runs, cols, BLOCK, PAIRWISE, ACC),)
+    values = (
+        _narrow_cell(table_ptr, words_ptr, 0, index, valid, runs, cols, BLOCK, PAIRWISE, ACC),
+    )
     for j in tl.static_range(1, ROWS):
-        cell = _narrow_cell(
-            table_ptr, words_ptr, j, index, valid, runs, cols, BLOCK, PAIRWISE, ACC
-        )
+        cell = _narrow_cell(table_ptr, words_ptr, j, index, valid, runs, cols, BLOCK, PAIRWISE, ACC)
         values = values + (cell,)
     result = _combine(values, ROWS, NETWORK, MEAN)
     tl.store(out_ptr + item * (end - offset) + (index - offset), result, mask=valid)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["median_network", "middle"]
+__all__ = ["Network", "median_network", "middle"]
 
 Network = tuple[tuple[int, int], ...]
 
@@ -32,7 +32,7 @@ def median_network(rows: int) -> Network:
     """Comparators after which the values at `middle(rows)` are the middle ones.
 
     >>> len(median_network(5)), len(median_network(10))
-    (7, 30)
+    (7, 29)
     """
     if rows in _SELECT:
         return _SELECT[rows]
@@ -52,15 +52,17 @@ def middle(rows: int) -> tuple[int, int]:
 
 def _batcher(rows: int) -> list[tuple[int, int]]:
     """Batcher's odd-even merge sort for any number of values."""
-    comparators = []
+    comparators: list[tuple[int, int]] = []
     p = 1
     while p < rows:
         k = p
         while k >= 1:
             for j in range(k % p, rows - k, 2 * k):
-                for i in range(min(k, rows - j - k)):
-                    if (i + j) // (2 * p) == (i + j + k) // (2 * p):
-                        comparators.append((i + j, i + j + k))
+                comparators += [
+                    (i, i + k)
+                    for i in range(j, j + min(k, rows - j - k))
+                    if i // (2 * p) == (i + k) // (2 * p)
+                ]
             k //= 2
         p *= 2
     return comparators

@@ -1,4 +1,4 @@
-"""The definition as a program: plain, slow, for any device. Every fast kernel is tested against it."""
+"""The definition as a program: plain and slow. Every fast kernel is tested against it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffsketch.sketch.hashing import HashSeed, Layout, columns_and_signs
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
-INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:

@@ -1,0 +1,53 @@
+# Everything runs in .venv, which the first target makes. Needs python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install -c constraints.txt --build-constraint constraints.txt
+# Only what has files: an empty directory does not exist in a clone.
+SOURCES := $(dir $(firstword $(wildcard benchmarks/*.py))) $(dir $(firstword $(wildcard examples/*.py)))
+# The scripts among the modules, and the options to give them, as in make bench ARGS=--quick.
+BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ benchmarks/*.py))
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench clean
+
+help:  ## Show this list.
+	@echo "Usage: make TARGET"
+	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+run: $(VENV)/run.stamp  ## Install the package in .venv and run the demonstration.
+	$(BIN)/diffsketch demo
+
+test: $(VENV)/dev.stamp  ## Run the tests.
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy src tests $(SOURCES)
+
+bench: $(VENV)/dev.stamp  ## Run the benchmarks; ARGS=--quick for a short run.
+	@test -n "$(BENCHMARKS)" || echo "There are no benchmarks yet."
+	@set -e; for name in $(BENCHMARKS); do \
+		echo "$(BIN)/python -m $$name $(ARGS)"; $(BIN)/python -m $$name $(ARGS); done
+
+clean:  ## Remove .venv, caches and the outputs of runs.
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/run.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed; set one with make PYTHON=..." >&2; exit 1; }
+	@echo "Setting up $(VENV); the first time takes some minutes, most of them for PyTorch."
+	@# A virtual environment that was interrupted on its way has no pip: begin again.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install --upgrade "pip>=25.3"
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/run.stamp
+	$(INSTALL) --group dev
+	@touch $@

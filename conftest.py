@@ -1,0 +1,6 @@
+"""Which modules pytest skips when it looks for doctests."""
+
+from importlib.util import find_spec
+
+# Triton comes with PyTorch's CUDA builds only; without it this module cannot be imported.
+collect_ignore = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu.py"]

@@ -1,0 +1,237 @@
+"""The public class: shapes, laws that hold exactly, and what it refuses."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from diffsketch import ArgumentError, CountSketch, MismatchError, Sketch, SketchKey
+from diffsketch.sketch.hashing import FAMILIES, Family
+
+KEY = SketchKey(bytes(range(32)))
+SEED = KEY.seed(0)
+
+
+def random_vector(dim: int, number: int = 0) -> torch.Tensor:
+    return torch.randn(dim, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_linear(family: Family, data: st.DataObject) -> None:
+    """Scaling by powers of two and adding integers is exact; so then is linearity."""
+    dim, cols = data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 300))
+    sketch = CountSketch(dim, data.draw(st.integers(1, 7)), cols, family)
+    number = data.draw(st.integers(0, 1000))
+    x = (random_vector(dim, number) * 100).round()
+    y = (random_vector(dim, number + 1) * 100).round()
+    table = sketch.encode(4 * x - 2 * y, SEED)
+    assert torch.equal(table, 4 * sketch.encode(x, SEED) - 2 * sketch.encode(y, SEED))
+    assert torch.equal(sketch.encode(torch.zeros_like(x), SEED), torch.zeros_like(table))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tables_merge_in_any_order(family: Family) -> None:
+    sketch = CountSketch(5000, 5, 100, family)
+    workers = (torch.stack([random_vector(5000, k) for k in range(8)]) * 1000).round()
+    tables = sketch.encode(workers, SEED)
+    whole = sketch.encode(workers.sum(0), SEED)
+    assert torch.equal(tables.sum(0), whole)
+    assert torch.equal(tables[:3].sum(0) + tables[3:].sum(0), whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 10, 64])
+def test_one_coordinate_is_exact(family: Family, rows: int) -> None:
+    for dim, index in ((1, 0), (1000, 0), (1000, 999), (1000, 500)):
+        vector = torch.zeros(dim)
+        vector[index] = -3.25
+        sketch = CountSketch(dim, rows, 50, family)
+        table = sketch.encode(vector, SEED)
+        assert sketch.query(table, SEED)[index] == -3.25
+        assert (table != 0).sum() == rows
+        assert sketch.norm_estimate(table) == 3.25
+        values, indices = sketch.top_k(table, SEED, 1)
+        assert abs(values.item()) == 3.25
+        if rows >= 5:  # with fewer, a coordinate that shares the cells looks just the same
+            assert indices.tolist() == [index]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_even_rows_average_the_middle_values(family: Family) -> None:
+    sketch = CountSketch(200, 4, 20, family)
+    table = sketch.encode(random_vector(200), SEED)
+    each = torch.stack([
+        sketch.query(torch.where(torch.arange(4)[:, None] == j, table, 0), SEED, combine="mean") * 4
+        for j in range(4)
+    ])  # fmt: skip
+    expected = torch.from_numpy(np.median(each.numpy(), axis=0))
+    torch.testing.assert_close(sketch.query(table, SEED), expected)
+    torch.testing.assert_close(sketch.query(table, SEED, combine="mean"), each.mean(0))
+    assert not torch.allclose(sketch.query(table, SEED), each.median(0).values)  # the lower one
+
+
+def test_top_k_finds_heavy_coordinates() -> None:
+    sketch = CountSketch(100_000, 5, 2000)
+    vector = random_vector(100_000) * 0.01
+    heavy = torch.tensor([3, 77_777, 42_000, 99_999])
+    vector[heavy] = torch.tensor([5.0, -4.0, 3.0, -2.0], dtype=torch.float64)
+    values, indices = sketch.top_k(sketch.encode(vector, SEED), SEED, 4)
+    assert indices.tolist() == heavy.tolist()
+    assert (values - vector[indices]).abs().max() < 0.5
+    assert sketch.top_k(sketch.encode(vector, SEED), SEED, 0)[0].shape == (0,)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norm_estimate(family: Family) -> None:
+    """Within ten times its standard error, 1/sqrt(2 cols), per row; the median is closer."""
+    sketch = CountSketch(50_000, 7, 5000, family)
+    for number in range(5):
+        vector = random_vector(50_000, number)
+        estimate = sketch.norm_estimate(sketch.encode(vector, KEY.seed(number)))
+        assert abs(estimate / vector.norm() - 1) < 10 / np.sqrt(2 * 5000)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "pattern", [lambda n: torch.ones(n), lambda n: torch.arange(n) % 2 * 2.0 - 1, lambda n: 1e30 ** (torch.arange(n) % 2)]
+)  # fmt: skip
+def test_adversarial_input(family: Family, pattern: object) -> None:
+    """Constant, alternating and wildly scaled vectors: finite, and no cell without a share."""
+    vector = pattern(10_000).double()  # type: ignore[operator]
+    sketch = CountSketch(10_000, 5, 100, family)
+    table = sketch.encode(vector, SEED)
+    assert torch.isfinite(table).all()
+    assert (table.abs() > 0).double().mean() > 0.5
+    error = (sketch.query(table, SEED) - vector).abs().max()
+    assert error < 10 * vector.norm() / np.sqrt(100)
+
+
+def test_shapes_types_and_gradients() -> None:
+    sketch = CountSketch(100, 3, 10)
+    for shape in ((100,), (4, 100), (0, 100)):
+        for dtype in (torch.float32, torch.float64):
+            table = sketch.encode(torch.ones(shape, dtype=dtype), SEED)
+            assert table.shape == (*shape[:-1], 3, 10)
+            assert table.dtype == dtype
+            assert sketch.query(table, SEED).shape == shape
+    vector = torch.ones(100, requires_grad=True)
+    table = sketch.encode(vector, SEED)
+    assert not table.requires_grad
+    assert not sketch.query(table.requires_grad_(), SEED).requires_grad
+    assert vector.detach().equal(torch.ones(100))  # the input is left alone
+    empty = sketch.encode(torch.empty(0), SEED, offset=50)
+    assert torch.equal(empty, torch.zeros(3, 10))
+    assert CountSketch(1000, 5, 20).compression == 10
+
+
+BAD_SKETCHES = [
+    ({"dim": 0}, "dim must be in 1"),
+    ({"dim": (1 << 40) + 1}, "dim must be in 1"),
+    ({"rows": 65}, "rows must be in 1..64, got rows=65"),
+    ({"rows": 0}, "rows must be"),
+    ({"cols": -1}, "cols must be"),
+    ({"cols": 1 << 31}, "cols must be"),
+    ({"cols": 2.5}, "cols must be an int, got cols=2.5"),
+    ({"rows": True}, "rows must be an int"),
+    ({"family": "universal"}, "family must be one of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SKETCHES)
+def test_bad_sketch(changes: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"dim": 10, "rows": 3, "cols": 4} | changes
+    with pytest.raises(ArgumentError, match=message):
+        CountSketch(**arguments)  # type: ignore[arg-type]
+
+
+def test_bad_vector() -> None:
+    sketch = CountSketch(100, 3, 10)
+    for vector, message in (
+        (torch.ones(99), r"dim=100 .* shape \(99,\)"),
+        (torch.ones(2, 2, 100), r"got a torch.float32 tensor of shape \(2, 2, 100\)"),
+        (torch.tensor(1.0), "vector must be a tensor"),
+        (torch.ones(100, dtype=torch.int64), "one of float32, float64, got a torch.int64"),
+        (torch.ones(100, dtype=torch.float16), "one of float32, float64"),
+        (torch.ones(100, dtype=torch.complex64), "one of float32, float64"),
+        (torch.ones(100, device="meta"), "device must be a CPU or CUDA device"),
+        ([1.0] * 100, "vector must be a tensor .* got a list"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            sketch.encode(vector, SEED)  # type: ignore[arg-type]
+    for offset, message in ((51, r"offset must be in 0..50"), (-1, "offset"), (0.0, "an int")):
+        with pytest.raises(ArgumentError, match=message):
+            sketch.encode(torch.ones(50), SEED, offset=offset)  # type: ignore[arg-type]
+    for seed in (KEY, 7, b"x" * 32, None):
+        with pytest.raises(ArgumentError, match="seed must be a HashSeed"):
+            sketch.encode(torch.ones(100), seed)  # type: ignore[arg-type]
+
+
+def test_bad_table() -> None:
+    sketch, table = CountSketch(100, 3, 10), torch.ones(3, 10)
+    with pytest.raises(MismatchError, match=r"rows=3 and cols=10, got .* \(10, 3\)"):
+        sketch.query(torch.ones(10, 3), SEED)
+    with pytest.raises(ArgumentError, match="float32 or float64"):
+        sketch.query(table.long(), SEED)
+    with pytest.raises(ArgumentError, match="table must be a tensor"):
+        sketch.query(torch.ones(10), SEED)
+    with pytest.raises(
+        ArgumentError, match="combine must be 'median' or 'mean', got combine='max'"
+    ):
+        sketch.query(table, SEED, combine="max")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="offset needs out"):
+        sketch.query(table, SEED, offset=3)
+    with pytest.raises(ArgumentError, match="out must have dim=100"):
+        sketch.query(table, SEED, out=torch.empty(99))
+    with pytest.raises(ArgumentError, match="out must be contiguous"):
+        sketch.query(table, SEED, out=torch.empty(200)[::2])
+    with pytest.raises(MismatchError, match=r"out must be torch.float32"):
+        sketch.query(table, SEED, out=torch.empty(100, dtype=torch.float64))
+    for count in (-1, 101):
+        with pytest.raises(ArgumentError, match="count must be in 0"):
+            sketch.top_k(table, SEED, count)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_non_finite_values_are_found_in_the_table(family: Family, bad: float) -> None:
+    sketch = CountSketch(40_000, 3, 2500, family)
+    vector = random_vector(40_000).float()
+    vector[12_345] = bad
+    table = sketch.encode(vector, SEED)
+    out = torch.full((40_000,), 7.0)
+    with pytest.raises(ArgumentError, match="table must be finite"):
+        sketch.query(table, SEED, out=out)
+    assert torch.equal(out, torch.full((40_000,), 7.0))  # nothing half done
+    with pytest.raises(ArgumentError, match="finite"):
+        sketch.norm_estimate(table)
+    with pytest.raises(ArgumentError, match="finite"):
+        Sketch.of(vector, sketch, SEED)
+
+
+def test_from_error() -> None:
+    sketch = CountSketch.from_error(10**6, 0.05, failure=0.01)
+    assert sketch.cols == 2400
+    assert CountSketch.from_error(10**6, 0.05, failure=1e-6).rows > sketch.rows
+    for error, failure, message in (
+        (0.0, 0.1, "error must be"),
+        (float("nan"), 0.1, "error must be"),
+        (1.5, 0.1, "error must be"),
+        (0.1, 0.0, "failure must be"),
+        (0.1, 1.0, "failure must be"),
+        (0.1, 1e-30, "failure must be >="),
+        (1e-5, 0.1, "error must need"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            CountSketch.from_error(10**6, error, failure=failure)
+
+
+def test_no_global_randomness() -> None:
+    before = torch.random.get_rng_state()
+    sketch = CountSketch(1000, 3, 10)
+    sketch.query(sketch.encode(torch.ones(1000), SEED), SEED)
+    assert torch.equal(torch.random.get_rng_state(), before)
