@@ -3,4 +3,4 @@
 from importlib.util import find_spec
 
 # Triton comes with PyTorch's CUDA builds only; without it this module cannot be imported.
-collect_ignore = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu.py"]
+collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu*.py"]

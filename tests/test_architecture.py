@@ -29,7 +29,7 @@ MAY_IMPORT = {
 
 # Where a package of others may be imported, if not everywhere.
 ONLY_IN = {
-    "triton": "diffsketch/sketch/kernels/gpu.py",
+    "triton": "diffsketch/sketch/kernels/gpu*.py",
     "numba": "diffsketch/sketch/kernels/cpu*.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
     "matplotlib": "diffsketch/demo.py",

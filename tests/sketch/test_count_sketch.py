@@ -97,12 +97,15 @@ def test_norm_estimate(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "pattern", [lambda n: torch.ones(n), lambda n: torch.arange(n) % 2 * 2.0 - 1, lambda n: 1e30 ** (torch.arange(n) % 2)]
-)  # fmt: skip
-def test_adversarial_input(family: Family, pattern: object) -> None:
-    """Constant, alternating and wildly scaled vectors: finite, and no cell without a share."""
-    vector = pattern(10_000).double()  # type: ignore[operator]
+@pytest.mark.parametrize("pattern", ["constant", "alternating", "wildly scaled"])
+def test_adversarial_input(family: Family, pattern: str) -> None:
+    """Finite, no cell without a share, and the error within ten times its bound."""
+    odd = torch.arange(10_000) % 2
+    vector = {
+        "constant": torch.ones(10_000),
+        "alternating": odd * 2.0 - 1,
+        "wildly scaled": 1e30**odd,
+    }[pattern].double()
     sketch = CountSketch(10_000, 5, 100, family)
     table = sketch.encode(vector, SEED)
     assert torch.isfinite(table).all()

@@ -26,7 +26,7 @@ __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
 _SERIAL = 1 << 15  # coordinates under which starting threads costs more than it gains
-_SPARE = 1 << 18  # bytes of scratch that are always allowed; else 1% of the vector
+_SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
 _COPIES = 2  # partial tables that then take turns; a power of two
@@ -187,7 +187,7 @@ def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, i
         kind = "short" if length < _SERIAL and block <= cpu_blocked.CHUNK else "long"
         width += min(block, cpu_blocked.CHUNK)
         copies = _COPIES if layout.cols <= _SHORT_ROW else 1
-    room = max(_SPARE, length * itemsize // 100) // (layout.rows * width * itemsize)
+    room = max(_SPARE, length * itemsize // 125) // (layout.rows * width * itemsize)
     if kind == "short":
         return kind, 1, max(1, min(copies, room))
     parts = 1 if length < _SERIAL else min(_MAX_PARTS, room // copies)

@@ -27,9 +27,11 @@ from diffsketch.sketch.kernels.cpu_lanes import (
     as_pointer,
     flip_blocks,
     mean_blocks,
+    mean_blocks_stream,
     mean_lanes,
     mean_lanes_stream,
     median_blocks,
+    median_blocks_stream,
     median_lanes,
     median_lanes_stream,
 )
@@ -249,15 +251,24 @@ def _query_stretch(
                 hash_starts(b, runs, cols, block, j, words, starts[j, :ahead])
             count = min(_BATCH, last - c, max(1, (offset + out.size) // chunk - c))
             inner = base >= offset and base + count * chunk <= offset + out.size
-            if chunk == block and inner and table.shape[1] > cols and not stream:
+            if chunk == block and inner and table.shape[1] > cols:
                 # Short blocks, no borders and no end of a row to go around: no decisions to make.
                 to, apart = address(out) + (base - offset) * size, table.shape[1] * size
                 at, by, of = address(starts), address(steps), address(phases)
-                cell = address(table)
-                if mean:
-                    mean_blocks(to, cell, apart, like, count, vectors, at, _BATCH, by, of, one)
+                cell, per = address(table), _BATCH
+                if stream:
+                    if mean:
+                        mean_blocks_stream(
+                            to, cell, apart, like, count, vectors, at, per, by, of, one
+                        )
+                    else:
+                        median_blocks_stream(
+                            to, cell, apart, like, count, vectors, at, per, by, of, one
+                        )
+                elif mean:
+                    mean_blocks(to, cell, apart, like, count, vectors, at, per, by, of, one)
                 else:
-                    median_blocks(to, cell, apart, like, count, vectors, at, _BATCH, by, of, one)
+                    median_blocks(to, cell, apart, like, count, vectors, at, per, by, of, one)
                 c += count
                 hashed = -1
                 continue

@@ -287,7 +287,7 @@ def _combine_intrinsic(combine: Combine, *, stream: bool) -> Any:
     return combine_lanes
 
 
-def _blocks_intrinsic(combine: Combine) -> Any:
+def _blocks_intrinsic(combine: Combine, *, stream: bool) -> Any:
     """The same for consecutive blocks of so many vectors, from a table with rows `stride` apart.
 
     `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
@@ -324,7 +324,9 @@ def _blocks_intrinsic(combine: Combine) -> Any:
                     step = _word(builder, steps_at, outer.index)
                     phase = _word(builder, phases_at, outer.index)
                     out = lanes.address(target, builder.mul(outer.index, each))
-                    _combine_loop(lanes, combine, out, base, flips, each, step, phase)
+                    _combine_loop(
+                        lanes, combine, out, base, flips, each, step, phase, stream=stream
+                    )
 
             _one_or_more(builder, each, combine_all)
             return context.get_dummy_value()
@@ -336,7 +338,7 @@ def _blocks_intrinsic(combine: Combine) -> Any:
 
 def _combine_loop(
     lanes: _Lanes, combine: Combine, out: Any, base: list[Any], flips: list[Any], count: Any,
-    step: Any, phase: Any, *, stream: bool = False,
+    step: Any, phase: Any, *, stream: bool,
 ) -> None:  # fmt: skip
     with _loop(lanes.builder, count) as index:
         values = [
@@ -351,5 +353,7 @@ median_lanes = _combine_intrinsic(_median, stream=False)
 median_lanes_stream = _combine_intrinsic(_median, stream=True)
 mean_lanes = _combine_intrinsic(_mean, stream=False)
 mean_lanes_stream = _combine_intrinsic(_mean, stream=True)
-median_blocks = _blocks_intrinsic(_median)
-mean_blocks = _blocks_intrinsic(_mean)
+median_blocks = _blocks_intrinsic(_median, stream=False)
+median_blocks_stream = _blocks_intrinsic(_median, stream=True)
+mean_blocks = _blocks_intrinsic(_mean, stream=False)
+mean_blocks_stream = _blocks_intrinsic(_mean, stream=True)
