@@ -159,7 +159,8 @@ class CountSketch:
             offset: With `out`: the coordinate that `out` starts at.
             out: Where to write the estimates; contiguous, of the table's type and device. Its
                 length says how many coordinates are estimated.
-            validate: Look for non-finite cells first. On CUDA that waits for the device.
+            validate: Look for non-finite cells. On the CPU that is done first, and nothing is
+                written if there are any; on CUDA it waits for the device, and `out` is written.
 
         Raises:
             ArgumentError: If `table` is not of this sketch's shape, or has a non-finite cell.

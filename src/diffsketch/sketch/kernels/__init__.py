@@ -39,7 +39,7 @@ class Kernels(Protocol):
     ) -> bool:
         """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
 
-        False, and nothing is written, if the tables are to be validated and not finite.
+        False if the tables are to be validated and not finite.
         """
 
     def is_finite(self, table: Tensor) -> bool:

@@ -76,7 +76,7 @@ def _encode_long(
 def _encode_scattered(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
-    items, threads = source.shape[0], _threads(source.size)
+    items, threads = source.shape[0], _threads(source.size * layout.rows)
     tables = out[:, None]
     if copies:
         shape = (items, parts * copies, layout.rows, layout.cols)
@@ -124,7 +124,7 @@ def query(
             )
         )
     pad = min(block, cpu_blocked.CHUNK)
-    if layout.rows * (cols + pad) * table.itemsize > _SPARE // 4:
+    if layout.rows * (cols + pad) * table.itemsize > _SPARE:
         pad = 0
     place = out.data_ptr() - offset * table.itemsize
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)

@@ -57,10 +57,15 @@ def hash_starts(
 def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> None:
     """Columns of consecutive coordinates in a row of the pairwise family."""
     low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
-    for k in range(columns.size):
-        i = uint64(first + k)
-        h = low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add
-        columns[k] = uint32(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
+    done, wide = 0, uint64(cols)
+    while done < columns.size:  # up to the next multiple of 2**32 at a time: then it is linear
+        i = uint64(first + done)
+        start = low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add
+        count = min(columns.size - done, (1 << 32) - (first + done) % (1 << 32))
+        for k in range(count):
+            h = start + low * uint64(k)
+            columns[done + k] = uint32(((h >> uint64(32)) * wide) >> uint64(32))
+        done += count
 
 
 @njit

@@ -22,7 +22,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
 from diffsketch.sketch.kernels.cpu_lanes import mean_lanes, median_lanes
 
 COPIES = 4
-_PIECE = 256  # coordinates hashed at once
+_PIECE = 1024  # coordinates hashed at once
 
 
 @njit

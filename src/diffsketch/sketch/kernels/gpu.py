@@ -67,12 +67,18 @@ def query(
 ) -> bool:
     """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
 
-    False, and nothing is written, if the tables are to be validated and not finite.
+    False if the tables are to be validated and not finite. The device looks at the cells first,
+    but its answer is awaited only at the end, lest it stand idle: `out` is written in any case.
     """
-    if validate and not is_finite(tables):
-        return False
-    if not out.numel():
-        return True
+    largest = torch.linalg.vector_norm(tables, ord=math.inf) if validate else None
+    if out.numel():
+        _query(tables, seed, out, layout, offset, mean=mean)
+    return largest is None or math.isfinite(largest.item())
+
+
+def _query(
+    tables: Tensor, seed: HashSeed, out: Tensor, layout: Layout, offset: int, *, mean: bool
+) -> None:
     length, geometry = out.shape[-1], layout.geometry
     items = out.numel() // length
     network = tuple(k for pair in median_network(layout.rows) for k in pair)
@@ -100,7 +106,6 @@ def query(
                 geometry.runs, layout.cols, TILE=tile, PAIRWISE=layout.family == "pairwise",
                 **common,
             )  # fmt: skip
-    return True
 
 
 def is_finite(table: Tensor) -> bool:
