@@ -78,7 +78,7 @@ class CountSketch:
 
     @classmethod
     def from_error(
-        cls, dim: int, error: float, *, failure: float, family: Family = "blocked"
+        cls, dim: int, error: float, failure: float, *, family: Family = "blocked"
     ) -> CountSketch:
         """The sketch that Lemma 1 asks for: a coordinate's error is at most `error * ||vector||`.
 

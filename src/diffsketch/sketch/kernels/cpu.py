@@ -29,7 +29,8 @@ _SERIAL = 1 << 15  # coordinates under which starting threads costs more than it
 _SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
-_COPIES = 2  # partial tables that then take turns; a power of two
+_COPIES = 4  # partial tables that then take turns; a power of two
+_UNROLLED = 16  # rows up to which short vectors have code of their own for each number
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _BITS = {4: np.zeros(0, dtype=np.uint32), 8: np.zeros(0, dtype=np.uint64)}
 
@@ -48,7 +49,8 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     if kind == "short":
         short = cpu_short.encode if _threads(source.size) == 1 else cpu_short.encode_parallel
         block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
-        short(batch, offset % block, table, copies, block, hashes)
+        per_row = (None,) * layout.rows if layout.rows <= _UNROLLED else layout.rows
+        short(batch, offset % block, table, copies, block, hashes, per_row)
     elif kind == "long":
         _encode_long(batch, seed, table, layout, offset, parts, copies)
     else:
@@ -146,10 +148,10 @@ def is_finite(table: Tensor) -> bool:
 def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
     """The hashes of the blocks of a short vector, kept with the seed."""
     geometry = layout.geometry
-    first, last = offset // geometry.block, (offset + length - 1) // geometry.block
-    key = layout.dim, layout.rows, layout.cols, first, last
+    key = layout.dim, layout.rows, layout.cols, offset, length
     hashes: Words | None = seed.memo.get(key)
     if hashes is None:
+        first, last = offset // geometry.block, (offset + length - 1) // geometry.block
         hashes = cpu_short.hash_blocks(
             first, last - first + 1, layout.rows, layout.cols, geometry.block, geometry.runs,
             seed.words,

@@ -177,37 +177,45 @@ def add_blocks(
     """Add consecutive blocks of so many vectors to the rows of tables that they take turns on.
 
     In row `j`, at `j * stride`, of the table at `to + (k & mask) * apart`, block `k` starts at the
-    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set.
+    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set. `rows`
+    is a number, or a tuple with an entry per row: then the code is laid out row by row.
     """
-    del typingctx, to, source, blocks, vectors, rows, stride, words, batch, mask, apart
+    del typingctx, to, source, blocks, vectors, stride, words, batch, mask, apart
     long = types.int64
+    fixed = rows.count if isinstance(rows, types.UniTuple) else 0
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         target, origin, count, each, rows, stride, words_at, per_row, turns, apart, _ = args
         lanes = _Lanes(builder, sig.args[10])
 
+        def add_row(row: Any, block: Any, table: Any, first: Any, each: Any) -> None:
+            word = _word(builder, words_at, builder.add(builder.mul(row, per_row), block))
+            flips = lanes.splat(word)
+            start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
+            start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
+            place = builder.add(builder.add(table, builder.mul(row, stride)), start)
+            with _loop(builder, each) as index:
+                value = lanes.load(lanes.address(first, index))
+                cell = lanes.address(place, index)
+                total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
+                lanes.store(total, cell)
+
         def add_all(each: Any) -> None:
             with cgutils.for_range(builder, count) as outer:
                 table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
                 first = lanes.address(origin, builder.mul(outer.index, each))
-                with cgutils.for_range(builder, rows) as row:
-                    at = builder.add(builder.mul(row.index, per_row), outer.index)
-                    word = _word(builder, words_at, at)
-                    flips = lanes.splat(word)
-                    start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
-                    start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
-                    start = builder.add(builder.mul(row.index, stride), start)
-                    place = builder.add(table, start)
-                    with _loop(builder, each) as index:
-                        value = lanes.load(lanes.address(first, index))
-                        cell = lanes.address(place, index)
-                        total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
-                        lanes.store(total, cell)
+                if fixed:
+                    for j in range(fixed):
+                        add_row(ir.Constant(_I64, j), outer.index, table, first, each)
+                else:
+                    with cgutils.for_range(builder, rows) as row:
+                        add_row(row.index, outer.index, table, first, each)
 
         _one_or_more(builder, each, add_all)
         return context.get_dummy_value()
 
-    return types.void(*[long] * 10, like), codegen
+    kind = rows if fixed else long
+    return types.void(long, long, long, long, kind, *[long] * 5, like), codegen
 
 
 def _one_or_more(builder: Any, count: Any, emit: Callable[[Any], None]) -> None:

@@ -33,7 +33,9 @@ def hash_blocks(
 
 
 @njit
-def _encode(vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any) -> None:
+def _encode(
+    vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
+) -> None:
     """The vector begins `before` coordinates into its first block.
 
     Blocks take turns on `copies` tables with longer rows: a load that overlaps a store made just
@@ -53,26 +55,28 @@ def _encode(vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes:
         at = address(rest)
         flip_blocks(at, at, count - whole, vectors, steps + skip, phases + skip, vector[0])
     add_blocks(
-        address(tables), to, count, vectors, rows, width * size, address(hashes), count,
+        address(tables), to, count, vectors, per_row, width * size, address(hashes), count,
         copies - 1, rows * width * size, vector[0],
     )  # fmt: skip
     fold(tables, out)
 
 
 @njit(cache=True, nogil=True)
-def encode(vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any) -> None:
+def encode(
+    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
+) -> None:
     """One thread."""
     for item in range(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes)
+        _encode(vectors[item], before, out[item], copies, block, hashes, per_row)
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def encode_parallel(
-    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any
+    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
 ) -> None:
     """The same with all threads, a vector at a time for each."""
     for item in prange(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes)
+        _encode(vectors[item], before, out[item], copies, block, hashes, per_row)
 
 
 @njit
