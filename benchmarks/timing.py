@@ -160,7 +160,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """Commit, hardware and versions."""
     is_cuda, changes = device.type == "cuda", _git("status", "--porcelain")
     return {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("COMMIT"),
         "uncommitted_changes": None if changes is None else bool(changes),
         "hardware": {
             "cpu": _cpu_name(),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,9 @@ from diffsketch import __version__
 from diffsketch.errors import DiffSketchError
 
 __all__ = ["app", "main"]
+
+# Where it is defined depends on Typer's version: in click, or in a copy of it.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -143,9 +146,20 @@ def _one_line(error: Exception) -> str:
 def main() -> None:
     """Run the command line; the entry point of the `diffsketch` script."""
     try:
-        app()
+        status = app(standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except _UsageError as error:
+        typer.echo(f"error: {_one_line_usage(error)}", err=True)
+        sys.exit(EXIT_ERROR)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _one_line_usage(error: Any) -> str:
+    where = f"{error.ctx.command_path} --help" if error.ctx else "diffsketch --help"
+    return f"{' '.join(error.format_message().split())} (see {where})"
 
 
 if __name__ == "__main__":

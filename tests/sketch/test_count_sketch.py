@@ -163,6 +163,7 @@ def test_bad_vector() -> None:
         (torch.ones(100, dtype=torch.complex64), "one of float32, float64"),
         (torch.ones(100, device="meta"), "device must be a CPU or CUDA device"),
         ([1.0] * 100, "vector must be a tensor .* got a list"),
+        (torch.ones(100).to_sparse(), "vector must be dense"),
     ):
         with pytest.raises(ArgumentError, match=message):
             sketch.encode(vector, SEED)  # type: ignore[arg-type]
@@ -194,6 +195,10 @@ def test_bad_table() -> None:
         sketch.query(table, SEED, out=torch.empty(200)[::2])
     with pytest.raises(MismatchError, match=r"out must be torch.float32"):
         sketch.query(table, SEED, out=torch.empty(100, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match="out must be a tensor that needs no gradient"):
+        sketch.query(table, SEED, out=torch.empty(100, requires_grad=True))
+    with pytest.raises(ArgumentError, match="out must be a tensor"):
+        sketch.query(table, SEED, out=np.empty(100))  # type: ignore[arg-type]
     for count in (-1, 101):
         with pytest.raises(ArgumentError, match="count must be in 0"):
             sketch.top_k(table, SEED, count)
@@ -227,10 +232,12 @@ def test_from_error() -> None:
         (0.1, 0.0, "failure must be"),
         (0.1, 1.0, "failure must be"),
         (0.1, 1e-30, "failure must be >="),
-        (1e-5, 0.1, "error must need"),
+        (1e-5, 0.1, "error must be in"),
+        (1e-200, 0.1, "error must be in"),
+        ("a", 0.1, "error must be a number"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            CountSketch.from_error(10**6, error, failure=failure)
+            CountSketch.from_error(10**6, error, failure)  # type: ignore[arg-type]
 
 
 def test_no_global_randomness() -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import pytest
@@ -26,6 +32,8 @@ SHAPES = [
     (120_000, 5, 300),  # long vector, several parts
     (3000, 10, 64),
     (3000, 33, 64),
+    (40_000, 5, 1000),  # parts and copies
+    (32_768, 1, 22),
 ]
 
 
@@ -72,7 +80,7 @@ def test_bits_do_not_depend_on_threads(dim: int, rows: int, cols: int, family: F
     sketch = CountSketch(dim, rows, cols, family)
     vectors = random_vectors(3, dim)
     results = []
-    for threads in (1, 2, 3, 7):
+    for threads in (1, 2, 3, 7, 16, 64):
         torch.set_num_threads(threads)
         tables = sketch.encode(vectors, SEED)
         results.append((tables, sketch.query(tables, SEED), sketch.encode(vectors[0], SEED)))
@@ -162,3 +170,53 @@ def test_planted_errors_are_noticed() -> None:
     for broken in (-vector, vector.roll(1), torch.cat((vector[:-1], -vector[-1:]))):
         with pytest.raises(AssertionError):
             assert_close(cpu.encode(broken, SEED, layout=sketch.layout, offset=0), plain)
+
+
+def test_forked_children_and_other_threads_get_the_same_bits() -> None:
+    """Numba would end a forked child, or (one of its layers) a process with two callers."""
+    sketch, vector = CountSketch(200_000, 3, 4000), random_vectors(200_000)
+    torch.set_num_threads(2)
+    expected = sketch.encode(vector, SEED)
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(lambda _: sketch.encode(vector, SEED), range(12)))
+    assert all(torch.equal(table, expected) for table in tables)
+    code = (
+        "import os, torch, diffsketch as d\n"
+        "torch.set_num_threads(2)\n"
+        "s, k = d.CountSketch(200_000, 3, 4000), d.SketchKey.from_integer(1).seed(0)\n"
+        "v = torch.ones(200_000)\n"
+        "t = s.encode(v, k).numpy().tobytes()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os._exit(0 if s.encode(v, k).numpy().tobytes() == t else 3)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    for layer in ("default", "workqueue"):
+        environment = {**os.environ, "NUMBA_THREADING_LAYER": layer}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, check=False, timeout=120)  # noqa: S603
+        assert done.returncode == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("items", "dim", "rows", "cols"), [(100, 32_768, 5, 1000), (300, 1000, 5, 60)]
+)
+def test_memory_of_a_batch(family: Family, items: int, dim: int, rows: int, cols: int) -> None:
+    """Partial tables are for a few vectors at a time, not for all of them."""
+    sketch, vectors = CountSketch(dim, rows, cols, family), random_vectors(items, dim)
+    torch.set_num_threads(2)
+    table = sketch.encode(vectors, SEED)
+    tracemalloc.start()
+    sketch.encode(vectors, SEED)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak - table.nbytes < 2 * (1 << 19)
+
+
+def test_seeds_pickle_small() -> None:
+    sketch = CountSketch(7850, 7, 22)
+    sketch.encode(random_vectors(7850), SEED)
+    for value in (SEED, sketch):
+        assert len(pickle.dumps(value)) < 500
+        assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301 - our own bytes

@@ -90,16 +90,19 @@ class CountSketch:
         >>> CountSketch.from_error(1_000_000, 0.05, failure=0.01)
         CountSketch(dim=1000000, rows=9, cols=2400, family='blocked')
         """
-        check(0 < error <= 1, "error", "be in (0, 1]", error)
+        for name, value in (("error", error), ("failure", failure)):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ArgumentError(f"{name} must be a number, got {name}={value!r}")
+        least = math.sqrt(6 / MAX_COLS)  # what the largest table can keep
+        check(least <= error <= 1, "error", f"be in [{least:.2g}, 1]", error)
         check(0 < failure < 1, "failure", "be in (0, 1)", failure)
-        cols = math.ceil(6 / error**2)
-        check(cols <= MAX_COLS, "error", "need at most 2**31 - 1 columns", error)
+        cols = min(MAX_COLS, math.ceil(6 / error**2))
         for rows in range(1, MAX_ROWS + 1, 2):
             if _median_miss(rows, 1 / 6) <= failure:
                 return cls(dim, rows, cols, family)
-        least = _median_miss(MAX_ROWS - 1, 1 / 6)
+        rarest = _median_miss(MAX_ROWS - 1, 1 / 6)
         raise ArgumentError(
-            f"failure must be >= {least:.1e}, which takes {MAX_ROWS - 1} rows, "
+            f"failure must be >= {rarest:.1e}, which takes {MAX_ROWS - 1} rows, "
             f"got failure={failure}"
         )
 
@@ -111,7 +114,8 @@ class CountSketch:
     def encode(self, vector: Tensor, seed: HashSeed, *, offset: int | None = None) -> Tensor:
         """The table `(rows, cols)` of a vector, or `(batch, rows, cols)` of a batch of vectors.
 
-        A non-finite coordinate makes a non-finite cell, which `query` and `Sketch` refuse.
+        A non-finite coordinate makes a non-finite cell, which `query` and `Sketch` refuse. No
+        gradient flows through: the table is made of the vector's values.
 
         Args:
             vector: `(dim,)` or `(batch, dim)`; float32 or float64, on CUDA also float16 and
@@ -129,6 +133,8 @@ class CountSketch:
         if vector.dtype not in kernels.INPUT_TYPES:
             allowed = ", ".join(str(kind).removeprefix("torch.") for kind in kernels.INPUT_TYPES)
             raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
+        if vector.layout != torch.strided:
+            raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")
         length = vector.shape[-1]
         if offset is None and length != self.dim:
             raise ArgumentError(
@@ -137,6 +143,8 @@ class CountSketch:
         start = self._check_span(offset, length)
         if vector.requires_grad:
             vector = vector.detach()
+        if vector.is_neg():
+            vector = vector.resolve_neg()
         return kernels.encode(vector.contiguous(), seed, layout=self.layout, offset=start)
 
     def query(
@@ -262,13 +270,15 @@ def _check_seed(seed: HashSeed) -> None:
 
 
 def _check_out(out: Tensor, table: Tensor) -> None:
+    if not isinstance(out, Tensor) or out.requires_grad:
+        raise ArgumentError(f"out must be a tensor that needs no gradient, got {_describe(out)}")
     if (
         out.dim() != table.dim() - 1
         or out.shape[:-1] != table.shape[:-2]
         or not out.is_contiguous()
     ):
         raise ArgumentError(f"out must be contiguous with a vector per table, got {_describe(out)}")
-    if out.dtype != table.dtype or out.device != table.device or out.requires_grad:
+    if out.dtype != table.dtype or out.device != table.device:
         raise MismatchError(
             f"out must be {table.dtype} on {table.device} like the table, got {_describe(out)}"
         )

@@ -4,7 +4,7 @@ A family says, for coordinate `i` and row `j`, which column it lands in and with
 
 **pairwise** (the paper's): each coordinate on its own. The column comes from a strongly universal
 multiply-shift, the signs of all rows from one mixing hash of `i` (signs taken from the
-multiply-shift as well would follow the coordinates' order: `tests/sketch/test_statistics.py`).
+multiply-shift as well would follow the coordinates' order: `tests/sketch/test_laws.py`).
 
 **blocked**: no scatter. The vector is cut into blocks of `block` consecutive coordinates and the
 blocks are dealt in turn to `runs` runs, at most `slots` blocks each, so a run holds no more
@@ -70,7 +70,8 @@ class HashSeed:
     def __post_init__(self) -> None:
         if not isinstance(self.value, bytes):
             raise ArgumentError(f"value must be bytes, got {type(self.value).__name__}")
-        check(len(self.value) == 32, "value", "be 32 bytes long", self.value)
+        if len(self.value) != 32:
+            raise ArgumentError(f"value must be 32 bytes long, got {len(self.value)} bytes")
 
     @cached_property
     def words(self) -> Words:
@@ -98,6 +99,9 @@ class HashSeed:
     def memo(self) -> dict[Any, Any]:
         """What kernels derive from the seed: its words on a device, a short vector's hashes."""
         return {}
+
+    def __reduce__(self) -> tuple[type[HashSeed], tuple[bytes]]:
+        return HashSeed, (self.value,)
 
     def __repr__(self) -> str:
         return f"HashSeed(fingerprint={self.fingerprint.hex()})"
@@ -179,6 +183,9 @@ class Layout:
     def geometry(self) -> Geometry:
         """The cut of the blocked family."""
         return Geometry.of(self.dim, self.cols)
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[int, int, int, Family]]:
+        return Layout, (self.dim, self.rows, self.cols, self.family)
 
     @cached_property
     def memo(self) -> dict[Any, Any]:

@@ -36,6 +36,9 @@ class Sketch:
     fingerprint: bytes
 
     def __post_init__(self) -> None:
+        if not isinstance(self.maker, CountSketch):
+            kind = type(self.maker).__name__
+            raise ArgumentError(f"maker must be a CountSketch, got a {kind}")
         self.maker.check_table(self.table)
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != 8:
             raise ArgumentError("fingerprint must be the 8 bytes of HashSeed.fingerprint")
@@ -70,12 +73,16 @@ class Sketch:
         self._check_fingerprint(seed)
         return self.maker.query(self.table, seed, combine=combine, validate=False)
 
-    def top_k(self, seed: HashSeed, count: int) -> tuple[Tensor, Tensor]:
+    def top_k(
+        self, seed: HashSeed, count: int, *, combine: Combine = "median"
+    ) -> tuple[Tensor, Tensor]:
         """The `count` coordinates with the largest estimates in size: their values and indices."""
         self._check_fingerprint(seed)
-        return self.maker.top_k(self.table, seed, count)
+        return self.maker.top_k(self.table, seed, count, combine=combine)
 
     def _check_fingerprint(self, seed: HashSeed) -> None:
+        if not isinstance(seed, HashSeed):
+            raise ArgumentError(f"seed must be a HashSeed, got a {type(seed).__name__}")
         if seed.fingerprint != self.fingerprint:
             raise MismatchError(
                 f"seed must be the one that the sketch was encoded with, fingerprint "

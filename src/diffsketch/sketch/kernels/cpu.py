@@ -7,8 +7,13 @@ are small enough, into a fixed number of partial tables, added in order at the e
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,6 +25,7 @@ from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered, cpu_short
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Words: TypeAlias = npt.NDArray[np.uint32]
 Kind: TypeAlias = Literal["short", "long", "scattered"]
+Loop: TypeAlias = Callable[..., Any]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
@@ -47,14 +53,17 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     out = (np.empty if copies else np.zeros)(shape, dtype=source.dtype)
     table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
     if kind == "short":
-        short = cpu_short.encode if _threads(source.size) == 1 else cpu_short.encode_parallel
         block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
         per_row = (None,) * layout.rows if layout.rows <= _UNROLLED else layout.rows
-        short(batch, offset % block, table, copies, block, hashes, per_row)
-    elif kind == "long":
-        _encode_long(batch, seed, table, layout, offset, parts, copies)
-    else:
-        _encode_scattered(batch, seed, table, layout, offset, parts, copies)
+        run = _runner(cpu_short.encode, cpu_short.encode_parallel, _threads(source.size))
+        run(batch, offset % block, table, copies, block, hashes, per_row)
+        return torch.from_numpy(out)
+    # A few vectors at a time, for the sake of the memory that partial tables take.
+    encode_some = _encode_long if kind == "long" else _encode_scattered
+    group = max(1, torch.get_num_threads() // parts) if copies else batch.shape[0]
+    for first in range(0, batch.shape[0], group):
+        some = slice(first, first + group)
+        encode_some(batch[some], seed, table[some], layout, offset, parts, copies)
     return torch.from_numpy(out)
 
 
@@ -66,9 +75,12 @@ def _encode_long(
     if copies:
         width = layout.cols + min(geometry.block, cpu_blocked.CHUNK)
         tables = np.zeros((items, parts * copies, layout.rows, width), dtype=source.dtype)
-    shares = -(-threads // (items * parts))
-    bands = -(-shares // layout.rows)
-    run = cpu_blocked.encode_long if threads == 1 else cpu_blocked.encode_long_parallel
+    shares, bands = -(-threads // (items * parts)), 1
+    if copies > 1:
+        shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
+    else:
+        bands = -(-shares // layout.rows)
+    run = _runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
     run(
         source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,
         seed.words, out,
@@ -84,7 +96,7 @@ def _encode_scattered(
         shape = (items, parts * copies, layout.rows, layout.cols)
         tables = np.zeros(shape, dtype=source.dtype)
     shares = min(layout.rows, -(-threads // (items * parts)))
-    run = cpu_scattered.encode if threads == 1 else cpu_scattered.encode_parallel
+    run = _runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
     run(
         source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
         seed.words, _BITS[source.itemsize], out,
@@ -111,19 +123,17 @@ def query(
     length, cols, per_row = result.shape[-1], layout.cols, (None,) * layout.rows
     result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
     items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
-    if kind == "short":
-        short = cpu_short.query if _threads(result.size) == 1 else cpu_short.query_parallel
-        hashes = _hashes(seed, layout, offset, length)
-        return bool(short(table, result, offset % block, block, hashes, per_row, mean, validate))
     threads = _threads(result.size)
+    if kind == "short":
+        hashes = _hashes(seed, layout, offset, length)
+        run = _runner(cpu_short.query, cpu_short.query_parallel, threads)
+        return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
     parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words
     if kind == "scattered":
-        scattered = cpu_scattered.query if threads == 1 else cpu_scattered.query_parallel
+        run = _runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
         own, like = _block(layout), _BITS[table.itemsize]
         return bool(
-            scattered(
-                table, cols, result, offset, parts, own, runs, words, per_row, like, mean, validate
-            )
+            run(table, cols, result, offset, parts, own, runs, words, per_row, like, mean, validate)
         )
     pad = min(block, cpu_blocked.CHUNK)
     if layout.rows * (cols + pad) * table.itemsize > _SPARE:
@@ -131,7 +141,7 @@ def query(
     place = out.data_ptr() - offset * table.itemsize
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
     stream = result.nbytes >= _STREAM and aligned
-    run = cpu_blocked.query if threads == 1 else cpu_blocked.query_parallel
+    run = _runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
     return bool(
         run(
             table, cols, result, offset, parts, pad, block, runs, words, per_row, mean, stream,
@@ -148,15 +158,16 @@ def is_finite(table: Tensor) -> bool:
 def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
     """The hashes of the blocks of a short vector, kept with the seed."""
     geometry = layout.geometry
-    key = layout.dim, layout.rows, layout.cols, offset, length
-    hashes: Words | None = seed.memo.get(key)
+    key = layout.dim, layout.rows, layout.cols
+    hashes: Words | None = seed.memo.get(key) if length == layout.dim else None
     if hashes is None:
         first, last = offset // geometry.block, (offset + length - 1) // geometry.block
         hashes = cpu_short.hash_blocks(
             first, last - first + 1, layout.rows, layout.cols, geometry.block, geometry.runs,
             seed.words,
         )  # fmt: skip
-        seed.memo[key] = hashes
+        if length == layout.dim:  # parts of a vector are too many to keep
+            seed.memo[key] = hashes
     return hashes
 
 
@@ -166,6 +177,40 @@ def _block(layout: Layout) -> int:
 
 def _threads(work: int) -> int:
     return 1 if work < _SERIAL else torch.get_num_threads()
+
+
+def _runner(serial: Loop, parallel: Loop, threads: int) -> Loop:
+    return serial if threads == 1 else partial(_run_parallel, serial, parallel, threads)
+
+
+def _run_parallel(serial: Loop, parallel: Loop, threads: int, *arguments: Any) -> Any:
+    """With all threads; with one where Numba's would abort the process, to the same bits.
+
+    That is in a forked child, whose parent's threads are gone, and (with one of Numba's threading
+    layers) while another thread of this process is at it.
+    """
+    if _forked or not _pool.acquire(blocking=False):
+        return serial(*arguments)
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(min(threads, _MOST_THREADS))
+        return parallel(*arguments)
+    finally:
+        numba.set_num_threads(before)
+        _pool.release()
+
+
+_MOST_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+_pool = threading.Lock()
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked, _pool
+    _forked, _pool = True, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
@@ -191,7 +236,7 @@ def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, i
         copies = _COPIES if layout.cols <= _SHORT_ROW else 1
     room = max(_SPARE, length * itemsize // 125) // (layout.rows * width * itemsize)
     if kind == "short":
-        return kind, 1, max(1, min(copies, room))
+        return kind, 1, copies if room >= copies else 1
     parts = 1 if length < _SERIAL else min(_MAX_PARTS, room // copies)
     parts = 1 << (max(1, parts).bit_length() - 1)
     if room < copies or (parts * copies == 1 and kind == "scattered"):

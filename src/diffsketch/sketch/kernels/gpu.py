@@ -38,6 +38,7 @@ _TILE, _WARPS, _UNROLL = 512, 1, 2
 _QUERY_TILE, _QUERY_WARPS = 1024, 4
 _NARROW_TILE = 1024  # elements, over several runs
 _PROGRAMS = 4096  # enough to occupy the largest devices; more would cost partial tables
+_MAX_ITEMS = 65_535
 _SPARE = 0.0095  # of the vector: memory for hashes and partial tables (allocators round up)
 _SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
 
@@ -50,8 +51,10 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=vectors.device)
     if vectors.numel():
         batch = vectors.view(-1, vectors.shape[-1])
+        tables = out.view(-1, layout.rows, layout.cols)
         with torch.cuda.device(vectors.device):
-            (_scatter if adds else _gather)(batch, out, seed, layout, offset)
+            for some in _groups(batch.shape[0]):
+                (_scatter if adds else _gather)(batch[some], tables[some], seed, layout, offset)
     return out
 
 
@@ -70,9 +73,13 @@ def query(
     False if the tables are to be validated and not finite. The device looks at the cells first,
     but its answer is awaited only at the end, lest it stand idle: `out` is written in any case.
     """
+    if not tables.numel():
+        return True
     largest = torch.linalg.vector_norm(tables, ord=math.inf) if validate else None
     if out.numel():
-        _query(tables, seed, out, layout, offset, mean=mean)
+        batch, results = tables.view(-1, layout.rows, layout.cols), out.view(-1, out.shape[-1])
+        for some in _groups(batch.shape[0]):
+            _query(batch[some], seed, results[some], layout, offset, mean=mean)
     return largest is None or math.isfinite(largest.item())
 
 
@@ -110,6 +117,8 @@ def _query(
 
 def is_finite(table: Tensor) -> bool:
     """Whether no cell is NaN or infinite; waits for the device."""
+    if not table.numel():
+        return True
     return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
@@ -203,6 +212,11 @@ def _device_words(seed: HashSeed, device: torch.device) -> Tensor:
         words = torch.from_numpy(seed.words.view(np.int64).copy()).to(device)
         seed.memo[device] = words
     return words
+
+
+def _groups(items: int) -> list[slice]:
+    """Batches that a grid can hold: its second and third dimension end at 65,535."""
+    return [slice(first, first + _MAX_ITEMS) for first in range(0, items, _MAX_ITEMS)]
 
 
 def _nbytes(*tensors: Tensor) -> int:
