@@ -41,10 +41,10 @@ QUICK_SIZES = {"cpu": (7850, 10**6), "cuda": (10**7,)}
 
 _STARTUP = """
 import time
-import diffsketch
-start = time.perf_counter()
 import torch
 vector = torch.ones({dim}, device="{device}")
+start = time.perf_counter()
+import diffsketch
 sketch = diffsketch.CountSketch({dim}, rows=5, cols={dim} // 250)
 sketch.encode(vector, diffsketch.SketchKey.from_integer(0).seed(0)).sum().item()
 print(time.perf_counter() - start)
@@ -203,7 +203,7 @@ def run_memory(problem: Problem, jobs: Sequence[Job], report: Report) -> None:
 
 
 def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
-    """Seconds from `import diffsketch` to the end of the first encode, in fresh processes."""
+    """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch."""
     code = _STARTUP.format(dim=dim, device=report.device.type)
     samples = []
     for _ in range(4):
