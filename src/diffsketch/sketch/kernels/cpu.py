@@ -7,6 +7,7 @@ are small enough, into a fixed number of partial tables, added in order at the e
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def _encode_long(
     if copies > 1:
         shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
     else:
-        bands = -(-shares // layout.rows)
+        bands = shares // math.gcd(shares, layout.rows)  # so that shares are of equal size
     run = _runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
     run(
         source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,

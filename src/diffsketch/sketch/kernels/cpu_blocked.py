@@ -152,13 +152,15 @@ def _encode_stretch(
             )  # fmt: skip
             begin = end
             continue
-        for u in range(unit, units):
-            low, high = share(width, u % bands, bands)
-            hash_starts(hashed, runs, cols, block, u // bands, words, starts[0, :count])
+        first_row, last_row = unit // bands, (units - 1) // bands
+        for row in range(first_row, last_row + 1):  # the share's bands of a row in one go
+            low, _ = share(width, max(unit - row * bands, 0), bands)
+            _, high = share(width, min(units - row * bands, bands) - 1, bands)
+            hash_starts(hashed, runs, cols, block, row, words, starts[0, :count])
             _encode_row(
-                vector, offset, tables[0, u // bands], cols, low, high, begin, end, block,
+                vector, offset, tables[0, row], cols, low, high, begin, end, block,
                 starts[0], steps, phases, border,
-                per_stretch * chunk * size if u == unit + 1 else 0,
+                per_stretch * chunk * size if row == first_row + 1 else 0,
             )  # fmt: skip
         begin = end
 
