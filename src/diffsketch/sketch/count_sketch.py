@@ -21,7 +21,7 @@ from diffsketch.sketch.hashing import (
 )
 from diffsketch.sketch.kernels import kernels_for
 
-__all__ = ["Combine", "CountSketch"]
+__all__ = ["Combine", "CountSketch", "check_seed"]
 
 Combine: TypeAlias = Literal["median", "mean"]
 
@@ -124,7 +124,7 @@ class CountSketch:
             offset: If given, `vector` holds only the coordinates from `offset` on, as many as it
                 is long; the others count as zero. Tables of a vector's parts add up to its table.
         """
-        _check_seed(seed)
+        check_seed(seed)
         if not isinstance(vector, Tensor) or not 1 <= vector.dim() <= 2:
             raise ArgumentError(
                 f"vector must be a tensor (dim,) or (batch, dim), got {_describe(vector)}"
@@ -173,7 +173,7 @@ class CountSketch:
         Raises:
             ArgumentError: If `table` is not of this sketch's shape, or has a non-finite cell.
         """
-        _check_seed(seed)
+        check_seed(seed)
         self._check_table(table)
         check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
         if table.requires_grad:
@@ -262,7 +262,8 @@ def _not_finite() -> ArgumentError:
     )
 
 
-def _check_seed(seed: HashSeed) -> None:
+def check_seed(seed: HashSeed) -> None:
+    """Raise unless `seed` is a `HashSeed`."""
     if not isinstance(seed, HashSeed):
         raise ArgumentError(
             f"seed must be a HashSeed, as SketchKey.seed(round_index) gives, got {_describe(seed)}"

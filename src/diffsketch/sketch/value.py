@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed
 
 __all__ = ["Sketch"]
@@ -81,8 +81,7 @@ class Sketch:
         return self.maker.top_k(self.table, seed, count, combine=combine)
 
     def _check_fingerprint(self, seed: HashSeed) -> None:
-        if not isinstance(seed, HashSeed):
-            raise ArgumentError(f"seed must be a HashSeed, got a {type(seed).__name__}")
+        check_seed(seed)
         if seed.fingerprint != self.fingerprint:
             raise MismatchError(
                 f"seed must be the one that the sketch was encoded with, fingerprint "

@@ -18,6 +18,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     fold,
     hash_signs,
     hash_starts,
+    pad_rows,
     share,
 )
 from diffsketch.sketch.kernels.cpu_lanes import (
@@ -308,14 +309,7 @@ def _query_task(
     begin, end = share((offset + outs.shape[1] - 1) // chunk + 1 - first, part, parts)
     table = tables[item]
     if pad:
-        # Rows that repeat their start, so that no chunk has to go around the end.
-        longer = np.empty((table.shape[0], cols + pad), table.dtype)
-        for j in range(table.shape[0]):
-            for k in range(cols):
-                longer[j, k] = table[j, k]
-            for k in range(pad):
-                longer[j, cols + k] = table[j, k]
-        table = longer
+        table = pad_rows(table, pad)
     _query_stretch(
         table, cols, outs[item], offset, first + begin, first + end, block, runs, words, like,
         mean, stream,

@@ -113,3 +113,16 @@ def fold(parts: Any, out: Any) -> None:
         for p in range(parts.shape[0]):
             for c in range(cols, parts.shape[2]):
                 out[j, c - cols] += parts[p, j, c]
+
+
+@njit
+def pad_rows(table: Any, pad: Any) -> Any:
+    """A copy whose rows repeat their start, so that no block has to go around the end."""
+    rows, cols = table.shape
+    longer = np.empty((rows, cols + pad), table.dtype)
+    for j in range(rows):
+        for k in range(cols):
+            longer[j, k] = table[j, k]
+        for k in range(pad):
+            longer[j, cols + k] = table[j, k]
+    return longer

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from diffsketch.sketch.kernels.cpu_hashes import address, finite, fold, hash_signs, hash_starts
+from diffsketch.sketch.kernels.cpu_hashes import (
+    address,
+    finite,
+    fold,
+    hash_signs,
+    hash_starts,
+    pad_rows,
+)
 from diffsketch.sketch.kernels.cpu_lanes import (
     add_blocks,
     flip_blocks,
@@ -85,12 +92,7 @@ def _query(
 ) -> None:
     rows, cols, size, count = table.shape[0], table.shape[1], table.itemsize, hashes.shape[1]
     width, vectors = cols + block, block * table.itemsize // 64
-    longer = np.empty((rows, width), table.dtype)
-    for j in range(rows):  # rows repeat their start, so that no block has to go around the end
-        for k in range(cols):
-            longer[j, k] = table[j, k]
-        for k in range(block):
-            longer[j, cols + k] = table[j, k]
+    longer = pad_rows(table, block)
     whole = 0 if before else out.size // block
     room = np.empty((count - whole) * block, table.dtype)
     at, by, of = address(hashes), address(hashes[rows]), address(hashes[rows + 1])
