@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, prange, uint32
+from numba import njit, prange, uint32
 
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
@@ -25,7 +25,6 @@ from diffsketch.sketch.kernels.cpu_lanes import (
     add_blocks,
     add_lanes,
     add_lanes_prefetch,
-    as_pointer,
     flip_blocks,
     mean_blocks,
     mean_blocks_stream,
@@ -38,77 +37,42 @@ from diffsketch.sketch.kernels.cpu_lanes import (
 )
 
 CHUNK = 1024
-_STRETCH = 1 << 16  # coordinates that row after row reads: they stay in the second-level cache
+_STRETCH = 1 << 15  # coordinates that row after row reads: they stay in the second-level cache
 _BATCH = 64  # blocks hashed at once
-
-
-@njit
-def _add_piece(
-    row: Any, at: Any, source: Any, begin: Any, count: Any, step: Any, phase: Any
-) -> None:
-    """`row[at:] += source[begin:begin + count]` with the signs of a chunk, of which it is part."""
-    size = row.itemsize
-    vectors = count * size // 64
-    phase = phase + step * uint32(begin)
-    origin = source + begin * size
-    add_lanes(address(row) + at * size, origin, vectors, step, phase, 0, row[0])
-    tail = carray(as_pointer(origin, row[0]), count)
-    for k in range(vectors * 64 // size, count):
-        row[at + k] += -tail[k] if (phase + step * uint32(k)) & TOP else tail[k]
-
-
-@njit
-def _add_clipped(
-    row: Any, start: Any, source: Any, chunk: Any, cols: Any, low: Any, high: Any, step: Any,
-    phase: Any,
-) -> None:  # fmt: skip
-    """Add a chunk from column `start` on, but only to columns `low` to `high`.
-
-    If the row is no longer than `cols`, what is past its end goes to its start.
-    """
-    first, last = max(start, low), min(start + chunk, row.size, high)
-    if first < last:
-        _add_piece(row, first, source, first - start, last - first, step, phase)
-    last = min(start + chunk - cols, high) if row.size == cols else 0
-    if low < last:
-        _add_piece(row, low, source, low + cols - start, last - low, step, phase)
 
 
 @njit
 def _encode_row(
     vector: Any, offset: Any, row: Any, cols: Any, low: Any, high: Any, first: Any, last: Any,
-    block: Any, starts: Any, steps: Any, phases: Any, border: Any, ahead: Any,
+    block: Any, starts: Any, steps: Any, phases: Any, ahead: Any, turn: Any, turns: Any,
 ) -> None:  # fmt: skip
-    """Add chunks `first` to `last` to columns `low` to `high` of a row.
+    """Add coordinates `first` to `last` to columns `low` to `high` of a row.
 
-    What lies `ahead` bytes further on is fetched from memory meanwhile, unless it is 0.
+    Blocks that have their `turn`, one of `turns`, fetch what lies `ahead` bytes further on from
+    memory meanwhile; so the rows of a table fetch all of it together.
     """
-    size, chunk = vector.itemsize, border.size
-    vectors, origin, to = chunk * size // 64, address(vector), address(row)
-    one = vector[0]
-    k, into = 0, first * chunk % block
-    for c in range(first, last):
-        step = steps[k]
+    size, one = vector.itemsize, vector[0]
+    origin, to = address(vector) - offset * size, address(row)
+    hashed = first // block
+    for k in range((last - 1) // block + 1 - hashed):
+        begin = max(first, (hashed + k) * block)
+        count = min(last, (hashed + k + 1) * block) - begin
+        into, step = begin % block, steps[k]
         phase = phases[k] + step * uint32(into) + (starts[k] & TOP)
-        begin = c * chunk - offset
-        source = origin + begin * size
-        if begin < 0 or begin + chunk > vector.size:
-            border[:] = 0
-            for i in range(max(0, -begin), min(chunk, vector.size - begin)):
-                border[i] = vector[begin + i]
-            source = address(border)
-        start = np.int64(starts[k] & REST) + into
+        start, least = np.int64(starts[k] & REST) + into, low
         start -= cols if start >= cols else 0
-        if start >= low and start + chunk <= high:
-            if ahead:
-                add_lanes_prefetch(to + start * size, source, vectors, step, phase, ahead, one)
-            else:
-                add_lanes(to + start * size, source, vectors, step, phase, 0, one)
-        elif (start < high and start + chunk > low) or start + chunk > row.size:
-            _add_clipped(row, start, source, chunk, cols, low, high, step, phase)
-        into += chunk
-        if into == block:
-            into, k = 0, k + 1
+        for _ in range(2):  # as it lies, then what of it goes around the end of the row
+            at, end = max(start, least), min(start + count, high)
+            if at < end:
+                skip = at - start
+                value, phase_there = origin + (begin + skip) * size, phase + step * uint32(skip)
+                if k % turns == turn:
+                    add_lanes_prefetch(
+                        to + at * size, value, end - at, step, phase_there, ahead, one
+                    )
+                else:
+                    add_lanes(to + at * size, value, end - at, step, phase_there, 0, one)
+            start, least = start - cols, max(low, row.size - cols)
 
 
 @njit
@@ -125,7 +89,6 @@ def _encode_stretch(
     size, chunk = vector.itemsize, min(block, CHUNK)
     per_stretch = min(_STRETCH, _BATCH * block) // chunk
     blocks = max(1, per_stretch * chunk // block)
-    border = np.empty(chunk, vector.dtype)
     starts = np.empty((units, blocks), np.uint32)
     steps, phases = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
     signed = np.empty(per_stretch * chunk if chunk == block else 0, vector.dtype)
@@ -159,9 +122,9 @@ def _encode_stretch(
             _, high = share(width, min(units - row * bands, bands) - 1, bands)
             hash_starts(hashed, runs, cols, block, row, words, starts[0, :count])
             _encode_row(
-                vector, offset, tables[0, row], cols, low, high, begin, end, block,
-                starts[0], steps, phases, border,
-                per_stretch * chunk * size if row == first_row + 1 else 0,
+                vector, offset, tables[0, row], cols, low, high, max(begin * chunk, offset),
+                min(end * chunk, stop), block, starts[0], steps, phases,
+                per_stretch * chunk * size, row - first_row, last_row + 1 - first_row,
             )  # fmt: skip
         begin = end
 

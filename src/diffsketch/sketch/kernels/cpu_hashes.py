@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 from numba import njit, uint32, uint64
 
+from diffsketch.sketch.kernels.cpu_lanes import scale_lanes
+
 TOP = uint32(0x80000000)
 REST = uint32(0x7FFFFFFF)
+
+
+@njit(inline="always")
+def address(array: Any) -> Any:
+    """An array's address, signed: Numba makes a float of an unsigned one plus a signed offset."""
+    return np.int64(array.ctypes.data)
 
 
 @njit(inline="always")
@@ -57,14 +65,12 @@ def hash_starts(
 def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> None:
     """Columns of consecutive coordinates in a row of the pairwise family."""
     low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
-    done, wide = 0, uint64(cols)
+    done, to = 0, address(columns)
     while done < columns.size:  # up to the next multiple of 2**32 at a time: then it is linear
         i = uint64(first + done)
         start = low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add
         count = min(columns.size - done, (1 << 32) - (first + done) % (1 << 32))
-        for k in range(count):
-            h = start + low * uint64(k)
-            columns[done + k] = uint32(((h >> uint64(32)) * wide) >> uint64(32))
+        scale_lanes(to + done * columns.itemsize, count, start, low, uint64(cols))
         done += count
 
 
@@ -80,12 +86,6 @@ def hash_bits(first: Any, words: Any, bits: Any) -> None:
 def share(total: Any, piece: Any, pieces: Any) -> Any:
     """The `piece`-th of `pieces` nearly equal parts of `range(total)`."""
     return total * piece // pieces, total * (piece + 1) // pieces
-
-
-@njit(inline="always")
-def address(array: Any) -> Any:
-    """An array's address, signed: Numba makes a float of an unsigned one plus a signed offset."""
-    return np.int64(array.ctypes.data)
 
 
 @njit

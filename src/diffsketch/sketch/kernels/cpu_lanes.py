@@ -46,6 +46,31 @@ class _Lanes:
             module = self.builder.module
             store.set_metadata("nontemporal", module.add_metadata([ir.Constant(_I32, 1)]))
 
+    def load_first(self, address: Any, mask: Any) -> Any:
+        """The lanes that `mask` has, zeros elsewhere; no other memory is touched."""
+        pointer = self.builder.inttoptr(address, self.real.as_pointer())
+        kind = ir.FunctionType(self.real, [pointer.type, _I32, mask.type, self.real])
+        call = self._function("llvm.masked.load", kind)
+        align = ir.Constant(_I32, self.size)
+        return self.builder.call(call, (pointer, align, mask, self.constant(0.0)))
+
+    def store_first(self, value: Any, address: Any, mask: Any) -> None:
+        """Write the lanes that `mask` has."""
+        pointer = self.builder.inttoptr(address, self.real.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [self.real, pointer.type, _I32, mask.type])
+        call = self._function("llvm.masked.store", kind)
+        self.builder.call(call, (value, pointer, ir.Constant(_I32, self.size), mask))
+
+    def below(self, count: Any) -> Any:
+        """A mask of the first `count` lanes."""
+        lanes = ir.Constant(self.words, list(range(self.count)))
+        return self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, _I32)))
+
+    def _function(self, name: str, kind: Any) -> Any:
+        suffix = f"v{self.count}f{32 if self.single else 64}"
+        name = f"{name}.{suffix}.p0" if "masked" in name else f"{name}.{suffix}"
+        return cgutils.get_or_insert_function(self.builder.module, kind, name)
+
     def splat(self, word: Any) -> Any:
         vector = ir.Constant(self.words, ir.Undefined)
         vector = self.builder.insert_element(vector, word, ir.Constant(_I32, 0))
@@ -76,9 +101,7 @@ class _Lanes:
         """Minimum and maximum; the flags let LLVM use one instruction each (no NaN comes here)."""
         builder = self.builder
         kind = ir.FunctionType(self.real, [self.real, self.real])
-        suffix = f"v{self.count}f{32 if self.single else 64}"
-        low = cgutils.get_or_insert_function(builder.module, kind, f"llvm.minnum.{suffix}")
-        high = cgutils.get_or_insert_function(builder.module, kind, f"llvm.maxnum.{suffix}")
+        low, high = self._function("llvm.minnum", kind), self._function("llvm.maxnum", kind)
         flags = ("nnan", "nsz")
         return builder.call(low, (a, b), fastmath=flags), builder.call(high, (a, b), fastmath=flags)
 
@@ -86,40 +109,53 @@ class _Lanes:
         return ir.Constant(self.real, [value] * self.count)
 
 
-@intrinsic
-def as_pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to values like `like`."""
-    del typingctx, address
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
-
-    return types.CPointer(like)(types.int64, like), codegen
-
-
 def _add_intrinsic(*, prefetch: bool) -> Any:
-    """`to[i] += source[i]`, or `-=` where the top bit of `phase + step * i` is set.
+    """`to[i] += source[i]` for `count` values, `-=` where the top bit of `phase + step * i` is set.
 
     With `prefetch`, ask meanwhile for what lies `ahead` bytes after the source.
     """
 
     @intrinsic
     def add_lanes(
-        typingctx: Any, to: Any, source: Any, vectors: Any, step: Any, phase: Any, ahead: Any,
+        typingctx: Any, to: Any, source: Any, count: Any, step: Any, phase: Any, ahead: Any,
         like: Any,
     ) -> Any:  # fmt: skip
-        del typingctx, to, source, vectors, step, phase, ahead
+        del typingctx, to, source, count, step, phase, ahead
         long, word = types.int64, types.uint32
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             target, origin, count, by, start, further, _ = args
             lanes = _Lanes(builder, sig.args[6])
-            with cgutils.for_range(builder, count) as loop:
+            zero, each = ir.Constant(_I64, 0), ir.Constant(_I64, lanes.count)
+
+            def add_first(many: Any, target: Any, origin: Any, start: Any) -> None:
+                with builder.if_then(builder.icmp_signed(">", many, zero)):
+                    mask = lanes.below(many)
+                    value = lanes.flip(lanes.load_first(origin, mask), lanes.weyl(zero, by, start))
+                    total = builder.fadd(lanes.load_first(target, mask), value)
+                    lanes.store_first(total, target, mask)
+
+            # Up to the next line of the cache, then line by line: writes across two are slow.
+            before = builder.and_(builder.neg(target), ir.Constant(_I64, _BYTES - 1))
+            head = builder.sdiv(before, ir.Constant(_I64, lanes.size))
+            head = builder.select(builder.icmp_signed("<", head, count), head, count)
+            add_first(head, target, origin, start)
+            skip = builder.mul(head, ir.Constant(_I64, lanes.size))
+            target, origin = builder.add(target, skip), builder.add(origin, skip)
+            start = builder.add(start, builder.mul(by, builder.trunc(head, _I32)))
+            count = builder.sub(count, head)
+            whole = builder.sdiv(count, each)
+            with cgutils.for_range(builder, whole) as loop:
                 place, at = lanes.address(target, loop.index), lanes.address(origin, loop.index)
                 if prefetch:
                     _prefetch(builder, builder.add(at, further))
                 value = lanes.flip(lanes.load(at), lanes.weyl(loop.index, by, start))
                 lanes.store(builder.fadd(lanes.load(place), value), place)
+            start = builder.add(
+                start, builder.mul(by, builder.trunc(builder.mul(whole, each), _I32))
+            )
+            target, origin = lanes.address(target, whole), lanes.address(origin, whole)
+            add_first(builder.srem(count, each), target, origin, start)
             return context.get_dummy_value()
 
         return types.void(long, long, long, word, word, long, like), codegen
@@ -137,6 +173,45 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 add_lanes = _add_intrinsic(prefetch=False)
 add_lanes_prefetch = _add_intrinsic(prefetch=True)
+
+
+@intrinsic
+def scale_lanes(typingctx: Any, to: Any, count: Any, start: Any, step: Any, cols: Any) -> Any:
+    """`to[i]` is the upper half of `start + step * i`, in 64 bits, brought down to `[0, cols)`."""
+    del typingctx, to, count, start, step, cols
+    long, double_word = types.int64, types.uint64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        del sig
+        target, count, start, step, cols = args
+        lanes, each = _Lanes(builder, types.float32), ir.Constant(_I64, _BYTES // 4)
+        wide = ir.VectorType(_I64, lanes.count)
+
+        def splat(word: Any) -> Any:
+            vector = builder.insert_element(ir.Constant(wide, ir.Undefined), word, _I32(0))
+            zeros = ir.Constant(lanes.words, [0] * lanes.count)
+            return builder.shuffle_vector(vector, ir.Constant(wide, ir.Undefined), zeros)
+
+        half, scale = ir.Constant(wide, [32] * lanes.count), splat(cols)
+        ramp = builder.mul(splat(step), ir.Constant(wide, list(range(lanes.count))))
+        state = cgutils.alloca_once_value(builder, builder.add(splat(start), ramp))
+        jump = splat(builder.mul(step, each))
+
+        def columns() -> Any:
+            upper = builder.lshr(builder.load(state), half)
+            return builder.trunc(builder.lshr(builder.mul(upper, scale), half), lanes.words)
+
+        whole = builder.sdiv(count, each)
+        with cgutils.for_range(builder, whole) as loop:
+            place = builder.inttoptr(lanes.address(target, loop.index), lanes.words.as_pointer())
+            builder.store(columns(), place, align=4)
+            builder.store(builder.add(builder.load(state), jump), state)
+        mask = lanes.below(builder.srem(count, each))
+        value = builder.bitcast(columns(), lanes.real)
+        lanes.store_first(value, lanes.address(target, whole), mask)
+        return context.get_dummy_value()
+
+    return types.void(long, long, double_word, double_word, double_word), codegen
 
 
 @intrinsic

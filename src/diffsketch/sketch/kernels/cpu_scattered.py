@@ -73,7 +73,7 @@ def _encode_task(
     part, piece = rest // shares, rest % shares
     begin, end = share(vectors.shape[1], part, parts)
     first_row, last_row = share(rows, piece, shares)
-    own = tables[item, part * copies : (part + 1) * copies]
+    own = part * copies
     columns, bits = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.uint64)
     signed = np.empty(_PIECE, vectors.dtype)
     for first in range(begin, end, _PIECE):
@@ -86,14 +86,15 @@ def _encode_task(
             _flip(vectors[item, first : first + count], bits, bit, like, signed)
             done = 0
             if copies == COPIES:
-                one, two, three, four = own[0, j], own[1, j], own[2, j], own[3, j]
+                one, two = tables[item, own, j], tables[item, own + 1, j]
+                three, four = tables[item, own + 2, j], tables[item, own + 3, j]
                 done = count // COPIES * COPIES
                 for k in range(0, done, COPIES):
                     one[columns[k]] += signed[k]
                     two[columns[k + 1]] += signed[k + 1]
                     three[columns[k + 2]] += signed[k + 2]
                     four[columns[k + 3]] += signed[k + 3]
-            row = own[0, j]
+            row = tables[item, own, j]
             for k in range(done, count):
                 row[columns[k]] += signed[k]
 
@@ -134,6 +135,7 @@ def _query_task(
     rows, size = table.shape[0], table.itemsize
     columns, bits = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.uint64)
     values, result = np.zeros((rows, _PIECE), table.dtype), np.empty(_PIECE, table.dtype)
+    gathered = np.empty(_PIECE, table.dtype)
     cells = address(values) + np.arange(rows) * _PIECE * size
     flips = np.zeros(rows, np.uint32)
     vectors, zero, one = _PIECE * size // 64, uint32(0), table[0, 0]
@@ -144,10 +146,10 @@ def _query_task(
             hash_bits(offset + first, words, bits[:count])
         for j in range(rows):
             bit = _hash_row(offset + first, j, cols, block, runs, words, bits, columns[:count])
-            row, cell = table[j], values[j, :count]
+            row = table[j]
             for k in range(count):
-                cell[k] = row[columns[k]]
-            _flip(cell, bits, bit, like, cell)
+                gathered[k] = row[columns[k]]
+            _flip(gathered[:count], bits, bit, like, values[j, :count])
         if mean:
             mean_lanes(to, at, turns, per_row, vectors, zero, zero, one)
         else:
