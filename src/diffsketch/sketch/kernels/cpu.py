@@ -55,7 +55,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
     if kind == "short":
         block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
-        per_row = (None,) * layout.rows if layout.rows <= _UNROLLED else layout.rows
+        per_row = (None,) * layout.rows
         run = _runner(cpu_short.encode, cpu_short.encode_parallel, _threads(source.size))
         run(batch, offset % block, table, copies, block, hashes, per_row)
         return torch.from_numpy(out)
@@ -232,7 +232,8 @@ def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, i
         kind: Kind = "scattered"
         copies = cpu_scattered.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
     else:
-        kind = "short" if length < _SERIAL and block <= cpu_blocked.CHUNK else "long"
+        short = length < _SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
+        kind = "short" if short else "long"
         width += min(block, cpu_blocked.CHUNK)
         copies = _COPIES if layout.cols <= _SHORT_ROW else 1
     room = max(_SPARE, length * itemsize // 125) // (layout.rows * width * itemsize)

@@ -252,45 +252,86 @@ def add_blocks(
     """Add consecutive blocks of so many vectors to the rows of tables that they take turns on.
 
     In row `j`, at `j * stride`, of the table at `to + (k & mask) * apart`, block `k` starts at the
-    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set. `rows`
-    is a number, or a tuple with an entry per row: then the code is laid out row by row.
+    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set.
     """
-    del typingctx, to, source, blocks, vectors, stride, words, batch, mask, apart
+    del typingctx, to, source, blocks, vectors, rows, stride, words, batch, mask, apart
     long = types.int64
-    fixed = rows.count if isinstance(rows, types.UniTuple) else 0
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         target, origin, count, each, rows, stride, words_at, per_row, turns, apart, _ = args
         lanes = _Lanes(builder, sig.args[10])
 
-        def add_row(row: Any, block: Any, table: Any, first: Any, each: Any) -> None:
-            word = _word(builder, words_at, builder.add(builder.mul(row, per_row), block))
-            flips = lanes.splat(word)
-            start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
-            start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
-            place = builder.add(builder.add(table, builder.mul(row, stride)), start)
-            with _loop(builder, each) as index:
-                value = lanes.load(lanes.address(first, index))
-                cell = lanes.address(place, index)
-                total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
-                lanes.store(total, cell)
+        def add_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
+                first = lanes.address(origin, builder.mul(outer.index, each))
+                with cgutils.for_range(builder, rows) as row:
+                    word = _word_of(builder, words_at, row.index, per_row, outer.index)
+                    place = _place(lanes, table, row.index, stride, word)
+                    flips = lanes.splat(word)
+                    with _loop(builder, each) as index:
+                        value = lanes.flip(lanes.load(lanes.address(first, index)), flips)
+                        cell = lanes.address(place, index)
+                        lanes.store(builder.fadd(lanes.load(cell), value), cell)
+
+        _one_or_more(builder, each, add_all)
+        return context.get_dummy_value()
+
+    return types.void(*[long] * 10, like), codegen
+
+
+@intrinsic
+def add_signed_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, stride: Any,
+    words: Any, batch: Any, steps: Any, phases: Any, mask: Any, apart: Any, like: Any,
+) -> Any:  # fmt: skip
+    """The same for few rows, their number the length of the tuple `rows`: laid out row by row.
+
+    The sign sequences of the blocks, with these `steps` and `phases`, are applied on the way.
+    """
+    del typingctx, to, source, blocks, vectors, stride, words, batch, steps, phases, mask, apart
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, _, stride, words_at, per_row, *others = args
+        steps_at, phases_at, turns, apart, _ = others
+        lanes = _Lanes(builder, sig.args[12])
 
         def add_all(each: Any) -> None:
             with cgutils.for_range(builder, count) as outer:
                 table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
                 first = lanes.address(origin, builder.mul(outer.index, each))
-                if fixed:
-                    for j in range(fixed):
-                        add_row(ir.Constant(_I64, j), outer.index, table, first, each)
-                else:
-                    with cgutils.for_range(builder, rows) as row:
-                        add_row(row.index, outer.index, table, first, each)
+                step = _word(builder, steps_at, outer.index)
+                phase = _word(builder, phases_at, outer.index)
+                places = []
+                for j in range(sig.args[4].count):
+                    row = ir.Constant(_I64, j)
+                    word = _word_of(builder, words_at, row, per_row, outer.index)
+                    places.append((_place(lanes, table, row, stride, word), lanes.splat(word)))
+                with _loop(builder, each) as index:
+                    value = lanes.load(lanes.address(first, index))
+                    value = lanes.flip(value, lanes.weyl(index, step, phase))
+                    for place, flips in places:
+                        cell = lanes.address(place, index)
+                        total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
+                        lanes.store(total, cell)
 
         _one_or_more(builder, each, add_all)
         return context.get_dummy_value()
 
-    kind = rows if fixed else long
-    return types.void(long, long, long, long, kind, *[long] * 5, like), codegen
+    return types.void(*[long] * 4, rows, *[long] * 7, like), codegen
+
+
+def _word_of(builder: Any, words: Any, row: Any, per_row: Any, block: Any) -> Any:
+    return _word(builder, words, builder.add(builder.mul(row, per_row), block))
+
+
+def _place(lanes: _Lanes, table: Any, row: Any, stride: Any, word: Any) -> Any:
+    """The address of the cell that a word says, in a row of a table."""
+    builder = lanes.builder
+    start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
+    start = builder.mul(builder.zext(start, _I64), ir.Constant(_I64, lanes.size))
+    return builder.add(builder.add(table, builder.mul(row, stride)), start)
 
 
 def _one_or_more(builder: Any, count: Any, emit: Callable[[Any], None]) -> None:
@@ -394,16 +435,9 @@ def _blocks_intrinsic(combine: Combine, *, stream: bool) -> Any:
                     base, flips = [], []
                     for j in range(sig.args[3].count):
                         row = ir.Constant(_I64, j)
-                        index = builder.add(builder.mul(row, per_row), outer.index)
-                        word = _word(builder, words_at, index)
+                        word = _word_of(builder, words_at, row, per_row, outer.index)
                         flips.append(lanes.splat(word))
-                        start = builder.and_(word, ir.Constant(_I32, _TOP_BIT - 1))
-                        start = builder.mul(
-                            builder.zext(start, _I64), ir.Constant(_I64, lanes.size)
-                        )
-                        base.append(
-                            builder.add(builder.add(origin, builder.mul(row, apart)), start)
-                        )
+                        base.append(_place(lanes, origin, row, apart, word))
                     step = _word(builder, steps_at, outer.index)
                     phase = _word(builder, phases_at, outer.index)
                     out = lanes.address(target, builder.mul(outer.index, each))

@@ -20,8 +20,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     pad_rows,
 )
 from diffsketch.sketch.kernels.cpu_lanes import (
-    add_blocks,
-    flip_blocks,
+    add_signed_blocks,
     mean_blocks,
     median_blocks,
 )
@@ -51,20 +50,21 @@ def _encode(
     rows, cols, size, count = out.shape[0], out.shape[1], vector.itemsize, hashes.shape[1]
     width, vectors = cols + block, block * vector.itemsize // 64
     tables = np.zeros((copies, rows, width), vector.dtype)
-    signed = np.empty(count * block, vector.dtype)
-    to, steps, phases = address(signed), address(hashes[rows]), address(hashes[rows + 1])
+    at, by, of = address(hashes), address(hashes[rows]), address(hashes[rows + 1])
     whole = 0 if before else vector.size // block
-    flip_blocks(to, address(vector), whole, vectors, steps, phases, vector[0])
-    if whole < count:  # what fills its blocks only in part is copied first
-        rest, skip = signed[whole * block :], 4 * whole
-        rest[:] = 0
-        rest[before : before + vector.size - whole * block] = vector[whole * block :]
-        at = address(rest)
-        flip_blocks(at, at, count - whole, vectors, steps + skip, phases + skip, vector[0])
-    add_blocks(
-        address(tables), to, count, vectors, per_row, width * size, address(hashes), count,
-        copies - 1, rows * width * size, vector[0],
+    stride, apart, source = width * size, rows * width * size, address(vector)
+    add_signed_blocks(
+        address(tables), source, whole, vectors, per_row, stride, at, count, by, of, copies - 1,
+        apart, vector[0],
     )  # fmt: skip
+    if whole < count:  # what fills its blocks only in part is copied first
+        rest, skip = np.zeros((count - whole) * block, vector.dtype), 4 * whole
+        rest[before : before + vector.size - whole * block] = vector[whole * block :]
+        at, by, of = at + skip, by + skip, of + skip
+        add_signed_blocks(
+            address(tables) + (whole & (copies - 1)) * apart, address(rest), count - whole,
+            vectors, per_row, stride, at, count, by, of, copies - 1, apart, vector[0],
+        )  # fmt: skip
     fold(tables, out)
 
 
