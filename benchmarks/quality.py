@@ -79,7 +79,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=200_000)
     parser.add_argument("--cols", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=60)
+    parser.add_argument("--quick", action="store_true", help="three seeds only")
     options = parser.parse_args()
+    options.seeds = 3 if options.quick else options.seeds
     families: dict[str, tuple[Callable[[Layout, int], Hashes], Layout]] = {
         "ideal": (ideal, Layout(options.dim, 5, options.cols, "pairwise")),
         "pairwise": (ours, Layout(options.dim, 5, options.cols, "pairwise")),

@@ -53,6 +53,29 @@ class FamilyName(StrEnum):
     pairwise = "pairwise"
 
 
+class UnitName(StrEnum):
+    """What a guarantee protects, as the command line spells it."""
+
+    coordinate = "coordinate"
+    example = "example"
+    client = "client"
+
+
+class RelationName(StrEnum):
+    """Which data sets are neighbours, as the command line spells it."""
+
+    add_or_remove = "add-or-remove"
+    replaced = "replace"
+
+
+class TrustName(StrEnum):
+    """Whom one trusts, as the command line spells it."""
+
+    local = "local"
+    distributed = "distributed"
+    central = "central"
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"diffsketch {__version__}")
@@ -118,6 +141,143 @@ def demo(
             console.print(part)
         for path in paths:
             # Not wrapped, so that it can be copied.
+            console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command(
+    epilog="Example: [bold]diffsketch plan --dim 7850 --workers 1000 --rounds 100 --epsilon 4 "
+    "--delta 1e-5 --unit client --trust distributed --bytes 2000[/bold]"
+)
+def plan(
+    context: typer.Context,
+    dim: Annotated[int, typer.Option(help="Length of the vectors, such as gradients.")],
+    workers: Annotated[int, typer.Option(help="Workers that send a message in each round.")],
+    rounds: Annotated[int, typer.Option(help="Rounds that the target is for, all together.")],
+    epsilon: Annotated[float, typer.Option(help="Target: the most that all rounds may cost.")],
+    message_bytes: Annotated[
+        int, typer.Option("--bytes", help="The most bytes of one worker's message in a round.")
+    ],
+    delta: Annotated[
+        float, typer.Option(help="Delta of the target; 0 for pure differential privacy.")
+    ] = 1e-5,
+    unit: Annotated[
+        UnitName, typer.Option(help="Whose data is protected: coordinate is the weakest unit.")
+    ] = UnitName.client,
+    relation: Annotated[
+        RelationName, typer.Option(help="Whether neighbours lack the unit or have another one.")
+    ] = RelationName.replaced,
+    trust: Annotated[
+        TrustName,
+        typer.Option(
+            help="Whom to trust: nobody (local), a secure sum (distributed) or a server (central)."
+        ),
+    ] = TrustName.distributed,
+    norm: Annotated[
+        float, typer.Option(help="Norm of a unit's vector; longer ones are clipped.")
+    ] = 1.0,
+    spread: Annotated[
+        float,
+        typer.Option(help="Variance among the vectors over what they have in common; 0: all same."),
+    ] = 0.0,
+    examples: Annotated[
+        int, typer.Option(help="Examples of each worker, for the unit example.")
+    ] = 1,
+    alternatives: Annotated[int, typer.Option(help="Other methods to list, at most.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print Python code that runs the best plan.")
+    ] = False,
+) -> None:
+    """Find the private method with the least error for a budget of epsilon and of bytes.
+
+    Compares vectors and sketches with several kinds of noise, and predicts their errors.
+    """
+    with _errors_in_one_line(debug=bool(context.obj)):
+        import json
+
+        from diffsketch import plan as logic
+
+        request = logic.PlanRequest(
+            dim=dim, workers=workers, rounds=rounds, target_epsilon=epsilon, delta=delta,
+            unit=logic.Unit(unit), relation=logic.Relation(relation), trust=logic.Trust(trust),
+            message_bytes=message_bytes, vector_norm=norm, spread=spread, examples=examples,
+        )  # fmt: skip
+        found = logic.plan(request, alternatives=alternatives)
+        if as_json:
+            typer.echo(json.dumps(logic.to_data(found), indent=2))
+        elif code:
+            typer.echo(logic.python_code(found.best, request), nl=False)
+        else:
+            console = Console()
+            for part in logic.report(found):
+                console.print(part, highlight=False)
+
+
+@app.command(epilog="Example: [bold]diffsketch audit --plant reused-noise[/bold]")
+def audit(
+    context: typer.Context,
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Directory for audit.json, audit.png and inversion.png; made if missing."
+        ),
+    ] = Path("runs/audit"),
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only this case (see --list); may be repeated.")
+    ] = None,
+    plant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this error, beside its correct twin: small-noise, reused-noise, "
+            "no-clipping or shared-seed; may be repeated."
+        ),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases, and half of the trials.")
+    ] = False,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of each world; by default what each case needs.")
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="With which each lower bound holds; the rest are false alarms.")
+    ] = 0.99,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Where epsilon is bounded; by default where a case shows most."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Number that fixes the run.")] = 0,
+) -> None:
+    """Attack bare sketches, proven mechanisms and planted errors; measure epsilon from below.
+
+    Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
+    on epsilon: it can refute a claim, never prove one.
+    """
+    with _errors_in_one_line(debug=bool(context.obj)):
+        from rich.progress import Progress
+
+        from diffsketch.audit import report as reports
+        from diffsketch.audit.suite import run_suite, select
+        from diffsketch.demo import prepare_output
+
+        console = Console()
+        if show_list:
+            console.print(reports.listing())
+            return
+        selection = select(cases=case or (), plants=plant or (), quick=quick)
+        prepare_output(output)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("Auditing", total=1.0)
+            suite = run_suite(
+                selection, trials=trials, confidence=confidence, delta=delta, seed=seed,
+                on_progress=lambda done, what: progress.update(
+                    task, completed=done, description=f"Auditing {what}"
+                ),
+            )  # fmt: skip
+        paths = reports.write_results(suite, output)
+        for part in reports.report(suite):
+            console.print(part, highlight=False)
+        for path in paths:
             console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -59,9 +59,16 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
         run = _runner(cpu_short.encode, cpu_short.encode_parallel, _threads(source.size))
         run(batch, offset % block, table, copies, block, hashes, per_row)
         return torch.from_numpy(out)
-    # A few vectors at a time, for the sake of the memory that partial tables take.
+    # Not all vectors at a time, for the sake of the memory that partial tables take.
     encode_some = _encode_long if kind == "long" else _encode_scattered
-    group = max(1, torch.get_num_threads() // parts) if copies else batch.shape[0]
+    group = batch.shape[0]
+    if copies:
+        width = layout.cols + (
+            min(layout.geometry.block, cpu_blocked.CHUNK) if kind == "long" else 0
+        )
+        room = max(_SPARE, source.nbytes // 125)
+        partial_bytes = parts * copies * layout.rows * width * source.itemsize
+        group = max(1, torch.get_num_threads() // parts, room // partial_bytes)
     for first in range(0, batch.shape[0], group):
         some = slice(first, first + group)
         encode_some(batch[some], seed, table[some], layout, offset, parts, copies)

@@ -1,0 +1,155 @@
+"""What the audit prints and writes: tables, how to read them, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from rich.table import Table
+
+from diffsketch.audit.catalogue import CASES, DEFAULT
+from diffsketch.audit.inversion import InversionResult
+from diffsketch.audit.pictures import audit_picture, inversion_picture
+from diffsketch.audit.run import AuditResult, Verdict
+from diffsketch.audit.suite import INVERSION, Suite
+from diffsketch.files import replace_file
+from diffsketch.privacy.claim import Epsilon, Scope
+
+__all__ = ["listing", "report", "write_results"]
+
+_STYLES = {
+    Verdict.CONTRADICTED: "bold red",
+    Verdict.CONSISTENT: "green",
+    Verdict.NOTHING_CLAIMED: "dim",
+}
+
+
+def report(suite: Suite) -> tuple[Table | str, ...]:
+    """What to print: the tables, and how to read them."""
+    parts: list[Table | str] = []
+    if suite.results:
+        parts += [_audits(suite), *_reading(suite)]
+    if suite.inversion is not None:
+        parts += [_inversion(suite.inversion)]
+        parts.append(
+            "Similarity is the correlation of estimate and image, each less the average of public "
+            "images: 0 for whoever learns nothing. Labels by luck: 10%."
+        )
+    return tuple(parts)
+
+
+def listing() -> Table:
+    """The names that can be asked for."""
+    table = Table(title="Cases (* not run unless named)", title_justify="left")
+    table.add_column("case", no_wrap=True)
+    table.add_column("what, against whom, and what is protected")
+    for name, make in CASES.items():
+        case = make()
+        what = f"{case.title} ({case.planted})" if case.planted else case.title
+        mark = "" if name in DEFAULT else " *"
+        table.add_row(name + mark, f"{what}; {case.game.adversary}; {_scope(case.scope)}")
+    table.add_row(INVERSION, "images from gradients; public hashes; client, replace, local")
+    return table
+
+
+def write_results(suite: Suite, directory: Path) -> list[Path]:
+    """Write `audit.json` and the pictures; each appears whole or not at all."""
+    text = json.dumps(suite.to_json(), indent=2, allow_nan=False)
+    contents = {"audit.json": text.encode() + b"\n"}
+    if suite.results:
+        contents["audit.png"] = audit_picture(suite.results, confidence=suite.confidence)
+    if suite.inversion is not None:
+        contents["inversion.png"] = inversion_picture(suite.inversion)
+    for name, content in contents.items():
+        replace_file(directory / name, content)
+    return [directory / name for name in contents]
+
+
+def _audits(suite: Suite) -> Table:
+    table = Table(
+        title=f"Lower bounds on epsilon, each with {suite.confidence:.4g} confidence",
+        title_justify="left",
+        pad_edge=False,
+    )
+    table.add_column("case, adversary and\nwhat is protected", no_wrap=True)
+    for heading in ("delta", "epsilon\nclaimed", "epsilon\nmeasured"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict", min_width=11)
+    for result in suite.results:
+        case = result.case
+        lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), _scope(case.scope)]
+        if case.planted:
+            lines.insert(1, f"[yellow]{case.planted}[/yellow]")
+        if case.rounds > 1:
+            lines[-1] += f", {case.rounds} rounds"
+        table.add_row(
+            "\n".join(lines),
+            f"{result.claimed.delta:g}",
+            _claimed(result.claimed),
+            _measured(result),
+            f"[{_STYLES[result.verdict]}]{result.verdict}[/]",
+            end_section=True,
+        )
+    return table
+
+
+def _scope(scope: Scope) -> str:
+    return f"{scope.unit}, {scope.relation}, {scope.trust}"
+
+
+def _claimed(epsilon: Epsilon) -> str:
+    value = float(epsilon)
+    return "none" if math.isinf(value) else f"{value:.3g}\n{epsilon.basis}"
+
+
+def _measured(result: AuditResult) -> str:
+    text = f">= {float(result.measured.lower_bound):.3g}"
+    if result.limit is not None:
+        value = float(result.limit)
+        text += f"\nexact:\n{'infinite' if math.isinf(value) else f'{value:.3g}'}"
+    return text
+
+
+def _reading(suite: Suite) -> list[str]:
+    lines = [
+        "Measured is what an attack achieved: the true epsilon is at least that. A correct "
+        f"mechanism is contradicted with probability at most {1 - suite.confidence:.2g} in a case"
+        + (f", and {suite.false_alarm:.2g} in this whole run." if suite.false_alarm else ".")
+    ]
+    planted = [result for result in suite.results if result.case.planted]
+    if planted:
+        found = sum(result.verdict is Verdict.CONTRADICTED for result in planted)
+        lines.append(f"Planted errors found: {found} of {len(planted)}.")
+    return lines
+
+
+def _inversion(result: InversionResult) -> Table:
+    table = Table(
+        title=f"What a server recovers of {len(result.labels)} images from their gradients",
+        title_justify="left",
+    )
+    table.add_column("message, and what limits it", no_wrap=True)
+    for heading in ("similarity\nmean", "least", "labels\nright"):
+        table.add_column(heading, justify="right")
+    for recovery in result.recoveries:
+        lines = [f"[bold]{recovery.name}[/bold]", _in_words(recovery.epsilon, none="nothing")]
+        if recovery.claimed is not None:
+            lines.append(f"Theorem 1: {_in_words(recovery.claimed, none='no claim')}")
+        table.add_row(
+            "\n".join(lines),
+            f"{recovery.similarities.mean():.2f}",
+            f"{recovery.similarities.min():.2f}",
+            f"{recovery.labels_right:.0%}",
+            end_section=True,
+        )
+    return table
+
+
+def _in_words(epsilon: Epsilon, *, none: str) -> str:
+    if math.isinf(float(epsilon)):
+        return f"{none}\n({_scope(epsilon.scope)})"
+    return (
+        f"epsilon = {float(epsilon):.3g}, delta = {epsilon.delta:g}\n"
+        f"({epsilon.basis}; {_scope(epsilon.scope)})"
+    )

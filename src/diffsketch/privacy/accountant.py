@@ -1,0 +1,185 @@
+"""What has been spent, over any rounds, and a hard stop before too much is.
+
+Only proven claims can be spent: they are about events, and events compose. All rounds of one
+accountant are about the same unit, relation and trust.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.privacy import events
+from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope
+from diffsketch.privacy.composition import epsilon_for
+from diffsketch.privacy.lookahead import Lookahead
+
+__all__ = ["Accountant", "Budget", "BudgetExceeded", "Spending"]
+
+
+class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
+    """A round was not spent, since more than the budget would have been. Do not release it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent.
+
+    Args:
+        epsilon: Of all rounds together.
+        delta: The probability that it need not cover.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check(0 < self.epsilon < math.inf, "epsilon", "be > 0 and finite", self.epsilon)
+        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Rounds in a row that did the same."""
+
+    claim: ProvenClaim
+    rounds: int
+
+    def __post_init__(self) -> None:
+        events.repeated(self.claim.event, self.rounds)  # checks the number
+
+
+class Accountant:
+    """Adds up the rounds of proven mechanisms, however different they are.
+
+    Guarantees: the epsilon is never below that of the composed rounds
+    (`tests/privacy/test_composition.py`); no sequence of calls spends more than the budget
+    (`tests/privacy/test_accounting.py`). A crash forgets it: for that there is `Ledger`.
+
+    Args:
+        scope: What all claims have to be about.
+        budget: Where to stop; if there is none, it only counts.
+
+    >>> from diffsketch.privacy.claim import Relation, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> accountant = Accountant(scope, Budget(epsilon=8.0, delta=1e-5))
+    >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
+    >>> accountant.spend(claim, rounds=10)
+    >>> print(accountant.epsilon(delta=1e-5))
+    epsilon = 7.511 at delta = 1e-05 over 10 rounds (proven; client unit, replace, local trust)
+    >>> accountant.rounds_left(claim)
+    1
+    """
+
+    def __init__(self, scope: Scope, budget: Budget | None = None) -> None:
+        if not isinstance(scope, Scope):
+            raise ArgumentError(f"scope must be of type Scope, got scope={scope!r}")
+        self._scope, self._budget = scope, budget
+        self._spent: list[Spending] = []
+        self._lookahead = None if budget is None else Lookahead(budget.epsilon, budget.delta)
+        self._watched = budget is not None  # whether the budget was there for every round
+
+    @classmethod
+    def restored(cls, scope: Scope, budget: Budget | None, spent: Iterable[Spending]) -> Accountant:
+        """One that has spent this before, within the budget or not."""
+        accountant = cls(scope, budget)
+        accountant._watched = False
+        for item in spent:
+            accountant._check(item.claim)
+            accountant._record(item)
+        return accountant
+
+    @property
+    def scope(self) -> Scope:
+        """What all of it is about."""
+        return self._scope
+
+    @property
+    def budget(self) -> Budget | None:
+        """Where it stops."""
+        return self._budget
+
+    @property
+    def spent(self) -> tuple[Spending, ...]:
+        """All rounds, in their order."""
+        return tuple(self._spent)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were spent."""
+        return sum(item.rounds for item in self._spent)
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What all rounds so far amount to."""
+        value = epsilon_for(self._event(), delta)
+        if self._watched and self._budget is not None and delta >= self._budget.delta:
+            value = min(value, self._budget.epsilon)  # or no round would have been spent
+        return Epsilon(value, delta, self.rounds, Basis.PROVEN, self._scope)
+
+    def spend(self, claim: ProvenClaim, rounds: int = 1) -> None:
+        """Count rounds that do what the claim says. Call it before they are released.
+
+        Raises:
+            ArgumentError: The claim is not proven.
+            MismatchError: The claim is about something else.
+            BudgetExceeded: It would be too much. Nothing was spent.
+        """
+        self._check(claim)
+        more = Spending(claim, rounds)
+        ahead = self._lookahead
+        if ahead is not None and not ahead.admits(claim.event, rounds, spent=self._event):
+            raise BudgetExceeded(self._refusal(more))
+        self._record(more)
+
+    def rounds_left(self, claim: ProvenClaim) -> int:
+        """How many more rounds like this the budget allows, counted up to a million.
+
+        Raises:
+            ArgumentError: There is no budget, or the claim is not proven.
+            MismatchError: The claim is about something else.
+        """
+        self._check(claim)
+        if self._lookahead is None:
+            raise ArgumentError("budget must be given for rounds to be left of it")
+        return self._lookahead.most(claim.event, spent=self._event)
+
+    def copy(self) -> Accountant:
+        """Another one in the same state."""
+        other = Accountant.restored(self._scope, self._budget, self._spent)
+        other._watched = self._watched
+        other._lookahead = self._lookahead and self._lookahead.copy()
+        return other
+
+    def _check(self, claim: ProvenClaim) -> None:
+        if not isinstance(claim, ProvenClaim):
+            raise ArgumentError(
+                "claim must be a ProvenClaim: only what is proven adds up over rounds, got "
+                f"{type(claim).__name__} ({claim})"
+            )
+        if claim.scope != self._scope:
+            raise MismatchError(
+                f"claims of one accountant must be about the same: {self._scope}, got {claim.scope}"
+            )
+
+    def _record(self, more: Spending) -> None:
+        if self._spent and self._spent[-1].claim == more.claim:
+            more = Spending(more.claim, self._spent[-1].rounds + more.rounds)
+            self._spent.pop()
+        self._spent.append(more)
+
+    def _event(self) -> events.Event:
+        parts = (events.repeated(item.claim.event, item.rounds) for item in self._spent)
+        return events.composed(*parts)
+
+    def _refusal(self, more: Spending) -> str:
+        budget = cast(Budget, self._budget)
+        event = events.composed(self._event(), events.repeated(more.claim.event, more.rounds))
+        total = epsilon_for(event, budget.delta)
+        rounds = "1 more round" if more.rounds == 1 else f"{more.rounds:,} more rounds"
+        return (
+            f"{rounds} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above the "
+            f"budget of {budget.epsilon:g} ({self._scope}); nothing was spent"
+        )

@@ -1,0 +1,318 @@
+"""What may be said about privacy, as types.
+
+An epsilon means nothing without four words: its *basis* (a theorem that holds, a claim that may
+not, or a measurement), the *unit* that it protects, the *relation* of the data sets that it
+compares, and whom one has to *trust*. A `Claim` carries them, and hands out an `Epsilon` that
+carries them too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, TypeAlias
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.privacy.composition import epsilon_for
+from diffsketch.privacy.events import Event, check_event, is_sampled, repeated
+
+__all__ = [
+    "Basis",
+    "Claim",
+    "Epsilon",
+    "MeasuredClaim",
+    "NoClaim",
+    "PaperClaim",
+    "ProvenClaim",
+    "Relation",
+    "Scope",
+    "Trust",
+    "Unit",
+]
+
+
+class Basis(StrEnum):
+    """Why one should believe it."""
+
+    PROVEN = "proven"
+    CLAIMED = "claimed"
+    MEASURED = "measured"
+
+
+class Unit(StrEnum):
+    """What differs between two neighbouring data sets."""
+
+    COORDINATE = "coordinate"
+    EXAMPLE = "example"
+    CLIENT = "client"
+
+
+class Relation(StrEnum):
+    """How it differs: the unit is there or not, or it has another value."""
+
+    ADD_OR_REMOVE = "add-or-remove"
+    REPLACE = "replace"
+
+
+class Trust(StrEnum):
+    """Who may see less noise: nobody, the members of a secure sum, or the server."""
+
+    LOCAL = "local"
+    DISTRIBUTED = "distributed"
+    CENTRAL = "central"
+
+
+_QUESTIONS = {
+    (Unit.COORDINATE, Relation.ADD_OR_REMOVE): "whether one coordinate of a vector was set to 0",
+    (Unit.COORDINATE, Relation.REPLACE): "which of two values one coordinate of a vector has",
+    (Unit.EXAMPLE, Relation.ADD_OR_REMOVE): "whether one training example was used",
+    (Unit.EXAMPLE, Relation.REPLACE): "which of two training examples was used",
+    (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client took part",
+    (Unit.CLIENT, Relation.REPLACE): "which of two data sets one client holds",
+}
+_VIEWERS = {
+    Trust.LOCAL: "anyone who sees a client's message",
+    Trust.DISTRIBUTED: "anyone who sees the secure sum of the messages, but no single one,",
+    Trust.CENTRAL: "anyone who sees what a trusted server publishes, but no message,",
+}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a claim is about.
+
+    >>> print(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL).sentence)
+    how well anyone who sees a client's message can tell which of two data sets one client holds
+    """
+
+    unit: Unit
+    relation: Relation
+    trust: Trust
+
+    def __post_init__(self) -> None:
+        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust)):
+            value = getattr(self, name)
+            if value not in list(kind):
+                options = ", ".join(kind)
+                raise ArgumentError(f"{name} must be one of {options}, got {name}={value!r}")
+            object.__setattr__(self, name, kind(value))
+
+    def __str__(self) -> str:
+        return f"{self.unit} unit, {self.relation}, {self.trust} trust"
+
+    @property
+    def sentence(self) -> str:
+        """In words that need no glossary."""
+        question = _QUESTIONS[self.unit, self.relation]
+        return f"how well {_VIEWERS[self.trust]} can tell {question}"
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """A number that still says what it is. `float()` of it is the bare number.
+
+    Args:
+        value: Epsilon itself; infinite if nothing is limited.
+        delta: The probability that is not covered.
+        rounds: How many rounds it is about; 0 if nothing was released yet.
+        basis: Why one should believe it.
+        scope: What it is about.
+    """
+
+    value: float
+    delta: float
+    rounds: int
+    basis: Basis
+    scope: Scope
+
+    def __post_init__(self) -> None:
+        check(self.value >= 0, "value", "be >= 0", self.value)
+        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        _check_rounds(self.rounds, least=0)
+        _check_type("scope", self.scope, Scope)
+        check(self.basis in list(Basis), "basis", f"be one of {', '.join(Basis)}", self.basis)
+        object.__setattr__(self, "basis", Basis(self.basis))
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __str__(self) -> str:
+        sign = ">=" if self.basis is Basis.MEASURED else "="
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
+        return (
+            f"epsilon {sign} {self.value:.4g} at delta = {self.delta:g} over {rounds} "
+            f"({self.basis}; {self.scope})"
+        )
+
+
+@dataclass(frozen=True)
+class ProvenClaim:
+    """A theorem that holds: the event of one round, which accountants compose.
+
+    Args:
+        scope: What it is about.
+        event: What one round does, made by `diffsketch.privacy.events`.
+        mechanism: What limits the leak, in words: "Gaussian noise of ...".
+
+    Raises:
+        ArgumentError: The event is not one of ours, or is sampled where sampling gains nothing:
+            whoever sees single messages sees who sends one, and the gain is known for a unit that
+            is there or not, not for one that is replaced.
+
+    >>> from diffsketch.privacy import events
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+    >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
+    >>> print(claim.epsilon(delta=1e-5, rounds=10))
+    epsilon = 7.511 at delta = 1e-05 over 10 rounds (proven; client unit, replace, central trust)
+    """
+
+    scope: Scope
+    event: Event
+    mechanism: str
+    basis: ClassVar[Basis] = Basis.PROVEN
+
+    def __post_init__(self) -> None:
+        _check_type("scope", self.scope, Scope)
+        _check_text("mechanism", self.mechanism)
+        check_event(self.event)
+        if is_sampled(self.event):
+            scope = self.scope
+            check(scope.trust is not Trust.LOCAL, "trust", "not be local if sampled", scope.trust)
+            added = scope.relation is Relation.ADD_OR_REMOVE
+            check(added, "relation", "be add-or-remove if sampled", scope.relation)
+
+    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
+        """The epsilon of so many rounds, composed."""
+        _check_rounds(rounds)
+        value = epsilon_for(repeated(self.event, rounds), delta)
+        return Epsilon(value, delta, rounds, self.basis, self.scope)
+
+    def __str__(self) -> str:
+        return f"Proven: {self.mechanism} limits {self.scope.sentence}."
+
+
+@dataclass(frozen=True)
+class PaperClaim:
+    """An epsilon that a paper claims for one round without a proof that holds. No guarantee.
+
+    Args:
+        scope: What it is about.
+        per_round: The claimed number, for one round.
+        source: Who claims it.
+    """
+
+    scope: Scope
+    per_round: Epsilon
+    source: str
+    basis: ClassVar[Basis] = Basis.CLAIMED
+
+    def __post_init__(self) -> None:
+        _check_type("scope", self.scope, Scope)
+        _check_text("source", self.source)
+        _check_number("per_round", self.per_round, self.basis, self.scope)
+        rounds = self.per_round.rounds
+        check(rounds == 1, "per_round", "be about 1 round", rounds)
+
+    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
+        """The claim, for one round: it says nothing about several."""
+        _check_rounds(rounds)
+        least = self.per_round.delta
+        check(least <= delta < 1, "delta", f"be in [{least:g}, 1)", delta)
+        check(rounds == 1, "rounds", "be 1, since a claim without proof does not compose", rounds)
+        return Epsilon(float(self.per_round), delta, rounds, self.basis, self.scope)
+
+    def __str__(self) -> str:
+        delta = f" at delta = {self.per_round.delta:g}" if self.per_round.delta > 0 else ""
+        return (
+            f"Claimed, not proven: {self.source} says that epsilon = {float(self.per_round):.4g}"
+            f"{delta} per round limits {self.scope.sentence}; its proof does not hold, so this is "
+            "no guarantee."
+        )
+
+
+@dataclass(frozen=True)
+class MeasuredClaim:
+    """What an attack achieved: the true epsilon is at least this, with so much confidence.
+
+    Args:
+        scope: What it is about.
+        lower_bound: The least epsilon that fits what was seen.
+        confidence: The probability that such an experiment gives a bound that is true.
+        attack: What was done, in words: "an attack that ...".
+    """
+
+    scope: Scope
+    lower_bound: Epsilon
+    confidence: float
+    attack: str
+    basis: ClassVar[Basis] = Basis.MEASURED
+
+    def __post_init__(self) -> None:
+        _check_type("scope", self.scope, Scope)
+        _check_text("attack", self.attack)
+        check(0 < self.confidence < 1, "confidence", "be in (0, 1)", self.confidence)
+        _check_number("lower_bound", self.lower_bound, self.basis, self.scope)
+        check(self.lower_bound.rounds >= 1, "lower_bound", "be about some round", self.lower_bound)
+
+    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
+        """The bound, for the delta and the rounds that it was measured at."""
+        check(delta == self.lower_bound.delta, "delta", f"be {self.lower_bound.delta}", delta)
+        check(rounds == self.lower_bound.rounds, "rounds", f"be {self.lower_bound.rounds}", rounds)
+        return self.lower_bound
+
+    def __str__(self) -> str:
+        bound, rounds = self.lower_bound, self.lower_bound.rounds
+        after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+        return (
+            f"Measured: {self.attack} shows with {self.confidence:.4g} confidence that after "
+            f"{after} no epsilon below {float(bound):.4g} (at delta = {bound.delta:g}) describes "
+            f"{self.scope.sentence}."
+        )
+
+
+@dataclass(frozen=True)
+class NoClaim:
+    """Nothing can be said, and why. A value, so that a training run can go on and report it."""
+
+    scope: Scope
+    reason: str
+    basis: ClassVar[Basis] = Basis.CLAIMED
+
+    def __post_init__(self) -> None:
+        _check_type("scope", self.scope, Scope)
+        _check_text("reason", self.reason)
+
+    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
+        """Infinite: whatever the data is, it may be told."""
+        _check_rounds(rounds)
+        return Epsilon(math.inf, delta, rounds, self.basis, self.scope)
+
+    def __str__(self) -> str:
+        return f"No claim: {self.reason}, so nothing limits {self.scope.sentence}."
+
+
+Claim: TypeAlias = ProvenClaim | PaperClaim | MeasuredClaim | NoClaim
+
+
+def _check_rounds(rounds: int, *, least: int = 1) -> None:
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise ArgumentError(f"rounds must be an int, got {type(rounds).__name__}")
+    check(rounds >= least, "rounds", f"be >= {least}", rounds)
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name} must be of type {kind.__name__}, got {name}={value!r}")
+
+
+def _check_text(name: str, value: str) -> None:
+    _check_type(name, value, str)
+    check(bool(value.strip()), name, "not be empty", value)
+
+
+def _check_number(name: str, value: Epsilon, basis: Basis, scope: Scope) -> None:
+    """A number inside a claim must not say other words than the claim does."""
+    _check_type(name, value, Epsilon)
+    check(value.basis is basis, name, f"have the basis {basis}", value.basis)
+    check(value.scope == scope, name, f"be about {scope}", value.scope)

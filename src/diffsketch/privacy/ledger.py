@@ -1,0 +1,287 @@
+"""An accountant whose state is a file, written before anything is released.
+
+A round is charged first: only once the file is safely on the disk may its noise be released. A
+crash in between wastes the round's budget; it never hides a round. The file is JSON with a
+checksum. Whatever is not as expected in it is an error, never repaired.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
+from diffsketch.files import replace_file
+from diffsketch.privacy import events
+from diffsketch.privacy.accountant import Accountant, Budget, Spending
+from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope
+
+__all__ = ["Ledger", "LedgerBusy"]
+
+_FORMAT = "diffsketch privacy ledger"
+_VERSION = 1
+_PAUSE = 0.01  # seconds between looks at a lock
+
+
+class LedgerBusy(DiffSketchError):  # noqa: N818 - it says what happened
+    """Another process was charging the ledger for too long. Nothing was charged."""
+
+
+class Ledger:
+    """What has been spent, in a file. Make it with `create` or `open`.
+
+    Guarantees: when `charge` returns, the rounds are in the file and synchronised to the disk;
+    when it raises, they may be released under no circumstances. Several processes may charge the
+    same ledger: each takes a lock, reads the file, checks the budget and writes the sum
+    (`tests/privacy/test_ledger.py`). A copy of the file that is put back later would forget
+    rounds; while a ledger is open that is noticed, afterwards it cannot be.
+
+    >>> import tempfile
+    >>> from diffsketch.privacy.claim import Relation, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "ledger.json"
+    ...     ledger = Ledger.create(path, scope, budget=Budget(epsilon=8.0, delta=1e-5))
+    ...     with ledger.round(claim):
+    ...         pass  # release what the claim is about
+    ...     Ledger.open(path, scope).rounds
+    1
+    """
+
+    def __init__(self, path: Path, accountant: Accountant, content: bytes, wait: float) -> None:
+        """Use `create` or `open`."""
+        check(0 <= wait < 3600, "wait", "be in [0, 3600) seconds", wait)
+        self._path, self._accountant, self._content, self._wait = path, accountant, content, wait
+
+    @classmethod
+    def create(
+        cls, path: Path, scope: Scope, *, budget: Budget | None = None, wait: float = 10.0
+    ) -> Ledger:
+        """A new file in which nothing is spent.
+
+        Args:
+            path: A file that does not exist yet.
+            scope: What all claims have to be about.
+            budget: Where to stop.
+            wait: Seconds to wait for another process that is charging.
+
+        Raises:
+            DataError: There is such a file (it may hold rounds), or it cannot be written.
+        """
+        path = Path(path).resolve()
+        accountant = Accountant(scope, budget)
+        content = _encode(accountant)
+        ledger = cls(path, accountant, content, wait)
+        with ledger._locked():
+            if path.exists():
+                raise DataError(f"{path} exists already; open it, or choose another name")
+            ledger._write(content)
+        return ledger
+
+    @classmethod
+    def open(cls, path: Path, scope: Scope, *, wait: float = 10.0) -> Ledger:
+        """The ledger in a file, which has to be whole and about `scope`.
+
+        Raises:
+            DataError: There is no such file, or it is damaged. It is left as it is.
+            MismatchError: It is about something else.
+        """
+        path = Path(path).resolve()
+        content = _read(path)
+        return cls(path, _decode(content, path, scope), content, wait)
+
+    @property
+    def scope(self) -> Scope:
+        """What all of it is about."""
+        return self._accountant.scope
+
+    @property
+    def budget(self) -> Budget | None:
+        """Where it stops."""
+        return self._accountant.budget
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are charged, as of the last look at the file."""
+        return self._accountant.rounds
+
+    @property
+    def spent(self) -> tuple[Spending, ...]:
+        """All rounds, in their order, as of the last look at the file."""
+        return self._accountant.spent
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What all rounds amount to, as of the last look at the file."""
+        return self._accountant.epsilon(delta)
+
+    def rounds_left(self, claim: ProvenClaim) -> int:
+        """How many more rounds like this the budget allows, up to a million."""
+        return self._accountant.rounds_left(claim)
+
+    def charge(self, claim: ProvenClaim, rounds: int = 1) -> None:
+        """Count rounds, safely. Release them only after this has returned.
+
+        Raises:
+            ArgumentError: The claim is not proven.
+            MismatchError: The claim is about something else.
+            BudgetExceeded: It would be too much. Nothing was charged.
+            LedgerBusy: Another process held the lock for too long. Nothing was charged.
+            DataError: The file is damaged, went back in time, or cannot be written.
+        """
+        with self._locked():
+            self._refresh()
+            # On a copy: should the file not be written, this object has spent nothing either.
+            accountant = self._accountant.copy()
+            accountant.spend(claim, rounds)
+            content = _encode(accountant)
+            self._write(content)
+            self._accountant, self._content = accountant, content
+
+    @contextmanager
+    def round(self, claim: ProvenClaim) -> Iterator[None]:
+        """Charge one round, then run the block that releases it. What it raises refunds nothing."""
+        self.charge(claim)
+        yield
+
+    def _refresh(self) -> None:
+        """Take over what other processes have charged since."""
+        content = _read(self._path)
+        if content == self._content:
+            return
+        accountant = _decode(content, self._path, self.scope)
+        if accountant.budget != self.budget or not _counts(accountant) >= _counts(self._accountant):
+            raise DataError(f"{self._path} lacks rounds that were charged, or has another budget")
+        self._accountant, self._content = accountant, content
+
+    def _write(self, content: bytes) -> None:
+        try:
+            replace_file(self._path, content)
+            _synchronise(self._path.parent)
+        except OSError as error:
+            raise DataError(
+                f"{self._path} cannot be written ({error}): do not release the round"
+            ) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._path.with_name(f".{self._path.name}.lock")
+        try:
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DataError(f"{lock} cannot be opened ({error})") from error
+        try:
+            _acquire(handle, self._wait, self._path)
+            yield
+        finally:
+            os.close(handle)  # and with it the lock
+
+
+def _acquire(handle: int, wait: float, path: Path) -> None:
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LedgerBusy(
+                    f"another process is charging {path}, for more than {wait:g} s; "
+                    "nothing was charged"
+                ) from None
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _synchronise(folder: Path) -> None:
+    """Make sure that the new name of the file is on the disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+
+
+def _encode(accountant: Accountant) -> bytes:
+    scope, budget = accountant.scope, accountant.budget
+    body = {
+        "scope": {"unit": scope.unit, "relation": scope.relation, "trust": scope.trust},
+        "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
+        "spent": [
+            {
+                "rounds": item.rounds,
+                "mechanism": item.claim.mechanism,
+                "event": events.to_json(item.claim.event),
+            }
+            for item in accountant.spent
+        ],
+    }
+    head = {"format": _FORMAT, "version": _VERSION, "checksum": _checksum(body)}
+    return (json.dumps({**head, "ledger": body}, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _decode(content: bytes, path: Path, scope: Scope) -> Accountant:
+    try:
+        data = json.loads(content, parse_constant=_no_number)
+        _check_head(data)
+        accountant = _rebuild(data["ledger"])
+    except (ArgumentError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not a whole ledger of version {_VERSION} ({error}); it is left as it is"
+        ) from error
+    if accountant.scope != scope:
+        raise MismatchError(f"{path} is about {accountant.scope}, not about {scope}")
+    return accountant
+
+
+def _check_head(data: Mapping[str, Any]) -> None:
+    for name, value in (("format", _FORMAT), ("version", _VERSION)):
+        if type(data[name]) is not type(value) or data[name] != value:
+            raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
+    if set(data) != {"format", "version", "checksum", "ledger"}:
+        raise ValueError(f"unexpected fields among {sorted(data)}")
+    if data["checksum"] != _checksum(data["ledger"]):
+        raise ValueError("its checksum does not fit its content")
+
+
+def _rebuild(body: Mapping[str, Any]) -> Accountant:
+    budget = None if body["budget"] is None else Budget(**body["budget"])
+    scope = Scope(**body["scope"])
+    spent = [
+        Spending(
+            ProvenClaim(scope, events.from_json(item["event"]), item["mechanism"]), item["rounds"]
+        )
+        for item in body["spent"]
+    ]
+    return Accountant.restored(scope, budget, spent)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number that a ledger holds")
+
+
+def _counts(accountant: Accountant) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for item in accountant.spent:
+        counts[json.dumps(events.to_json(item.claim.event))] += item.rounds
+    return counts

@@ -1,0 +1,231 @@
+"""What mechanisms with integer noise share: messages for a secure sum, and when that sum wraps.
+
+A message is a clipped and rounded table plus integer noise, modulo `2**bits`. Whoever runs a
+secure sum sees only the sum of the messages modulo `2**bits`. Reducing it is post-processing, so
+the modulus costs no privacy; a sum that wraps costs accuracy, with a probability stated here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.privacy import events
+from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
+from diffsketch.privacy.events import Event
+from diffsketch.privacy.mechanisms.bounds import Encode
+from diffsketch.privacy.mechanisms.quantize import MAX_BITS, Quantizer, centre, wrap
+from diffsketch.privacy.noise import Noise
+
+__all__ = ["IntegerMechanism"]
+
+_Self = TypeVar("_Self", bound="IntegerMechanism")
+_TYPICAL_DELTA = 1e-6
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class IntegerMechanism(ABC):
+    """A quantiser, integer noise, and a modulus. Its subclasses say which noise.
+
+    * `local` trust: every member adds all of the noise to its message.
+    * `distributed` trust: every one of the `cohort` members adds its share, and the claim is about
+      their secure sum. It holds while all of them contribute; `claim_for` says what holds if only
+      some did. The relation add-or-remove means that a member's table becomes zero (it still adds
+      its share of the noise).
+    * `central` trust: members send `rounded` tables to a server which they trust, and which adds
+      the noise once, to the sum, by `perturb`.
+
+    Args:
+        quantizer: Clipping and rounding, and with that the sensitivity.
+        noise_multiplier: The noise over the sensitivity; the subclass says of which order.
+        relation: Which data sets are neighbours.
+        trust: Who adds the noise.
+        cohort: Messages in a sum.
+        bits: Per cell of a message; the modulus is `2**bits`.
+    """
+
+    quantizer: Quantizer
+    noise_multiplier: float
+    relation: Relation = field(default=Relation.REPLACE, kw_only=True)
+    trust: Trust = field(default=Trust.LOCAL, kw_only=True)
+    cohort: int = field(default=1, kw_only=True)
+    bits: int = field(default=32, kw_only=True)
+
+    def __post_init__(self) -> None:
+        good = 0 < self.noise_multiplier < math.inf
+        check(good, "noise_multiplier", "be > 0 and finite", self.noise_multiplier)
+        check(self.cohort >= 1, "cohort", "be >= 1", self.cohort)
+        check(1 <= self.bits <= MAX_BITS, "bits", f"be in 1..{MAX_BITS}", self.bits)
+        scope = Scope(self.quantizer.bound.unit, self.relation, self.trust)
+        object.__setattr__(self, "relation", scope.relation)
+        object.__setattr__(self, "trust", scope.trust)
+
+    @property
+    def claim(self) -> ProvenClaim:
+        """What one round guarantees if every member of the cohort contributed its noise."""
+        return self.claim_for(self.cohort)
+
+    def claim_for(self, present: int) -> ProvenClaim:
+        """What one round guarantees if only `present` members contributed noise.
+
+        Under distributed trust fewer members mean less noise: never go on with `claim` then.
+        """
+        self._check_count("present", present)
+        text = f"{self._name} of standard deviation {self._std_for(present):.4g} on whole numbers"
+        if self.trust is Trust.DISTRIBUTED:
+            text += f", shared among {present} members,"
+        scope = Scope(self.quantizer.bound.unit, self.relation, self.trust)
+        return ProvenClaim(scope, self._event(present), text)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation, in units of the data, of the noise that `claim` rests on.
+
+        On a cell of each message for `local` trust, of the sum for the others.
+        """
+        return self._std_for(self.cohort)
+
+    def variance(self, count: int) -> float:
+        """Of a cell of the decoded mean of `count` messages, at most: noise and rounding."""
+        self._check_count("count", count)
+        noise = self._noise_variance / self._parts
+        if self.trust is not Trust.CENTRAL:
+            noise *= count
+        return self.quantizer.granularity**2 * (noise + count / 4) / count**2
+
+    def rounded(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
+        """Clipped and rounded (int64), without any noise: only for a server which is trusted."""
+        return self.quantizer.apply(vectors, noise, encode=encode)
+
+    def perturb(self, integers: Tensor, noise: Noise) -> Tensor:
+        """Whole numbers with one member's noise (the server's for central trust), wrapped."""
+        return wrap(
+            integers + self._draw(tuple(integers.shape), noise).to(integers.device), bits=self.bits
+        )
+
+    def release(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
+        """One message (int64, in `[0, 2**bits)`) for each vector, with a member's noise.
+
+        Its cells take `bits` bits each on the wire.
+        """
+        return self.perturb(self.rounded(vectors, noise, encode=encode), noise)
+
+    def decode(self, total: Tensor, count: int) -> Tensor:
+        """The mean (float64) of `count` messages from their sum, wrapped or not."""
+        self._check_count("count", count)
+        return centre(total, self.bits).double() * (self.quantizer.granularity / count)
+
+    def overflow_bound(self, *, largest: float | None = None) -> float:
+        """A bound on the probability that any cell of the sum wraps and decodes wrongly.
+
+        A matter of accuracy, not of privacy.
+
+        Args:
+            largest: A bound on the absolute value of each cell of the exact sum, in units of the
+                data, where one is known. Else every member is taken to have its whole norm in the
+                same cell.
+        """
+        room = (1 << (self.bits - 1)) - self._peak(largest)
+        if room <= 0:
+            return 1.0
+        log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(room)
+        return math.exp(min(0.0, log_tail))
+
+    def with_bits_for(self: _Self, failure: float, *, largest: float | None = None) -> _Self:
+        """The same with the fewest bits for which `overflow_bound` is at most `failure`."""
+        _check_failure(failure)
+        for bits in range(1, MAX_BITS + 1):
+            fitted = replace(self, bits=bits)
+            if fitted.overflow_bound(largest=largest) <= failure:
+                return fitted
+        raise ArgumentError(f"no modulus of at most {MAX_BITS} bits holds the sum")
+
+    def with_granularity_for(self: _Self, failure: float, *, largest: float | None = None) -> _Self:
+        """The same with the finest step for which `overflow_bound` is at most `failure`."""
+        _check_failure(failure)
+        limit = self.quantizer.bound.limit
+        fine, coarse = math.log(limit) - 20, math.log(limit) + 3
+
+        def at(log_step: float) -> _Self:
+            step = math.exp(log_step)
+            return replace(self, quantizer=replace(self.quantizer, granularity=step))
+
+        if at(coarse).overflow_bound(largest=largest) > failure:
+            raise ArgumentError(f"bits must be more for this cohort, got bits={self.bits}")
+        for _ in range(_HALVINGS):
+            middle = (fine + coarse) / 2
+            if at(middle).overflow_bound(largest=largest) <= failure:
+                coarse = middle
+            else:
+                fine = middle
+        return at(coarse)
+
+    def _std_for(self, present: int) -> float:
+        part = present / self.cohort if self.trust is Trust.DISTRIBUTED else 1.0
+        return self.quantizer.granularity * math.sqrt(self._noise_variance * part)
+
+    def _peak(self, largest: float | None) -> int:
+        """A cell of the sum without noise, at most, in steps."""
+        if largest is None:
+            return self.cohort * math.floor(self.quantizer.norm(2))
+        check(0 <= largest < math.inf, "largest", "be >= 0 and finite", largest)
+        return math.ceil(largest / self.quantizer.granularity) + self.cohort
+
+    @property
+    def _parts(self) -> int:
+        """In how many messages the noise of the claim comes."""
+        return self.cohort if self.trust is Trust.DISTRIBUTED else 1
+
+    @property
+    def _sources(self) -> int:
+        """How many draws of a message's noise are in a sum."""
+        return 1 if self.trust is Trust.CENTRAL else self.cohort
+
+    def _check_count(self, name: str, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
+        check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
+
+    @property
+    @abstractmethod
+    def _name(self) -> str:
+        """Of the noise."""
+
+    @property
+    @abstractmethod
+    def _noise_variance(self) -> float:
+        """Of the noise that the claim rests on, in steps, at most."""
+
+    @abstractmethod
+    def _draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+        """The noise of one message."""
+
+    @abstractmethod
+    def _event(self, present: int) -> Event:
+        """What a round with the noise of so many members is to an accountant."""
+
+    @abstractmethod
+    def _log_tail(self, room: int) -> float:
+        """A bound on the logarithm of P[a cell of the sum's noise >= room]."""
+
+
+def lowest_line(lines: Sequence[tuple[float, float]]) -> Event:
+    """The best of several bounds `rho * a + xi` on the Rényi divergence of order `a`, as an event.
+
+    All of them hold. Which is lowest depends on the order: here the one that matters for a single
+    round and a delta of 1e-6.
+    """
+    order = 1 + math.sqrt(math.log(1 / _TYPICAL_DELTA) / min(rho for rho, _ in lines))
+    rho, xi = min(lines, key=lambda line: line[0] * order + line[1])
+    return events.concentrated(rho, xi)
+
+
+def _check_failure(failure: float) -> None:
+    check(0 < failure < 1, "failure", "be in (0, 1)", failure)

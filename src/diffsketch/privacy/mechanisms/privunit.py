@@ -1,0 +1,255 @@
+"""PrivUnitG and ProjUnit: the direction of a whole vector under local, pure differential privacy.
+
+For a client that trusts nobody with anything. Accurate only in the mean of very many clients, but
+nothing of this kind does essentially better (Asi, Feldman, Talwar 2022).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy import optimize, special
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.privacy import events
+from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.clipping import clip_norm
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.hashing import HashSeed
+
+__all__ = ["PrivUnitG", "ProjUnit"]
+
+_MAX_EPSILON = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
+
+
+@dataclass(frozen=True)
+class _Cap:
+    """A cap `a >= gamma` of a standard normal number, entered with probability `inside`.
+
+    `mean` and `square` are the mean of `a` and of `a**2` under that mixture.
+    """
+
+    gamma: float
+    outside_mass: float
+    mass: float
+    inside: float
+
+    @classmethod
+    def at(cls, gamma: float, epsilon: float) -> _Cap:
+        mass, rest = float(special.ndtr(-gamma)), float(special.ndtr(gamma))
+        inside = math.exp(epsilon) * mass / (rest + math.exp(epsilon) * mass)
+        return cls(gamma, rest, mass, inside)
+
+    @property
+    def _density(self) -> float:
+        return math.exp(-(self.gamma**2) / 2) / math.sqrt(2 * math.pi)
+
+    @property
+    def mean(self) -> float:
+        return self._density * (self.inside / self.mass - (1 - self.inside) / self.outside_mass)
+
+    @property
+    def square(self) -> float:
+        return 1 + self.gamma * self.mean
+
+
+@dataclass(frozen=True)
+class PrivUnitG:
+    """A random vector that leans towards the client's own, by as much as `epsilon` allows.
+
+    With `u` the client's vector over `clip` (a direction), the message is `a u + w`: `w` normal,
+    orthogonal to `u`, and `a` a standard normal number that is drawn from the cap `a >= gamma`
+    with probability `p` and from the rest with `1 - p`. With `q = P[normal >= gamma]` and
+    `p = e**epsilon q / (1 - q + e**epsilon q)`, the density of a message is the normal density
+    times `p / q` or `(1 - p) / (1 - q)`, whose ratio is `e**epsilon`: pure differential privacy,
+    whatever the two clients' vectors are. `gamma` is the one with the least error.
+
+    Vectors shorter than `clip` count as a direction or its opposite, at random with the mean that
+    they have; longer ones are clipped. So the estimate is unbiased for every clipped vector, and
+    the norm is protected too.
+
+    Guarantees (`tests/privacy/test_privunit.py`): the density ratio, unbiasedness, the error.
+
+    Args:
+        dim: Length of the vectors.
+        epsilon: Of one message.
+        clip: The norm to which vectors are clipped.
+
+    References:
+        Asi, Feldman, Talwar (2022), Optimal Algorithms for Mean Estimation under Local
+        Differential Privacy.
+    """
+
+    dim: int
+    epsilon: float
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        good = 0 < self.epsilon <= _MAX_EPSILON
+        check(good, "epsilon", f"be in (0, {_MAX_EPSILON:g}]", self.epsilon)
+        check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
+
+    @property
+    def claim(self) -> ProvenClaim:
+        """What one message guarantees its client."""
+        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        return ProvenClaim(scope, events.approximate(self.epsilon), "a PrivUnitG message")
+
+    @cached_property
+    def _cap(self) -> _Cap:
+        def error(gamma: float) -> float:
+            cap = _Cap.at(gamma, self.epsilon)
+            return self._length(cap) / cap.mean**2
+
+        # The error has one minimum; the best cap is the smaller the larger epsilon is.
+        highest = math.sqrt(2 * self.epsilon) + 6
+        grid = np.linspace(-2.0, min(highest, 37.0), 400)
+        start = int(np.argmin([error(float(gamma)) for gamma in grid]))
+        low, high = grid[max(0, start - 1)], grid[min(len(grid) - 1, start + 1)]
+        found = optimize.minimize_scalar(error, bounds=(low, high), method="bounded")
+        return _Cap.at(float(found.x), self.epsilon)
+
+    def _length(self, cap: _Cap) -> float:
+        """The mean square of a message."""
+        return self.dim - 1 + cap.square
+
+    @property
+    def squared_norm(self) -> float:
+        """The mean of the squared norm of one decoded message, whatever the client's vector is.
+
+        Less the squared norm of the vector itself, this is the error of one message.
+        """
+        return self.clip**2 * self._length(self._cap) / self._cap.mean**2
+
+    def release(self, vectors: Tensor, noise: Noise) -> Tensor:
+        """A message for each vector of `(..., dim)`, in the same shape and type.
+
+        Raises:
+            ArgumentError: A value is not finite, or the noise is of the secure kind: these are
+                real numbers, which no exact sampler gives.
+        """
+        if vectors.dim() == 0 or vectors.shape[-1] != self.dim:
+            raise MismatchError(f"vectors must have {self.dim} entries, got {tuple(vectors.shape)}")
+        clipped = clip_norm(vectors, self.clip).double()
+        units = _random_directions(clipped, self.clip, noise)
+        cap, shape = self._cap, (*vectors.shape[:-1], 1)
+        inside = noise.bernoulli(torch.full(shape, cap.inside, dtype=torch.float64)).bool()
+        part = special.ndtr(noise.normal(shape, 1.0, dtype=torch.float64).numpy())  # uniform
+        high, low = -special.ndtri(cap.mass * part), special.ndtri(cap.outside_mass * part)
+        along = torch.where(inside, torch.from_numpy(high), torch.from_numpy(low))
+        message = noise.normal(tuple(vectors.shape), 1.0, dtype=torch.float64)
+        message += (along - (message * units).sum(-1, keepdim=True)) * units
+        return message.to(vectors.dtype)
+
+    def decode(self, messages: Tensor) -> Tensor:
+        """Unbiased estimates of the clipped vectors; also takes a sum or mean of messages."""
+        return messages * (self.clip / self._cap.mean)
+
+
+@dataclass(frozen=True)
+class ProjUnit:
+    """PrivUnitG on a random projection: `size` numbers on the wire instead of `dim`.
+
+    Worker `i` projects with a normal random matrix `S_i` (`size` by `dim`) that the public seed of
+    the round gives, and sends PrivUnitG of the direction of `S_i v`. Since a normal matrix has no
+    preferred direction, `S_i' (S_i u / |S_i u|)` is `E|S_i u| u` on average, and dividing by that
+    number makes the estimate unbiased (`tests/privacy/test_privunit.py`).
+
+    Args:
+        dim: Length of the vectors.
+        size: Length of a message.
+        epsilon: Of one message.
+        clip: The norm to which vectors are clipped.
+
+    References:
+        Asi, Feldman, Nelson, Nguyen, Talwar (2023), Fast Optimal Locally Private Mean Estimation
+        via Random Projections.
+    """
+
+    dim: int
+    size: int
+    epsilon: float
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(1 <= self.size <= self.dim, "size", f"be in 1..{self.dim}", self.size)
+        PrivUnitG(self.dim, self.epsilon, self.clip)  # checks the rest
+
+    @cached_property
+    def _inner(self) -> PrivUnitG:
+        return PrivUnitG(self.size, self.epsilon, 1.0)
+
+    @property
+    def claim(self) -> ProvenClaim:
+        """What one message guarantees its client."""
+        scope = self._inner.claim.scope
+        return ProvenClaim(scope, events.approximate(self.epsilon), "a ProjUnit message")
+
+    @property
+    def squared_norm(self) -> float:
+        """The mean of the squared norm of one decoded message.
+
+        With `w = S u / |S u|`, the squared length of `S' w` is `size + dim - 1` on average (its
+        part along `u` is `|S u|`); that of `S' x` is `dim - 1` for a unit `x` orthogonal to `w`.
+        """
+        cap = self._inner._cap
+        along = cap.square * (self.dim - 1 + self.size)
+        across = (self.size - 1) * (self.dim - 1)
+        return self.clip**2 * (along + across) / (cap.mean * self._mean_length) ** 2
+
+    @property
+    def _mean_length(self) -> float:
+        """Of a normal random vector with `size` entries."""
+        half = self.size / 2
+        return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
+
+    def release(
+        self, vectors: Tensor, noise: Noise, *, seed: HashSeed, first_worker: int = 0
+    ) -> Tensor:
+        """Messages `(workers, size)` of vectors `(workers, dim)`, from `first_worker` on."""
+        if vectors.dim() != 2 or vectors.shape[1] != self.dim:
+            shape = tuple(vectors.shape)
+            raise MismatchError(f"vectors must be (workers, {self.dim}), got {shape}")
+        clipped = clip_norm(vectors, self.clip)
+        units = _random_directions(clipped.double(), self.clip, noise).to(vectors.dtype)
+        seen = torch.empty(vectors.shape[0], self.size, dtype=vectors.dtype)
+        for index, unit in enumerate(units):
+            seen[index] = self._matrix(seed, first_worker + index, vectors.dtype) @ unit
+        norms = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
+        return self._inner.release(seen / norms, noise)
+
+    def decode(self, messages: Tensor, *, seed: HashSeed, first_worker: int = 0) -> Tensor:
+        """The sum of the unbiased estimates of the clipped vectors, `(dim,)`."""
+        if messages.dim() != 2 or messages.shape[1] != self.size:
+            shape = tuple(messages.shape)
+            raise MismatchError(f"messages must be (workers, {self.size}), got {shape}")
+        total = torch.zeros(self.dim, dtype=messages.dtype)
+        for index, message in enumerate(self._inner.decode(messages)):
+            total += self._matrix(seed, first_worker + index, messages.dtype).T @ message
+        return total * (self.clip / self._mean_length)
+
+    def _matrix(self, seed: HashSeed, worker: int, dtype: torch.dtype) -> Tensor:
+        if dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
+        check(0 <= worker < 1 << 64, "first_worker", "be in [0, 2**64)", worker)
+        text = worker.to_bytes(8, "little")
+        digest = hashlib.blake2b(text, key=seed.value, digest_size=32, person=b"ds-projunit")
+        rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest.digest(), "little")))
+        return torch.from_numpy(rng.standard_normal((self.size, self.dim), np.float32)).to(dtype)
+
+
+def _random_directions(clipped: Tensor, clip: float, noise: Noise) -> Tensor:
+    """Unit vectors with `clipped / clip` as their mean: the direction, or at times its opposite."""
+    norms = torch.linalg.vector_norm(clipped, dim=-1, keepdim=True)
+    first = torch.zeros_like(clipped)
+    first[..., 0] = 1  # what stands for a vector of zeros: plus or minus, with equal probability
+    units = torch.where(norms > 0, clipped / norms.clamp(min=1e-300), first)
+    forward = noise.bernoulli(((1 + norms / clip) / 2).clamp(0.5, 1.0))
+    return units * (2 * forward - 1)

@@ -1,0 +1,184 @@
+"""Where noise comes from: private objects, never a global generator.
+
+`FastNoise` is for simulation: reproducible from a key, and as exact as floating-point numbers are.
+`SecureNoise` (`diffsketch.privacy.secure_noise`) is for real releases: randomness of the operating
+system, exact samplers, whole numbers only, since noise in floating point can be attacked through
+its rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.privacy import discrete_sampling
+from diffsketch.privacy.discrete_sampling import IntegerTable
+from diffsketch.privacy.noise_arguments import (
+    MAX_SCALE,
+    check_scale,
+    check_trials,
+    checked_probabilities,
+    count_cells,
+)
+
+__all__ = ["FastNoise", "Noise", "NoiseKey"]
+
+
+class Noise(ABC):
+    """A stream of random numbers that belongs to one message."""
+
+    secure: ClassVar[bool]
+
+    @abstractmethod
+    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
+        """Gaussian noise of this standard deviation."""
+
+    @abstractmethod
+    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
+        """Laplace noise of this scale; its standard deviation is sqrt(2) times that."""
+
+    @abstractmethod
+    def bernoulli(self, probabilities: Tensor) -> Tensor:
+        """1 with the probability given for each place, else 0 (int64)."""
+
+    @abstractmethod
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
+
+    @abstractmethod
+    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
+
+    @abstractmethod
+    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
+        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
+
+    @abstractmethod
+    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+        """How many of so many trials succeed (int64)."""
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """A secret of one simulated world, from which each message's noise is derived.
+
+    >>> key = NoiseKey.from_integer(7)
+    >>> one = key.source(worker=0, round_index=0).normal((2,), 1.0, dtype=torch.float32)
+    >>> two = key.source(worker=1, round_index=0).normal((2,), 1.0, dtype=torch.float32)
+    >>> bool((one == two).any())
+    False
+    """
+
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != 32:
+            raise ArgumentError("secret must be 32 bytes")
+
+    @classmethod
+    def from_integer(cls, number: int) -> NoiseKey:
+        """A key for experiments, where a run is named by a number."""
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ArgumentError(f"number must be an int, got {type(number).__name__}")
+        check(0 <= number < 1 << 256, "number", "be in [0, 2**256)", number)
+        text = number.to_bytes(32, "little")
+        return cls(hashlib.blake2b(text, digest_size=32, person=b"ds-noise-number").digest())
+
+    def source(self, *, worker: int, round_index: int) -> FastNoise:
+        """The noise of one worker's message in one round; the same numbers each time."""
+        for name, value in (("worker", worker), ("round_index", round_index)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
+            check(0 <= value < 1 << 64, name, "be in [0, 2**64)", value)
+        text = worker.to_bytes(8, "little") + round_index.to_bytes(8, "little")
+        digest = hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-noise")
+        return FastNoise(int.from_bytes(digest.digest(), "little"))
+
+    def __repr__(self) -> str:
+        return "NoiseKey(<secret>)"
+
+
+class FastNoise(Noise):
+    """For simulation: a seeded generator of its own, and samplers in floating point.
+
+    The same seed and calls give the same numbers. Normal and Laplace noise are as exact as their
+    type; whole numbers are drawn as `diffsketch.privacy.discrete_sampling` says, within 1e-11 of
+    their distribution in total variation (`tests/privacy/test_discrete_sampling.py`). A scale of 0
+    gives zeros.
+
+    >>> FastNoise(7).discrete_gaussian((2, 3), std=2.0).shape
+    torch.Size([2, 3])
+    """
+
+    secure = False
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ArgumentError(f"seed must be an int, got {type(seed).__name__}")
+        check(seed >= 0, "seed", "be >= 0", seed)
+        self._rng = np.random.Generator(np.random.SFC64(seed))
+
+    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
+        """Gaussian noise of this standard deviation, float32 or float64."""
+        kind = _float_type("std", std, dtype)
+        values = self._rng.standard_normal(count_cells(shape), dtype=kind)
+        values *= kind(std)
+        return torch.from_numpy(values).reshape(shape)
+
+    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
+        """Laplace noise of this scale, float32 or float64."""
+        kind, count = _float_type("scale", scale, dtype), count_cells(shape)
+        values = self._rng.standard_exponential(count, dtype=kind)
+        values -= self._rng.standard_exponential(count, dtype=kind)
+        values *= kind(scale)
+        return torch.from_numpy(values).reshape(shape)
+
+    def bernoulli(self, probabilities: Tensor) -> Tensor:
+        """1 with the probability given for each place, to 2**-53, else 0 (int64)."""
+        chances = checked_probabilities(probabilities)
+        values = (self._rng.random(len(chances)) < chances).astype(np.int64)
+        return torch.from_numpy(values).reshape(probabilities.shape).to(probabilities.device)
+
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
+        check_scale("std", std, MAX_SCALE)
+        return self._integers(shape, discrete_sampling.discrete_gaussian(std) if std else None)
+
+    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
+        check_scale("scale", scale, MAX_SCALE)
+        return self._integers(shape, discrete_sampling.discrete_laplace(scale) if scale else None)
+
+    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
+        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
+        check_scale("variance", variance, MAX_SCALE**2)
+        return self._integers(shape, discrete_sampling.skellam(variance) if variance else None)
+
+    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+        """How many of so many trials succeed (int64)."""
+        check_trials(trials, probability)
+        if probability in (0, 1):
+            return torch.full(shape, trials * int(probability), dtype=torch.int64)
+        return self._integers(shape, discrete_sampling.binomial(trials, float(probability)))
+
+    def _integers(self, shape: tuple[int, ...], table: IntegerTable | None) -> Tensor:
+        count = count_cells(shape)
+        values = np.zeros(count, np.int64) if table is None else table.draw(self._rng, count)
+        return torch.from_numpy(values).reshape(shape)
+
+
+def _float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
+    """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
+    info = torch.finfo(dtype)
+    good = scale == 0 or info.tiny <= scale <= info.max / 100
+    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
+    return np.float32 if dtype == torch.float32 else np.float64

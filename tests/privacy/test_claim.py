@@ -1,0 +1,260 @@
+"""Claims: what they say, what they refuse to be, and that no epsilon comes without its words."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diffsketch.privacy
+from diffsketch.errors import ArgumentError
+from diffsketch.privacy import events
+from diffsketch.privacy.claim import (
+    Basis,
+    Claim,
+    Epsilon,
+    MeasuredClaim,
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+from diffsketch.privacy.composition import epsilon_for
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+CENTRAL = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+PROVEN = ProvenClaim(SCOPE, events.gaussian(2.0), "Gaussian noise of standard deviation 4")
+
+
+def number(value: float, basis: Basis, *, delta: float = 0.0, rounds: int = 1) -> Epsilon:
+    return Epsilon(value, delta, rounds, basis, SCOPE)
+
+
+PAPER = PaperClaim(SCOPE, number(0.5, Basis.CLAIMED), "Theorem 1")
+MEASURED = MeasuredClaim(
+    SCOPE, number(0.4, Basis.MEASURED, delta=1e-5, rounds=3), 0.95, "a likelihood-ratio attack"
+)
+NONE = NoClaim(SCOPE, "nothing is random in a bare sketch")
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        (
+            PROVEN,
+            "Proven: Gaussian noise of standard deviation 4 limits how well anyone who sees a "
+            "client's message can tell which of two data sets one client holds.",
+        ),
+        (
+            PAPER,
+            "Claimed, not proven: Theorem 1 says that epsilon = 0.5 per round limits how well "
+            "anyone who sees a client's message can tell which of two data sets one client holds; "
+            "its proof does not hold, so this is no guarantee.",
+        ),
+        (
+            MEASURED,
+            "Measured: a likelihood-ratio attack shows with 0.95 confidence that after 3 rounds no "
+            "epsilon below 0.4 (at delta = 1e-05) describes how well anyone who sees a client's "
+            "message can tell which of two data sets one client holds.",
+        ),
+        (
+            NONE,
+            "No claim: nothing is random in a bare sketch, so nothing limits how well anyone who "
+            "sees a client's message can tell which of two data sets one client holds.",
+        ),
+    ],
+)
+def test_texts(claim: Claim, text: str) -> None:
+    assert str(claim) == text
+
+
+def test_text_of_a_paper_with_a_delta() -> None:
+    scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
+    claim = PaperClaim(scope, Epsilon(5.0, 1e-9, 1, Basis.CLAIMED, scope), "the paper's table")
+    assert str(claim) == (
+        "Claimed, not proven: the paper's table says that epsilon = 5 at delta = 1e-09 per round "
+        "limits how well anyone who sees the secure sum of the messages, but no single one, can "
+        "tell whether one client took part; its proof does not hold, so this is no guarantee."
+    )
+
+
+def test_every_scope_has_its_own_sentence() -> None:
+    scopes = [Scope(*words) for words in itertools.product(Unit, Relation, Trust)]
+    sentences = {scope.sentence for scope in scopes}
+    assert len(sentences) == len(scopes) == 18
+    for scope in scopes:
+        assert scope.sentence.startswith("how well anyone who sees ")
+        assert str(scope) == f"{scope.unit} unit, {scope.relation}, {scope.trust} trust"
+
+
+def test_scopes_take_plain_words() -> None:
+    scope = Scope("client", "replace", "local")  # type: ignore[arg-type]
+    assert scope == SCOPE
+    assert isinstance(scope.unit, Unit)
+
+
+@pytest.mark.parametrize(
+    "words", [("person", "replace", "local"), ("client", "swap", "local"), ("client", "replace", 3)]
+)
+def test_other_words_are_refused(words: Any) -> None:
+    with pytest.raises(ArgumentError, match="must be one of"):
+        Scope(*words)
+
+
+def test_numbers_keep_their_words() -> None:
+    epsilon = PROVEN.epsilon(delta=1e-5, rounds=1000)
+    assert float(epsilon) == epsilon.value == pytest.approx(191.55, abs=0.01)
+    assert str(epsilon) == (
+        "epsilon = 191.5 at delta = 1e-05 over 1,000 rounds "
+        "(proven; client unit, replace, local trust)"
+    )
+    assert str(MEASURED.lower_bound).startswith("epsilon >= 0.4 at delta = 1e-05 over 3 rounds (me")
+    assert str(PAPER.epsilon(delta=0.0, rounds=1)).startswith("epsilon = 0.5 at delta = 0 over 1 r")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: number(-1.0, Basis.PROVEN), "value must be >= 0"),
+        (lambda: number(math.nan, Basis.PROVEN), "value must be >= 0"),
+        (lambda: number(1.0, Basis.PROVEN, delta=1.0), "delta must be in"),
+        (lambda: number(1.0, Basis.PROVEN, delta=math.nan), "delta must be in"),
+        (lambda: number(1.0, Basis.PROVEN, rounds=-1), "rounds must be >= 0"),
+        (lambda: number(1.0, Basis.PROVEN, rounds=1.5), "rounds must be an int"),  # type: ignore[arg-type]
+        (lambda: number(1.0, "guessed"), "basis must be one of"),  # type: ignore[arg-type]
+        (lambda: Epsilon(1.0, 0.0, 1, Basis.PROVEN, "client"), "scope must be of type Scope"),  # type: ignore[arg-type]
+        (lambda: ProvenClaim("client", events.gaussian(1.0), "noise"), "scope must be of type"),  # type: ignore[arg-type]
+        (lambda: ProvenClaim(SCOPE, events.gaussian(1.0), " "), "mechanism must not be empty"),
+        (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),
+        (lambda: ProvenClaim(SCOPE, dp_event.NonPrivateDpEvent(), "noise"), "event must be one"),
+        (lambda: ProvenClaim(SCOPE, dp_event.GaussianDpEvent(-1.0), "noise"), "data must describe"),
+        (lambda: PaperClaim(SCOPE, 0.5, "Theorem 1"), "per_round must be of type Epsilon"),  # type: ignore[arg-type]
+        (lambda: PaperClaim(SCOPE, number(0.5, Basis.PROVEN), "Theorem 1"), "basis claimed"),
+        (lambda: PaperClaim(CENTRAL, number(0.5, Basis.CLAIMED), "Theorem 1"), "must be about"),
+        (lambda: PaperClaim(SCOPE, number(0.5, Basis.CLAIMED, rounds=2), "a paper"), "1 round"),
+        (lambda: PaperClaim(SCOPE, number(0.5, Basis.CLAIMED), ""), "source must not be empty"),
+        (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.CLAIMED), 0.9, "it"), "basis measured"),
+        (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.MEASURED), 1.0, "it"), "confidence must"),
+        (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.MEASURED), math.nan, "it"), "confidence"),
+        (lambda: MeasuredClaim(SCOPE, number(1.0, Basis.MEASURED, rounds=0), 0.9, "it"), "some r"),
+        (lambda: MeasuredClaim(CENTRAL, number(1.0, Basis.MEASURED), 0.9, "it"), "must be about"),
+        (lambda: NoClaim(SCOPE, ""), "reason must not be empty"),
+        (lambda: NoClaim("client", "why"), "scope must be of type Scope"),  # type: ignore[arg-type]
+    ],
+)
+def test_claims_that_make_no_sense_cannot_be_built(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.EXAMPLE])
+def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
+    event = events.repeated(events.poisson_sampled(0.1, events.gaussian(1.0)), 3)
+    for relation, trust in itertools.product(Relation, Trust):
+        scope = Scope(unit, relation, trust)
+        if trust is Trust.LOCAL or relation is Relation.REPLACE:
+            with pytest.raises(ArgumentError, match="if sampled"):
+                ProvenClaim(scope, event, "noise on a sample")
+        else:
+            ProvenClaim(scope, event, "noise on a sample")
+
+
+def test_a_paper_is_held_to_its_delta_and_one_round() -> None:
+    claim = PaperClaim(SCOPE, number(2.0, Basis.CLAIMED, delta=1e-6), "a paper")
+    assert float(claim.epsilon(delta=1e-5, rounds=1)) == 2.0
+    with pytest.raises(ArgumentError, match="delta must be in"):
+        claim.epsilon(delta=1e-7, rounds=1)
+    with pytest.raises(ArgumentError, match="does not compose"):
+        claim.epsilon(delta=1e-5, rounds=2)
+
+
+def test_a_measurement_is_held_to_what_was_measured() -> None:
+    assert MEASURED.epsilon(delta=1e-5, rounds=3) is MEASURED.lower_bound
+    for delta, rounds in ((1e-4, 3), (1e-5, 1)):
+        with pytest.raises(ArgumentError):
+            MEASURED.epsilon(delta=delta, rounds=rounds)
+
+
+def test_no_claim_limits_nothing() -> None:
+    epsilon = NONE.epsilon(delta=1e-5, rounds=10)
+    assert float(epsilon) == math.inf
+    assert epsilon.basis is not Basis.PROVEN
+
+
+@pytest.mark.parametrize("claim", [PROVEN, PAPER, MEASURED, NONE])
+@pytest.mark.parametrize(("delta", "rounds"), [(1e-5, 0), (1e-5, -1), (1e-5, True), (1e-5, 1.0)])
+def test_rounds_are_checked(claim: Claim, delta: float, rounds: Any) -> None:
+    with pytest.raises(ArgumentError, match="rounds must be"):
+        claim.epsilon(delta=delta, rounds=rounds)
+
+
+@pytest.mark.parametrize("claim", [PROVEN, PAPER, MEASURED, NONE])
+@pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
+def test_delta_is_checked(claim: Claim, delta: float) -> None:
+    with pytest.raises(ArgumentError, match="delta must be"):
+        claim.epsilon(delta=delta, rounds=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    noise=st.floats(0.5, 50.0),
+    rounds=st.integers(1, 10_000),
+    more=st.integers(1, 10_000),
+    delta=st.floats(1e-9, 1e-2),
+)
+def test_more_rounds_or_less_delta_give_more(
+    noise: float, rounds: int, more: int, delta: float
+) -> None:
+    claim = ProvenClaim(SCOPE, events.gaussian(noise), "Gaussian noise")
+    epsilon = float(claim.epsilon(delta=delta, rounds=rounds))
+    assert epsilon <= float(claim.epsilon(delta=delta, rounds=rounds + more)) * (1 + 1e-9)
+    assert epsilon <= float(claim.epsilon(delta=delta / 2, rounds=rounds)) * (1 + 1e-9)
+    event = events.repeated(claim.event, rounds)
+    together = ProvenClaim(SCOPE, event, "many rounds").epsilon(delta=delta, rounds=1)
+    assert float(together) == epsilon == epsilon_for(event, delta)
+
+
+def test_claims_are_values() -> None:
+    for claim in (PROVEN, PAPER, MEASURED, NONE):
+        with pytest.raises(AttributeError):
+            claim.scope = CENTRAL  # type: ignore[misc]
+    assert ProvenClaim(SCOPE, events.gaussian(2.0), PROVEN.mechanism) == PROVEN
+
+
+def bare_epsilons(source: str) -> set[str]:
+    """Public functions of a module that are named epsilon and return something else."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and not node.name.startswith("_")
+        and (node.name.endswith("epsilon") or node.name.startswith("epsilon"))
+        and node.returns is not None
+        and ast.unparse(node.returns) != "Epsilon"
+    }
+
+
+def test_no_epsilon_is_a_bare_number() -> None:
+    """But for the calculators that claims are built on."""
+    calculators = {"composition.py", "gaussian_curve.py", "renyi.py"}
+    folder = Path(diffsketch.privacy.__path__[0])
+    found = {
+        path.name: names
+        for path in folder.rglob("*.py")
+        if (names := bare_epsilons(path.read_text(encoding="utf-8")))
+    }
+    assert set(found) == calculators
+    assert bare_epsilons("class A:\n    def epsilon(self) -> float: ...") == {"epsilon"}

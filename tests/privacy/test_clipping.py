@@ -1,0 +1,245 @@
+"""Clipping: nothing comes out beyond the limit, and nothing within it is touched.
+
+Norms are compared with no rounding at all, in whole numbers (`norm_exceeds`).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError
+from diffsketch.privacy import clipping
+from diffsketch.privacy.clipping import clip_coordinates, clip_norm
+
+Order = Literal[1, 2]
+TYPES = [torch.float32, torch.float64]
+
+
+def norm_exceeds(vector: Tensor, limit: float, order: Order) -> bool:
+    total = sum((abs(Fraction(x)) ** order for x in vector.flatten().tolist()), Fraction(0))
+    return total > Fraction(limit) ** order
+
+
+def same_bits(one: Tensor, two: Tensor) -> bool:
+    kind = torch.int32 if one.dtype == torch.float32 else torch.int64
+    return torch.equal(one.contiguous().view(kind), two.contiguous().view(kind))
+
+
+def vectors(dtype: torch.dtype) -> st.SearchStrategy[Tensor]:
+    """Of any size of entries, those of one vector alike or not, the smallest and largest too."""
+    width: Literal[32, 64] = 32 if dtype == torch.float32 else 64
+    wild = st.floats(width=width, allow_nan=False, allow_infinity=False)
+    tame = st.floats(-10, 10, width=width)
+    entries = st.lists(wild, max_size=8) | st.lists(tame, max_size=8)
+    return entries.map(lambda values: torch.tensor(values, dtype=dtype))
+
+
+LIMITS = st.floats(5e-324, 1.7e308) | st.floats(0.1, 10)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(data=st.data(), limit=LIMITS, order=st.sampled_from([1, 2]))
+@settings(deadline=None, max_examples=400)
+def test_norm_is_never_above_the_limit(
+    dtype: torch.dtype, data: st.DataObject, limit: float, order: Order
+) -> None:
+    vector = data.draw(vectors(dtype))
+    before = vector.clone()
+    clipped = clip_norm(vector, limit, order=order)
+    assert same_bits(vector, before)
+    assert clipped.dtype == dtype
+    assert clipped.shape == vector.shape
+    assert not norm_exceeds(clipped, limit, order)
+    if not norm_exceeds(vector, limit, order):
+        assert same_bits(clipped, vector)
+    elif limit > 1e-30 and vector.abs().max() < 1e30:  # the norm comes close to the limit
+        assert norm_exceeds(clipped, limit * (1 - 1e-6), order)
+    assert same_bits(clip_norm(clipped, limit, order=order), clipped)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(data=st.data(), order=st.sampled_from([1, 2]), ulps=st.integers(-3, 3))
+@settings(deadline=None, max_examples=200)
+def test_norm_at_the_very_limit(
+    dtype: torch.dtype, data: st.DataObject, order: Order, ulps: int
+) -> None:
+    """Limits within a few roundings of the norm: the exact comparison decides."""
+    vector = data.draw(vectors(dtype).filter(lambda v: 1e-150 < v.abs().sum() < 1e300))
+    limit = math.hypot(*vector.tolist()) if order == 2 else math.fsum(vector.abs().tolist())
+    for _ in range(abs(ulps)):
+        limit = math.nextafter(limit, math.copysign(math.inf, ulps))
+    clipped = clip_norm(vector, limit, order=order)
+    assert not norm_exceeds(clipped, limit, order)
+    assert same_bits(clipped, vector) == (not norm_exceeds(vector, limit, order))
+
+
+def test_exact_comparison_decides_ties() -> None:
+    exactly = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert same_bits(clip_norm(exactly, 5.0), exactly)
+    assert same_bits(clip_norm(exactly.float(), 7.0, order=1), exactly.float())
+    above = torch.tensor([3.0, 4.0, 1e-9], dtype=torch.float64)  # its norm rounds to 5.0
+    assert float(torch.linalg.vector_norm(above)) == 5.0
+    assert not same_bits(clip_norm(above, 5.0), above)
+
+
+def test_control_rounding_to_nearest_would_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain cast of the scaled vector is above the limit in one of these cases."""
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(50, 3, generator=generator)
+    assert not any(norm_exceeds(v, 0.1, 2) for v in clip_norm(batch, 0.1))
+    monkeypatch.setattr(clipping, "_towards_zero", lambda values, dtype: values.to(dtype))
+    assert any(norm_exceeds(v, 0.1, 2) for v in clip_norm(batch, 0.1))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [1e-38, 1.0, 1e37])
+def test_direction_is_kept(dtype: torch.dtype, size: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    batch = (torch.randn(7, 100, generator=generator, dtype=torch.float64) * size).to(dtype)
+    clipped = clip_norm(batch, size / 3).double()
+    ratios = clipped / batch.double()
+    assert (ratios > 0).all()
+    spread = ratios / ratios[:, :1]
+    rounding = 3 * torch.finfo(dtype).eps
+    if size < 1e-37 and dtype == torch.float32:
+        rounding = 1e-4  # numbers below 1e-38 have fewer digits
+        spread = spread[batch.abs().double() > size]
+    assert (spread - 1).abs().max() < rounding
+    cosine = torch.nn.functional.cosine_similarity(clipped / size, batch.double() / size)
+    assert (cosine > 1 - 1e-6).all()
+
+
+def test_huge_and_tiny_values() -> None:
+    huge = torch.full((4,), 1e38)
+    assert clip_norm(huge, 2.0).tolist() == pytest.approx([1.0] * 4, rel=1e-6)
+    huge = torch.full((4,), 1.7e308, dtype=torch.float64)  # the norm itself overflows
+    assert clip_norm(huge, 2.0).tolist() == pytest.approx([1.0] * 4, rel=1e-12)
+    assert clip_norm(huge, 8.0, order=1).tolist() == pytest.approx([2.0] * 4, rel=1e-12)
+    tiny = torch.full((4,), 5e-324, dtype=torch.float64)
+    assert same_bits(clip_norm(tiny, 1e-323), tiny)  # the norm is exactly twice the smallest float
+    assert clip_norm(tiny, 5e-324).tolist() == [0.0] * 4  # nothing else is short enough
+    small = torch.full((4,), 1e-45)
+    assert same_bits(clip_norm(small, 1.0), small)
+    assert same_bits(clip_norm(torch.tensor([-0.0, 0.0]), 1.0), torch.tensor([-0.0, 0.0]))
+    assert same_bits(clip_norm(huge, 1e308 * 1.7, dims=0), huge)
+
+
+def test_zero_stays_zero() -> None:
+    for dims in (0, 1, 2):
+        assert clip_norm(torch.zeros(2, 3), 1e-40, dims=dims).tolist() == [[0.0] * 3] * 2
+
+
+def test_batches_are_clipped_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batch = torch.randn(5, 4, 3, generator=generator, dtype=torch.float64)
+    batch *= torch.tensor([0.01, 0.1, 1.0, 10.0, 1e10])[:, None, None]
+    for order in (1, 2):
+        tables = clip_norm(batch, 1.0, order=order, dims=2)
+        rows = clip_norm(batch, 1.0, order=order)
+        cells = clip_norm(batch, 1.0, order=order, dims=0)
+        for i in range(5):
+            assert torch.equal(tables[i], clip_norm(batch[i], 1.0, order=order, dims=2))
+            assert torch.equal(tables[i].flatten(), clip_norm(batch[i].flatten(), 1.0, order=order))
+            for j in range(4):
+                assert torch.equal(rows[i, j], clip_norm(batch[i, j], 1.0, order=order))
+        assert torch.allclose(cells, batch.clamp(-1, 1), rtol=1e-12)
+    assert not torch.equal(tables, rows)
+
+
+def test_strided_values_and_gradients() -> None:
+    values = torch.arange(12.0).reshape(3, 4).t().requires_grad_()
+    expected = clip_norm(values.detach().contiguous(), 2.0)
+    assert torch.equal(clip_norm(values, 2.0), expected)
+    assert not clip_norm(values, 2.0).requires_grad
+    assert not clip_coordinates(values, 2.0).requires_grad
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 3)])
+def test_empty_vectors(shape: tuple[int, ...]) -> None:
+    empty = torch.zeros(shape)
+    for dims in range(len(shape) + 1):
+        clipped = clip_norm(empty, 1.0, dims=dims)
+        assert clipped.shape == shape
+        assert clipped is not empty
+    assert clip_coordinates(empty, 1.0).shape == shape
+
+
+def test_numbers_without_dimensions() -> None:
+    number = torch.tensor(-3.0)
+    assert clip_coordinates(number, 2.0).item() == -2.0
+    assert clip_norm(number, 2.0, dims=0).item() == pytest.approx(-2.0, rel=1e-6)
+    assert clip_norm(number, 4.0, dims=0).item() == -3.0
+    with pytest.raises(ArgumentError, match="values must have at least dims=1 dimensions"):
+        clip_norm(number, 2.0)
+    with pytest.raises(ArgumentError, match="dims=2"):
+        clip_norm(torch.zeros(3), 2.0, dims=2)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@given(data=st.data(), limit=LIMITS)
+@settings(deadline=None, max_examples=300)
+def test_coordinates_are_never_beyond_the_limit(
+    dtype: torch.dtype, data: st.DataObject, limit: float
+) -> None:
+    vector = data.draw(vectors(dtype))
+    before = vector.clone()
+    clipped = clip_coordinates(vector, limit)
+    assert same_bits(vector, before)
+    for old, new in zip(vector.tolist(), clipped.tolist(), strict=True):
+        assert abs(Fraction(new)) <= Fraction(limit)
+        if abs(old) <= limit:
+            assert new == old
+        else:
+            assert new * old >= 0
+            assert abs(new) >= 0.9 * min(limit, 3.4e38) or limit < 1e-37
+
+
+def test_control_a_limit_that_a_type_cannot_hold() -> None:
+    """Clamping alone would leave more than 0.1 in float32."""
+    assert float(torch.tensor([5.0]).clamp(-0.1, 0.1)) > 0.1
+    assert 0.0999999 < float(clip_coordinates(torch.tensor([5.0]), 0.1)) <= 0.1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(bad: float) -> None:
+    for dtype in TYPES:
+        values = torch.tensor([[1.0, 2.0], [bad, 0.0]], dtype=dtype)
+        for dims in (0, 1, 2):
+            with pytest.raises(ArgumentError, match="values must be finite"):
+                clip_norm(values, 1.0, dims=dims)
+        with pytest.raises(ArgumentError, match="values must be finite"):
+            clip_coordinates(values, 1.0)
+        with pytest.raises(ArgumentError, match="values must be finite"):
+            clip_coordinates(torch.tensor(bad, dtype=dtype), 1.0)
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
+def test_bad_limits_are_refused(limit: float) -> None:
+    with pytest.raises(ArgumentError, match="limit must be > 0 and finite"):
+        clip_norm(torch.ones(2), limit)
+    with pytest.raises(ArgumentError, match="limit must be > 0 and finite"):
+        clip_coordinates(torch.ones(2), limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.complex64])
+def test_other_types_are_refused(dtype: torch.dtype) -> None:
+    for call in (clip_norm, clip_coordinates):
+        with pytest.raises(ArgumentError, match="values must be a float32 or float64 tensor"):
+            call(torch.ones(2).to(dtype), 1.0)
+
+
+def test_other_bad_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="order must be 1 or 2"):
+        clip_norm(torch.ones(2), 1.0, order=3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="dims must be >= 0"):
+        clip_norm(torch.ones(2), 1.0, dims=-1)
+    with pytest.raises(ArgumentError, match="values must be a float32 or float64 tensor, got list"):
+        clip_coordinates([1.0], 1.0)  # type: ignore[arg-type]

@@ -1,0 +1,364 @@
+"""The ledger: no round is lost, whatever crashes, is damaged, or runs at the same time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.privacy import events, ledger
+from diffsketch.privacy.accountant import Budget, BudgetExceeded, Spending
+from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.composition import epsilon_for
+from diffsketch.privacy.ledger import Ledger, LedgerBusy
+
+SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+BUDGET = Budget(epsilon=3.0, delta=1e-5)
+CLAIM = ProvenClaim(SCOPE, events.gaussian(10.0), "Gaussian noise")
+OTHER = ProvenClaim(
+    SCOPE, events.poisson_sampled(1 / 3, events.gaussian(1.1 + 2.2)), "noise on a sample"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.json"
+
+
+def test_what_is_charged_is_there_again(path: Path) -> None:
+    book = Ledger.create(path, SCOPE, budget=Budget(1e4, 1e-5))
+    book.charge(CLAIM)
+    book.charge(OTHER, 3)
+    book.charge(CLAIM, 2)
+    again = Ledger.open(path, SCOPE)
+    expected = (Spending(CLAIM, 1), Spending(OTHER, 3), Spending(CLAIM, 2))
+    assert again.spent == book.spent == expected
+    assert again.rounds == book.rounds == 6
+    assert again.budget == Budget(1e4, 1e-5)
+    assert again.scope == SCOPE
+    total = events.composed(*(events.repeated(s.claim.event, s.rounds) for s in expected))
+    assert float(again.epsilon(delta=1e-5)) == epsilon_for(total, 1e-5)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        ".ledger.json.lock",
+        "ledger.json",
+    ]
+
+
+def test_a_ledger_without_a_budget_counts(path: Path) -> None:
+    book = Ledger.create(path, SCOPE)
+    book.charge(CLAIM, 10**9)
+    assert Ledger.open(path, SCOPE).rounds == 10**9
+    assert Ledger.open(path, SCOPE).budget is None
+
+
+def test_the_budget_stops_it(path: Path) -> None:
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    left = book.rounds_left(CLAIM)
+    for _ in range(left):
+        book.charge(CLAIM)
+    before = path.read_bytes()
+    for one in (book, Ledger.open(path, SCOPE)):
+        with pytest.raises(BudgetExceeded):
+            one.charge(CLAIM)
+        assert one.rounds == left
+        assert one.rounds_left(CLAIM) == 0
+    assert path.read_bytes() == before
+    assert float(book.epsilon(1e-5)) <= 3.0
+
+
+def test_only_what_is_proven_and_about_the_same_is_charged(path: Path) -> None:
+    book = Ledger.create(path, SCOPE)
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match="must be a ProvenClaim"):
+        book.charge(NoClaim(SCOPE, "there is no noise"))  # type: ignore[arg-type]
+    local = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    with pytest.raises(MismatchError, match="must be about the same"):
+        book.charge(ProvenClaim(local, events.gaussian(1.0), "noise"))
+    with pytest.raises(MismatchError, match="not about client unit, replace, local trust"):
+        Ledger.open(path, local)
+    assert path.read_bytes() == before
+
+
+def test_a_round_is_in_the_file_before_it_is_released(path: Path) -> None:
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    with book.round(CLAIM):
+        assert Ledger.open(path, SCOPE).rounds == 1
+
+    def broken_release() -> None:
+        with book.round(CLAIM):
+            raise RuntimeError("the release failed half-way")
+
+    with pytest.raises(RuntimeError):
+        broken_release()
+    assert Ledger.open(path, SCOPE).rounds == 2  # what may have leaked is not refunded
+    released = False
+    tight = Ledger.create(path.with_name("tight.json"), SCOPE, budget=Budget(0.01, 1e-9))
+    with pytest.raises(BudgetExceeded), tight.round(CLAIM):
+        released = True
+    assert not released
+
+
+def test_it_is_synchronised_before_it_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content, then the name: first the file, then its directory."""
+    book = Ledger.create(path, SCOPE)
+    real, kinds = os.fsync, []
+
+    def watched(handle: int) -> None:
+        kinds.append("folder" if Path(f"/proc/self/fd/{handle}").resolve().is_dir() else "file")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    book.charge(CLAIM)
+    assert kinds == ["file", "folder"]
+
+
+@pytest.mark.parametrize("function", ["replace_file", "_synchronise"])
+def test_a_failed_write_is_no_charge(
+    path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    book.charge(CLAIM)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, function, full)
+        with pytest.raises(DataError, match=r"ledger\.json cannot be written.*do not release"):
+            book.charge(CLAIM)
+        assert book.rounds == 1
+    book.charge(CLAIM)
+    # If only the name was in doubt the round is in the file: it may be wasted, never forgotten.
+    assert (
+        book.rounds == Ledger.open(path, SCOPE).rounds == (2 if function == "replace_file" else 3)
+    )
+
+
+# Crashes, in a process of its own.
+
+PREAMBLE = f"""
+import os, signal, sys
+from pathlib import Path
+from diffsketch.privacy import events, ledger
+from diffsketch.privacy.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+scope = Scope("{SCOPE.unit}", "{SCOPE.relation}", "{SCOPE.trust}")
+claim = ProvenClaim(scope, events.gaussian(10.0), "Gaussian noise")
+path = Path(sys.argv[1])
+book = ledger.Ledger.open(path, scope, wait=60.0)
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+BEFORE_THE_NEW_NAME = "Path.replace = die\nbook.charge(claim)\nprint('released')"
+AFTER_THE_NEW_NAME = "ledger._synchronise = die\nbook.charge(claim)\nprint('released')"
+BEFORE_THE_RELEASE = "with book.round(claim):\n    die()\n    print('released')"
+
+
+@pytest.mark.parametrize(
+    ("script", "rounds"),
+    [(BEFORE_THE_NEW_NAME, 1), (AFTER_THE_NEW_NAME, 2), (BEFORE_THE_RELEASE, 2)],
+    ids=["before the new name", "after the new name", "before the release"],
+)
+def test_a_crash_never_hides_a_round(path: Path, script: str, rounds: int) -> None:
+    """Killed at three places; the file stays whole, and nothing uncounted is released."""
+    Ledger.create(path, SCOPE, budget=BUDGET).charge(CLAIM)
+    command = [sys.executable, "-c", PREAMBLE + script, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "released" not in done.stdout
+    book = Ledger.open(path, SCOPE)
+    assert book.rounds == rounds
+    book.charge(CLAIM)  # the lock went with the process
+    assert Ledger.open(path, SCOPE).rounds == rounds + 1
+
+
+def test_processes_share_a_budget(path: Path) -> None:
+    """Three at a time, each charging until it is refused: together exactly what fits."""
+    book = Ledger.create(path, SCOPE, budget=Budget(epsilon=6.0, delta=1e-5))
+    fits = book.rounds_left(CLAIM)
+    script = """
+done = 0
+try:
+    while True:
+        book.charge(claim)
+        done += 1
+except BudgetExceeded:
+    print(done)
+"""
+    command = [sys.executable, "-c", PREAMBLE + script, str(path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]  # noqa: S603
+    charged = [int(process.communicate()[0]) for process in running]
+    assert sum(charged) == fits > 100
+    assert Ledger.open(path, SCOPE).rounds == fits
+    with pytest.raises(BudgetExceeded):
+        book.charge(CLAIM)
+    assert book.rounds == fits
+
+
+def test_two_objects_see_each_others_rounds(path: Path) -> None:
+    one = Ledger.create(path, SCOPE, budget=BUDGET)
+    two = Ledger.open(path, SCOPE)
+    one.charge(CLAIM, 5)
+    two.charge(CLAIM, 7)
+    one.charge(OTHER)
+    assert one.rounds == 13
+    assert Ledger.open(path, SCOPE).rounds == 13
+
+
+def test_a_locked_ledger_is_not_charged(path: Path) -> None:
+    Ledger.create(path, SCOPE)
+    book = Ledger.open(path, SCOPE, wait=0.0)
+    with path.with_name(".ledger.json.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LedgerBusy, match="nothing was charged"):
+            book.charge(CLAIM)
+    assert book.rounds == 0
+    book.charge(CLAIM)
+    assert Ledger.open(path, SCOPE).rounds == 1
+
+
+# Damage.
+
+
+def test_a_new_one_never_replaces_an_old_one(path: Path) -> None:
+    Ledger.create(path, SCOPE).charge(CLAIM)
+    with pytest.raises(DataError, match=r"ledger\.json exists already"):
+        Ledger.create(path, SCOPE)
+    assert Ledger.open(path, SCOPE).rounds == 1
+
+
+def refused(path: Path, content: bytes) -> str:
+    """The error for this content, after which the file is as it was."""
+    path.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        Ledger.open(path, SCOPE)
+    assert path.read_bytes() == content
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+def test_every_truncation_is_noticed(path: Path) -> None:
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    book.charge(CLAIM, 4)
+    book.charge(OTHER)
+    whole = path.read_bytes()
+    for length in range(len(whole.rstrip())):
+        refused(path, whole[:length])
+
+
+def test_every_altered_byte_is_noticed(path: Path) -> None:
+    """All but those between the parts: what is read is either the same or refused."""
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    book.charge(CLAIM, 4)
+    whole, data = path.read_bytes(), json.loads(path.read_bytes())
+    noticed = 0
+    for place in range(len(whole)):
+        for other in (b"7", b" ", b'"'):
+            content = whole[:place] + other + whole[place + 1 :]
+            try:
+                same = json.loads(content) == data
+            except ValueError:
+                same = False
+            if same:
+                continue
+            noticed += 1
+            refused(path, content)
+    assert noticed > 2 * len(whole.replace(b" ", b"").replace(b"\n", b""))
+
+
+def edited(path: Path, **changes: Any) -> bytes:
+    return json.dumps({**json.loads(path.read_bytes()), **changes}).encode()
+
+
+def test_other_formats_are_refused(path: Path) -> None:
+    Ledger.create(path, SCOPE)
+    whole = path.read_bytes()
+    assert "version must be 1, got 2" in refused(path, edited(path, version=2))
+    path.write_bytes(whole)
+    assert "version must be 1, got True" in refused(path, edited(path, version=True))
+    path.write_bytes(whole)
+    assert "format must be" in refused(path, edited(path, format="another"))
+    path.write_bytes(whole)
+    assert "unexpected fields" in refused(path, edited(path, note="hello"))
+    path.write_bytes(whole)
+    assert "checksum" in refused(path, edited(path, checksum="0" * 32))
+    for content in (b"", b"[]", b"null", b"3", b"{}", b"\xff\xfe", b"[" * 100_000):
+        refused(path, content)
+
+
+def sealed(body: Any) -> bytes:
+    """A file with a checksum that fits, as only this code makes it."""
+    head = {"format": "diffsketch privacy ledger", "version": 1, "ledger": body}
+    return json.dumps({**head, "checksum": ledger._checksum(body)}).encode()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scope": {"unit": "client", "relation": "replace"}},
+        {"scope": {"unit": "person", "relation": "replace", "trust": "local"}},
+        {"scope": None},
+        {"budget": {"epsilon": 0.0, "delta": 1e-5}},
+        {"budget": {"epsilon": "3", "delta": 1e-5}},
+        {"budget": {"epsilon": 3.0}},
+        {"spent": None},
+        {"spent": [{}]},
+        {"spent": [{"rounds": 0}]},
+        {"spent": [{"rounds": 2.5}]},
+        {"spent": [{"rounds": "4"}]},
+        {"spent": [{"mechanism": ""}]},
+        {"spent": [{"event": {"kind": "gaussian", "noise_multiplier": -1.0}}]},
+        {"spent": [{"event": {"kind": "gaussian", "noise_multiplier": float("inf")}}]},
+        {"spent": [{"event": {"kind": "unheard of"}}]},
+    ],
+)
+def test_a_fitting_checksum_does_not_excuse_nonsense(path: Path, change: dict[str, Any]) -> None:
+    Ledger.create(path, SCOPE, budget=BUDGET).charge(CLAIM)
+    body = json.loads(path.read_bytes())["ledger"]
+    path.write_bytes(sealed(body))
+    assert Ledger.open(path, SCOPE).rounds == 1
+    if change.get("spent"):
+        change = {
+            "spent": [{**body["spent"][0], **change["spent"][0]} if change["spent"][0] else {}]
+        }
+    refused(path, sealed({**body, **change}))
+
+
+def test_a_missing_file(path: Path) -> None:
+    with pytest.raises(DataError, match=r"ledger\.json cannot be read"):
+        Ledger.open(path, SCOPE)
+    book = Ledger.create(path, SCOPE)
+    path.unlink()
+    with pytest.raises(DataError, match=r"ledger\.json cannot be read"):
+        book.charge(CLAIM)
+    assert not path.exists()  # a new one would have forgotten all
+    with pytest.raises(DataError, match="cannot be opened"):
+        Ledger.create(path.parent / "nowhere" / "ledger.json", SCOPE)
+
+
+def test_a_file_that_went_back_in_time(path: Path) -> None:
+    book = Ledger.create(path, SCOPE, budget=BUDGET)
+    book.charge(CLAIM)
+    old = path.read_bytes()
+    book.charge(CLAIM)
+    path.write_bytes(old)
+    with pytest.raises(DataError, match="lacks rounds that were charged"):
+        book.charge(CLAIM)
+    assert path.read_bytes() == old
+
+
+def test_arguments(path: Path) -> None:
+    with pytest.raises(ArgumentError, match="wait must be"):
+        Ledger.create(path, SCOPE, wait=float("nan"))
+    with pytest.raises(ArgumentError, match="scope must be"):
+        Ledger.create(path, "client")  # type: ignore[arg-type]
+    assert not path.exists()
