@@ -26,12 +26,12 @@ from dp_accounting.pld import PLDAccountant
 
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
-from diffsketch.privacy import events
-from diffsketch.privacy.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.ledger import Ledger
 
 GOAL_SECONDS = 5.0
 ROUNDS = 10_000

@@ -27,7 +27,7 @@ import torch
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.privacy.noise import FastNoise, Noise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 GOAL_SECONDS = 0.05
 GOAL_CELLS = 10**6

@@ -36,8 +36,8 @@ ONLY_IN = {
     "numba": "diffsketch/sketch/kernels/cpu*.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
     "matplotlib": "diffsketch/demo.py diffsketch/audit/pictures.py",
-    "dp_accounting": "diffsketch/privacy/*.py",
-    "opendp": "diffsketch/privacy/*.py",
+    "dp_accounting": "diffsketch/privacy/accounting/*.py",
+    "opendp": "diffsketch/privacy/noise/secure*.py",
     "typer": "diffsketch/cli.py",
 }
 

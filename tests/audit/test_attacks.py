@@ -18,7 +18,7 @@ from diffsketch.audit.attacks import (
     UnknownOthers,
     matrix_of,
 )
-from diffsketch.privacy.gaussian_curve import gaussian_epsilon
+from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -34,11 +34,11 @@ from diffsketch.plan.error_model import collision_error
 from diffsketch.plan.levels import NoiseLevels, least_multiplier
 from diffsketch.plan.options import rounded_up
 from diffsketch.plan.request import HEADER_BYTES
-from diffsketch.privacy import events
-from diffsketch.privacy.accountant import Budget
-from diffsketch.privacy.calibration import calibrate
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.calibration import calibrate
+from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Basis
-from diffsketch.privacy.composition import epsilon_for
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound
 from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
-from diffsketch.privacy import events, lookahead
-from diffsketch.privacy.accountant import Accountant, Budget, BudgetExceeded, Spending
+from diffsketch.privacy.accounting import events, lookahead
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded, Spending
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
@@ -26,10 +28,8 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.composition import epsilon_for
 from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.sampler import PoissonSampler
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 LOCAL = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)

@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import events
-from diffsketch.privacy.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.calibration import calibrate, gaussian_multiplier, laplace_multiplier
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import (
+    calibrate,
+    gaussian_multiplier,
+    laplace_multiplier,
+)
+from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.composition import epsilon_for
 
 
 def check_tight(total: Callable[[float], float], found: float, target: float) -> None:

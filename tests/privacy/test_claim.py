@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import diffsketch.privacy
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -30,7 +31,6 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.composition import epsilon_for
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 CENTRAL = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import events
-from diffsketch.privacy.composition import delta_for, epsilon_for, renyi_epsilon_for
-from diffsketch.privacy.events import Event
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import delta_for, epsilon_for, renyi_epsilon_for
+from diffsketch.privacy.accounting.events import Event
 
 DELTA = 1e-5
 Array = npt.NDArray[np.float64]

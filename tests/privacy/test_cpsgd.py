@@ -17,8 +17,8 @@ from scipy.stats import binom
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.privacy.accounting.events import ApproximateDpEvent
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.events import ApproximateDpEvent
 from diffsketch.privacy.mechanisms.cpsgd import (
     PAPER_SETTINGS,
     BinomialMechanism,
@@ -26,7 +26,7 @@ from diffsketch.privacy.mechanisms.cpsgd import (
     rotate_back,
 )
 from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 Vector = npt.NDArray[np.float64]
 

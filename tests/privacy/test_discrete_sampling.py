@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from diffsketch.privacy import discrete_sampling
-from diffsketch.privacy.discrete_sampling import MAX_BLOCKS, IntegerTable
-from diffsketch.privacy.secure_sampling import SkellamTable
+from diffsketch.privacy.noise import discrete_sampling
+from diffsketch.privacy.noise.discrete_sampling import MAX_BLOCKS, IntegerTable
+from diffsketch.privacy.noise.secure_sampling import SkellamTable
 
 
 def table_probabilities(table: IntegerTable) -> dict[int, Fraction]:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import events
-from diffsketch.privacy.events import Event
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import Event
 
 positive = st.floats(1e-300, 1e300)
 sampled = st.builds(

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.accounting.composition import delta_for
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.composition import delta_for
 from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 CHANCE = 1e-9

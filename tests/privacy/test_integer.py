@@ -15,8 +15,8 @@ from dp_accounting import dp_event
 from scipy.special import ive
 
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.accounting.events import ApproximateDpEvent
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
-from diffsketch.privacy.events import ApproximateDpEvent
 from diffsketch.privacy.mechanisms.bounds import NormBound
 from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
 from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism

@@ -22,7 +22,7 @@ from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.mechanisms.quantize import Quantizer
 from diffsketch.privacy.mechanisms.skellam import SkellamMechanism
 from diffsketch.privacy.noise import FastNoise, Noise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = type[DiscreteGaussianMechanism] | type[SkellamMechanism]

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.accounting.composition import delta_for
+from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.composition import delta_for
-from diffsketch.privacy.events import leaves
 from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
 from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 CHANCE = 1e-9
 DIM, ROWS, COLS = 500, 5, 20

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
-from diffsketch.privacy import events, ledger
-from diffsketch.privacy.accountant import Budget, BudgetExceeded, Spending
+from diffsketch.privacy.accounting import events, ledger
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.ledger import Ledger, LedgerBusy
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
@@ -148,8 +148,8 @@ def test_a_failed_write_is_no_charge(
 PREAMBLE = f"""
 import os, signal, sys
 from pathlib import Path
-from diffsketch.privacy import events, ledger
-from diffsketch.privacy.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting import events, ledger
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 scope = Scope("{SCOPE.unit}", "{SCOPE.relation}", "{SCOPE.trust}")
 claim = ProvenClaim(scope, events.gaussian(10.0), "Gaussian noise")

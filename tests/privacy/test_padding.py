@@ -19,8 +19,8 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.events import leaves
 from diffsketch.privacy.mechanisms import spectrum
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding

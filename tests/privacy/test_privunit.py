@@ -15,7 +15,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit, _Cap
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch.hashing import SketchKey
 
 KEY = NoiseKey.from_integer(5)

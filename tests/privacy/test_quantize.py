@@ -20,7 +20,7 @@ from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.mechanisms.bounds import NormBound
 from diffsketch.privacy.mechanisms.quantize import Quantizer, centre, stochastic_round, wrap
 from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.noise.secure import SecureNoise
 
 Order = Literal[1, 2]
 Vector = npt.NDArray[np.float64]

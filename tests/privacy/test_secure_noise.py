@@ -28,9 +28,10 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DiffSketchError
-from diffsketch.privacy import secure_noise, secure_sampling
-from diffsketch.privacy.secure_noise import SecureNoise
-from diffsketch.privacy.secure_sampling import SKELLAM_ERROR, SkellamTable
+from diffsketch.privacy.noise import secure as secure_noise
+from diffsketch.privacy.noise import secure_sampling
+from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.noise.secure_sampling import SKELLAM_ERROR, SkellamTable
 
 CHANCE = 1e-11
 DRAWS = 40_000  # from OpenDP
@@ -341,7 +342,7 @@ def test_sound_versions_of_opendp_are_taken(version: str) -> None:
 
 def test_opendp_is_imported_at_first_use() -> None:
     code = (
-        "import sys; from diffsketch.privacy.secure_noise import SecureNoise as S; n = S();"
+        "import sys; from diffsketch.privacy.noise.secure import SecureNoise as S; n = S();"
         "before = 'opendp' in sys.modules; n.discrete_gaussian((1,), 1.0);"
         "print(before, 'opendp' in sys.modules)"
     )

@@ -21,7 +21,8 @@ from diffsketch.audit.attacks import (
     matrix_of,
 )
 from diffsketch.audit.cases import PURE_DELTA, Case, encoder, known_numbers
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
@@ -32,9 +33,8 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.composition import epsilon_for
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorem1 import theorem1
+from diffsketch.privacy.paper.theorem1 import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 __all__ = [

@@ -29,12 +29,12 @@ from diffsketch.audit.bounds import Numbers
 from diffsketch.audit.run import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.learning.data import ImageDataset, load_mnist
-from diffsketch.privacy.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms.bounds import NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.theorem1 import claimed_per_round, estimate_alpha, estimate_sigma
+from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey
 
 __all__ = ["InversionResult", "Prior", "Recovery", "gradients_of", "invert", "reconstruct"]

@@ -9,9 +9,9 @@ from diffsketch.plan.error_model import collision_error
 from diffsketch.plan.levels import NoiseLevels
 from diffsketch.plan.options import Option
 from diffsketch.plan.request import HEADER_BYTES, PlanRequest
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import gaussian, repeated
 from diffsketch.privacy.claim import Trust, Unit
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.events import gaussian, repeated
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 
 __all__ = [

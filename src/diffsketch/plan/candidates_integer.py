@@ -17,8 +17,8 @@ from diffsketch.plan.error_model import RelativeError, noise_error, rounding_var
 from diffsketch.plan.levels import NoiseLevels, least_multiplier
 from diffsketch.plan.options import Draft, Layout, Method, Option, layouts, least_error
 from diffsketch.plan.request import PlanRequest
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust, Unit
-from diffsketch.privacy.events import Event
 from diffsketch.privacy.mechanisms.bounds import NormBound
 from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism

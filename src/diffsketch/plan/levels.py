@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 
 from diffsketch.plan.options import rounded_up
 from diffsketch.plan.request import PlanRequest
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for, renyi_epsilon_for
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Epsilon, ProvenClaim
-from diffsketch.privacy.composition import epsilon_for, renyi_epsilon_for
-from diffsketch.privacy.events import Event
 
 __all__ = ["NoiseLevels", "least_multiplier"]
 

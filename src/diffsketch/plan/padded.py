@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian

@@ -1,1 +1,101 @@
-"""Privacy."""
+"""What may be said about privacy, and the noise that earns it.
+
+* `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
+* `mechanisms`: clipping, noise and the claim, each mechanism from one object.
+* `accounting`: what rounds add up to: events, their composition, budgets, a ledger on disk.
+* `noise`: where noise comes from: fast and reproducible, or secure and exact.
+* `paper`: the paper's theorems as calculators; what they say is claimed, not proven.
+
+Imports the sketch, on whose tables some mechanisms work. `docs/privacy.md` is the introduction.
+"""
+
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import (
+    calibrate,
+    gaussian_multiplier,
+    laplace_multiplier,
+)
+from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.claim import (
+    Basis,
+    Claim,
+    Epsilon,
+    MeasuredClaim,
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+from diffsketch.privacy.clipping import clip_coordinates, clip_norm
+from diffsketch.privacy.mechanisms import (
+    BinomialMechanism,
+    CoordinateBound,
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    GaussianMechanism,
+    LaplaceMechanism,
+    NormBound,
+    PaddedGaussian,
+    PrivUnitG,
+    ProjUnit,
+    Quantizer,
+    SkellamMechanism,
+    table_noise_like_padding,
+)
+from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey, SecureNoise
+from diffsketch.privacy.paper.theorem1 import (
+    estimate_alpha,
+    estimate_sigma,
+    padding_for,
+    theorem1,
+)
+
+__all__ = [
+    "Accountant",
+    "Basis",
+    "BinomialMechanism",
+    "Budget",
+    "BudgetExceeded",
+    "Claim",
+    "CoordinateBound",
+    "DiscreteGaussianMechanism",
+    "DiscreteLaplaceMechanism",
+    "Epsilon",
+    "FastNoise",
+    "GaussianMechanism",
+    "LaplaceMechanism",
+    "Ledger",
+    "LedgerBusy",
+    "MeasuredClaim",
+    "NoClaim",
+    "Noise",
+    "NoiseKey",
+    "NormBound",
+    "PaddedGaussian",
+    "PaperClaim",
+    "PoissonSampler",
+    "PrivUnitG",
+    "ProjUnit",
+    "ProvenClaim",
+    "Quantizer",
+    "Relation",
+    "Scope",
+    "SecureNoise",
+    "SkellamMechanism",
+    "Trust",
+    "Unit",
+    "calibrate",
+    "clip_coordinates",
+    "clip_norm",
+    "estimate_alpha",
+    "estimate_sigma",
+    "gaussian_multiplier",
+    "laplace_multiplier",
+    "padding_for",
+    "table_noise_like_padding",
+    "theorem1",
+]

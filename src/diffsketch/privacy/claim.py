@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.events import Event, check_event, is_sampled, repeated
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, repeated
 
 __all__ = [
     "Basis",
@@ -152,7 +152,7 @@ class ProvenClaim:
 
     Args:
         scope: What it is about.
-        event: What one round does, made by `diffsketch.privacy.events`.
+        event: What one round does, made by `diffsketch.privacy.accounting.events`.
         mechanism: What limits the leak, in words: "Gaussian noise of ...".
 
     Raises:
@@ -160,7 +160,7 @@ class ProvenClaim:
             whoever sees single messages sees who sends one, and the gain is known for a unit that
             is there or not, not for one that is replaced.
 
-    >>> from diffsketch.privacy import events
+    >>> from diffsketch.privacy.accounting import events
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
     >>> print(claim.epsilon(delta=1e-5, rounds=10))

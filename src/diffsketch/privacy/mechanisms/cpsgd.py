@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust
-from diffsketch.privacy.events import Event
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism, lowest_line
 from diffsketch.privacy.noise import Noise
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
 from diffsketch.privacy.mechanisms.bounds import Bound, Encode
 from diffsketch.privacy.noise import Noise

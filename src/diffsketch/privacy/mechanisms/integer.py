@@ -16,9 +16,9 @@ from typing import TypeVar
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
-from diffsketch.privacy.events import Event
 from diffsketch.privacy.mechanisms.bounds import Encode
 from diffsketch.privacy.mechanisms.quantize import MAX_BITS, Quantizer, centre, wrap
 from diffsketch.privacy.noise import Noise

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
-from diffsketch.privacy.events import Event
 from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, Encode
 from diffsketch.privacy.noise import Noise
 

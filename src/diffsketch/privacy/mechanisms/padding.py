@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism

@@ -17,7 +17,7 @@ from scipy import optimize, special
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.noise import Noise

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust
-from diffsketch.privacy.events import Event
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism, lowest_line
 from diffsketch.privacy.noise import Noise
 

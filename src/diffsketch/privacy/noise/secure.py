@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DiffSketchError
-from diffsketch.privacy import secure_sampling
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.noise_arguments import (
+from diffsketch.privacy.noise import secure_sampling
+from diffsketch.privacy.noise.arguments import (
     MAX_SCALE,
     check_scale,
     check_trials,
     checked_probabilities,
     count_cells,
 )
+from diffsketch.privacy.noise.base import Noise
 
 __all__ = ["SecureNoise"]
 

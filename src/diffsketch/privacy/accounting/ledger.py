@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.files import replace_file
-from diffsketch.privacy import events
-from diffsketch.privacy.accountant import Accountant, Budget, Spending
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, Spending
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope
 
 __all__ = ["Ledger", "LedgerBusy"]

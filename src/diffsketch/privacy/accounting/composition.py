@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dp_accounting import dp_event
 
 from diffsketch.errors import check
-from diffsketch.privacy.events import (
+from diffsketch.privacy.accounting.events import (
     ApproximateDpEvent,
     Event,
     approximate,
@@ -23,8 +23,8 @@ from diffsketch.privacy.events import (
     leaves,
     pure_bound,
 )
-from diffsketch.privacy.gaussian_curve import gaussian_delta, gaussian_epsilon
-from diffsketch.privacy.losses import (
+from diffsketch.privacy.accounting.gaussian_curve import gaussian_delta, gaussian_epsilon
+from diffsketch.privacy.accounting.losses import (
     distrust,
     few_kinds,
     grid_step,
@@ -32,7 +32,7 @@ from diffsketch.privacy.losses import (
     refined_step,
     tractable,
 )
-from diffsketch.privacy.renyi import renyi_delta, renyi_epsilon
+from diffsketch.privacy.accounting.renyi import renyi_delta, renyi_epsilon
 
 __all__ = ["delta_for", "epsilon_for", "renyi_epsilon_for"]
 

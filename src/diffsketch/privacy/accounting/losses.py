@@ -22,7 +22,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.events import (
+from diffsketch.privacy.accounting.events import (
     ApproximateDpEvent,
     Event,
     approximate,

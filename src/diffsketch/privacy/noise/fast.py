@@ -1,68 +1,27 @@
-"""Where noise comes from: private objects, never a global generator.
-
-`FastNoise` is for simulation: reproducible from a key, and as exact as floating-point numbers are.
-`SecureNoise` (`diffsketch.privacy.secure_noise`) is for real releases: randomness of the operating
-system, exact samplers, whole numbers only, since noise in floating point can be attacked through
-its rounding.
-"""
+"""Noise for simulation: reproducible from a key, and as exact as floating-point numbers are."""
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy import discrete_sampling
-from diffsketch.privacy.discrete_sampling import IntegerTable
-from diffsketch.privacy.noise_arguments import (
+from diffsketch.privacy.noise import discrete_sampling
+from diffsketch.privacy.noise.arguments import (
     MAX_SCALE,
     check_scale,
     check_trials,
     checked_probabilities,
     count_cells,
 )
+from diffsketch.privacy.noise.base import Noise
+from diffsketch.privacy.noise.discrete_sampling import IntegerTable
 
-__all__ = ["FastNoise", "Noise", "NoiseKey"]
-
-
-class Noise(ABC):
-    """A stream of random numbers that belongs to one message."""
-
-    secure: ClassVar[bool]
-
-    @abstractmethod
-    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
-        """Gaussian noise of this standard deviation."""
-
-    @abstractmethod
-    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
-        """Laplace noise of this scale; its standard deviation is sqrt(2) times that."""
-
-    @abstractmethod
-    def bernoulli(self, probabilities: Tensor) -> Tensor:
-        """1 with the probability given for each place, else 0 (int64)."""
-
-    @abstractmethod
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-
-    @abstractmethod
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-
-    @abstractmethod
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-
-    @abstractmethod
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """How many of so many trials succeed (int64)."""
+__all__ = ["FastNoise", "NoiseKey"]
 
 
 @dataclass(frozen=True)
@@ -109,8 +68,8 @@ class FastNoise(Noise):
     """For simulation: a seeded generator of its own, and samplers in floating point.
 
     The same seed and calls give the same numbers. Normal and Laplace noise are as exact as their
-    type; whole numbers are drawn as `diffsketch.privacy.discrete_sampling` says, within 1e-11 of
-    their distribution in total variation (`tests/privacy/test_discrete_sampling.py`). A scale of 0
+    type; whole numbers are drawn as `noise/discrete_sampling.py` says, within 1e-11 of their
+    distribution in total variation (`tests/privacy/test_discrete_sampling.py`). A scale of 0
     gives zeros.
 
     >>> FastNoise(7).discrete_gaussian((2, 3), std=2.0).shape

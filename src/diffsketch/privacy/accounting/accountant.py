@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.lookahead import Lookahead
 from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.lookahead import Lookahead
 
 __all__ = ["Accountant", "Budget", "BudgetExceeded", "Spending"]
 

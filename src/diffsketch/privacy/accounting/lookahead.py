@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 
-from diffsketch.privacy import events
-from diffsketch.privacy.composition import epsilon_for
-from diffsketch.privacy.losses import no_better
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.losses import no_better
 
 __all__ = ["Lookahead"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.privacy import events
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.noise import Noise
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy import events
-from diffsketch.privacy.accountant import Budget
-from diffsketch.privacy.composition import epsilon_for
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.composition import epsilon_for
 
 __all__ = ["calibrate", "gaussian_multiplier", "laplace_multiplier"]
 

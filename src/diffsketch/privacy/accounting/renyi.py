@@ -21,7 +21,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import (
 )
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.events import ApproximateDpEvent, Event, pure_bound
+from diffsketch.privacy.accounting.events import ApproximateDpEvent, Event, pure_bound
 
 __all__ = ["renyi_delta", "renyi_epsilon"]
 
