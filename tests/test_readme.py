@@ -1,4 +1,4 @@
-"""The README: its example runs and prints what it says, and its links lead somewhere."""
+"""The README and the documents: examples run and print what they say, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,29 @@ def test_example_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.strip() == example.strip().rsplit("# ", maxsplit=1)[1]
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/dependencies.md"])
+def test_privacy_examples_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    claims, rounds = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(compile(claims, "docs/privacy.md", "exec"), {})  # noqa: S102
+    said = " ".join(line[2:] for line in claims.splitlines() if line.startswith("# "))
+    assert " ".join(capsys.readouterr().out.split()) == said
+    monkeypatch.chdir(tmp_path)
+    exec(compile(rounds, "docs/privacy.md", "exec"), {})  # noqa: S102
+    assert (tmp_path / "ledger.json").exists()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/dependencies.md",
+        "docs/performance.md",
+        "docs/privacy.md",
+    ],
+)
 def test_relative_links_exist(document: str) -> None:
     path = ROOT / document
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
