@@ -6,7 +6,16 @@ mistake that has a clear message from a bug. Imports nothing of ours; anyone may
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "DataError", "DiffSketchError", "MismatchError", "check"]
+import math
+
+__all__ = [
+    "ArgumentError",
+    "DataError",
+    "DiffSketchError",
+    "MismatchError",
+    "check",
+    "check_positive",
+]
 
 
 class DiffSketchError(Exception):
@@ -37,3 +46,15 @@ def check(condition: bool, name: str, requirement: str, value: object) -> None:
     """
     if not condition:
         raise ArgumentError(f"{name} must {requirement}, got {name}={value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise an `ArgumentError` unless the value is a plain number, > 0 and finite.
+
+    >>> check_positive("limit", "1")
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: limit must be a number > 0 and finite, got limit='1'
+    """
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    check(plain and 0 < value < math.inf, name, "be a number > 0 and finite", value)

@@ -299,11 +299,29 @@ def test_what_sampling_does_not_amplify(claim: ProvenClaim, error: type[Exceptio
 
 
 def test_samples_of_examples() -> None:
-    scope = Scope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
+    scope = Scope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
     sampler = PoissonSampler(50_000, 0.01, unit=Unit.EXAMPLE)
     assert sampler.amplified(claim_of(events.laplace(1.0), scope)).scope == scope
     with pytest.raises(MismatchError, match="a sample of examples is no sample of clients"):
         sampler.amplified(claim_of(events.laplace(1.0)))
+
+
+def test_a_secure_sum_gains_nothing_by_sampling() -> None:
+    """Who is not drawn brings no noise: an empty sum shows that nobody was."""
+    scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
+    with pytest.raises(ArgumentError, match="trust must be central"):
+        PoissonSampler(100, 0.01).amplified(claim_of(events.gaussian(1.0), scope))
+
+
+def test_many_members_who_drop_out_can_be_counted() -> None:
+    """A round for each number of members: more than a hundred kinds of Rényi bounds."""
+    accountant = Accountant(SCOPE, Budget(50.0, 1e-5))
+    for k in range(150):
+        accountant.spend(claim_of(events.concentrated(1e-3 * (1 + k / 1000), 1e-6 * (1 + k / 500))))
+    alike = events.repeated(events.concentrated(1e-3, 1e-6), 150)
+    worst = events.repeated(events.concentrated(1.15e-3, 1.3e-6), 150)
+    found = float(accountant.epsilon(1e-5))
+    assert epsilon_for(alike, 1e-5) < found < 1.1 * epsilon_for(worst, 1e-5)
 
 
 @pytest.mark.parametrize(

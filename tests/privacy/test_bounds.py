@@ -143,7 +143,7 @@ def test_relations_by_name_mean_the_same(bound: CoordinateBound | NormBound) -> 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.nan, math.inf])
 def test_bad_limits_are_refused(limit: float) -> None:
     for kind in (CoordinateBound, NormBound):
-        with pytest.raises(ArgumentError, match="limit must be > 0 and finite"):
+        with pytest.raises(ArgumentError, match="limit must be a number > 0 and finite"):
             kind(limit)
 
 

@@ -85,7 +85,8 @@ def test_text_of_a_paper_with_a_delta() -> None:
     assert str(claim) == (
         "Claimed, not proven: the paper's table says that epsilon = 5 at delta = 1e-09 per round "
         "limits how well anyone who sees the secure sum of the messages, but no single one, can "
-        "tell whether one client took part; its proof does not hold, so this is no guarantee."
+        "tell whether one client sends its data or zeros; its proof does not hold, so this is no "
+        "guarantee."
     )
 
 
@@ -165,11 +166,16 @@ def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
     event = events.repeated(events.poisson_sampled(0.1, events.gaussian(1.0)), 3)
     for relation, trust in itertools.product(Relation, Trust):
         scope = Scope(unit, relation, trust)
-        if trust is Trust.LOCAL or relation is Relation.REPLACE:
+        if trust is not Trust.CENTRAL or relation is Relation.REPLACE:
             with pytest.raises(ArgumentError, match="if sampled"):
                 ProvenClaim(scope, event, "noise on a sample")
         else:
             ProvenClaim(scope, event, "noise on a sample")
+
+
+def test_an_event_without_parts_proves_nothing() -> None:
+    with pytest.raises(ArgumentError, match="event must do something"):
+        ProvenClaim(SCOPE, events.composed(), "nothing at all")
 
 
 def test_a_paper_is_held_to_its_delta_and_one_round() -> None:

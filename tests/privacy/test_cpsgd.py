@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ from scipy.stats import binom
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.privacy.accounting.events import ApproximateDpEvent
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import ApproximateDpEvent, gaussian
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.mechanisms.cpsgd import (
     PAPER_SETTINGS,
@@ -387,3 +389,19 @@ def test_bad_arguments() -> None:
         good.decode(torch.zeros(1, dtype=torch.int64), 2)
     with pytest.raises(MismatchError, match="expected 4 entries"):
         rotate_back(torch.zeros(8), 0, dim=3)
+
+
+@pytest.mark.parametrize("probability", [0.6, 0.9, 0.99])
+def test_the_theorem_does_not_see_the_sign_of_noise(probability: float) -> None:
+    """Bin(n, p) mirrors Bin(n, 1 - p); beyond 1/2 one of the constants would turn negative."""
+    settings: dict[str, Any] = {
+        "dim": 10**6, "clip": 150.0, "limit": 150.0, "levels": 301, "trials": 150,
+        "cohort": 1000, "delta": 1e-5,
+    }  # fmt: skip
+    one = BinomialMechanism(**settings, probability=probability).claim
+    other = BinomialMechanism(**settings, probability=1 - probability).claim
+    found = float(one.epsilon(delta=1e-5, rounds=1))
+    assert found == pytest.approx(float(other.epsilon(delta=1e-5, rounds=1)), rel=1e-9)
+    # What a sum over all coordinates gives away: a Gaussian shift, at least.
+    variance = 150 * 1000 * probability * (1 - probability)
+    assert found > epsilon_for(gaussian(math.sqrt(variance) / 300), 1e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.composition import delta_for
-from diffsketch.privacy.claim import Relation, Trust
+from diffsketch.privacy.claim import Relation, Trust, Unit
 from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.noise import FastNoise
@@ -120,9 +121,47 @@ def test_release_adds_noise_of_the_stated_deviation(bound: Bound, dtype: torch.d
 @pytest.mark.parametrize("shape", [(DIM,), (3, DIM), (2, 3, DIM), (0, DIM)])
 def test_raw_vectors_in_any_batch(shape: tuple[int, ...]) -> None:
     mechanism = GaussianMechanism(NormBound(1.0), 1.0)
-    released = mechanism.release(torch.ones(shape), FastNoise(7))
+    batch = len(shape) > 1
+    released = mechanism.release(torch.ones(shape), FastNoise(7), batch=batch)
     assert released.shape == shape
-    assert torch.equal(released, mechanism.release(torch.ones(shape), FastNoise(7)))
+    again = mechanism.release(torch.ones(shape), FastNoise(7), batch=batch)
+    assert torch.equal(released, again)
+
+
+def test_a_ready_made_table_is_not_taken_for_vectors() -> None:
+    """Its rows would be clipped one by one, and the whole would exceed the limit."""
+    mechanism = GaussianMechanism(NormBound(1.0), 1e-6)
+    table = 100 * encoder()(torch.ones(DIM))
+    with pytest.raises(ArgumentError, match=r"passing encode"):
+        mechanism.release(table, FastNoise(1))
+    whole = mechanism.release(100 * torch.ones(DIM), FastNoise(1), encode=encoder())
+    assert float(whole.double().norm()) < 1 + 1e-3
+    each = mechanism.release(table, FastNoise(1), batch=True)
+    assert float(each.double().norm()) > 1.5  # the control
+
+
+def test_trust_belongs_to_the_way_of_release() -> None:
+    vectors = torch.ones(5, DIM)
+    for unit, trust in (("client", "local"), ("client", "central"), ("example", "local")):
+        mechanism = GaussianMechanism(NormBound(1.0, unit=Unit(unit)), 1.0, trust=Trust(trust))
+        if (unit, trust) == ("client", "local"):
+            with pytest.raises(ArgumentError, match="trust must be central for a sum"):
+                mechanism.release_sum(vectors, FastNoise(0))
+        else:
+            assert mechanism.release_sum(vectors, FastNoise(0)).shape == (DIM,)
+    with pytest.raises(ArgumentError, match="trust must be local or central"):
+        GaussianMechanism(NormBound(1.0), 1.0, trust=Trust.DISTRIBUTED)
+
+
+@pytest.mark.parametrize("noise", [None, torch.Generator()])
+def test_noise_has_to_be_of_our_kind(noise: Any) -> None:
+    with pytest.raises(ArgumentError, match="noise must be a Noise"):
+        GaussianMechanism(NormBound(1.0), 1.0).release(torch.ones(3), noise)
+
+
+def test_noise_that_vanishes_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="noise_multiplier must give noise"):
+        GaussianMechanism(NormBound(5e-324), 0.2)
 
 
 def test_a_sum_gets_noise_once() -> None:
@@ -133,7 +172,7 @@ def test_a_sum_gets_noise_once() -> None:
     noise = mechanism.release_sum(vectors, FastNoise(9)) - exact
     assert noise.shape == (DIM,)
     assert chance_of(noise, mechanism.std) > CHANCE
-    each = mechanism.release(vectors, FastNoise(9)).sum(0) - exact
+    each = mechanism.release(vectors, FastNoise(9), batch=True).sum(0) - exact
     assert chance_of(each, mechanism.std) < CHANCE
     tables = mechanism.release_sum(vectors, FastNoise(9), encode=encoder())
     assert tables.shape == (ROWS, COLS)
@@ -161,7 +200,7 @@ def test_relation_and_trust_by_name() -> None:
 
 @pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf])
 def test_bad_multipliers_are_refused(multiplier: float) -> None:
-    with pytest.raises(ArgumentError, match="noise_multiplier must be > 0 and finite"):
+    with pytest.raises(ArgumentError, match="noise_multiplier must be a number > 0 and finite"):
         GaussianMechanism(NormBound(1.0), multiplier)
 
 

@@ -226,3 +226,17 @@ def test_bad_arguments() -> None:
         mechanism.overflow_bound(largest=math.nan)
     with pytest.raises(ArgumentError, match="no modulus"):
         replace(mechanism, cohort=10**18).with_bits_for(0.1)
+
+
+def test_a_trusted_server_adds_noise_once() -> None:
+    quantizer = Quantizer(NormBound(1.0), 0.25, 6)
+    vectors = torch.linspace(-1, 1, 18).reshape(3, 6)
+    server = SkellamMechanism(quantizer, 2.0, trust=Trust.CENTRAL, cohort=3)
+    source = FastNoise(3)
+    apart = server.perturb(server.rounded(vectors, source).sum(0), source)
+    assert torch.equal(server.release_sum(vectors, FastNoise(3)), apart)
+    with pytest.raises(ArgumentError, match="vectors must be at most 3"):
+        server.release_sum(torch.ones(4, 6), FastNoise(3))
+    alone = SkellamMechanism(quantizer, 2.0, cohort=3)
+    with pytest.raises(ArgumentError, match="trust must be central for a sum"):
+        alone.release_sum(vectors, FastNoise(3))

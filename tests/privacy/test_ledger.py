@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.files import replace_file
 from diffsketch.privacy.accounting import events, ledger
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.composition import epsilon_for
@@ -135,12 +136,41 @@ def test_a_failed_write_is_no_charge(
         patch.setattr(ledger, function, full)
         with pytest.raises(DataError, match=r"ledger\.json cannot be written.*do not release"):
             book.charge(CLAIM)
-        assert book.rounds == 1
+        assert book.rounds == (1 if function == "replace_file" else 2)
     book.charge(CLAIM)
     # If only the name was in doubt the round is in the file: it may be wasted, never forgotten.
     assert (
         book.rounds == Ledger.open(path, SCOPE).rounds == (2 if function == "replace_file" else 3)
     )
+
+
+def test_what_others_charged_is_seen(path: Path) -> None:
+    one = Ledger.create(path, SCOPE)
+    two = Ledger.open(path, SCOPE)
+    two.charge(CLAIM, 7)
+    assert one.rounds == 7
+    assert float(one.epsilon(1e-5)) == float(two.epsilon(1e-5))
+
+
+def test_a_second_name_is_refused(path: Path) -> None:
+    book = Ledger.create(path, SCOPE)
+    os.link(path, path.with_name("other.json"))
+    with pytest.raises(DataError, match="hard link"):
+        book.charge(CLAIM)
+    assert book.rounds == 0
+
+
+def test_a_removed_lock_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Ledger.create(path, SCOPE)
+    write = replace_file
+
+    def remove_lock(target: Path, content: bytes) -> None:
+        path.with_name(f".{path.name}.lock").unlink()
+        write(target, content)
+
+    monkeypatch.setattr(ledger, "replace_file", remove_lock)
+    with pytest.raises(DataError, match="do not release"):
+        book.charge(CLAIM)
 
 
 # Crashes, in a process of its own.

@@ -13,7 +13,8 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit, _Cap
+from diffsketch.privacy.clipping import clip_norm
+from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit, _Cap, _random_directions
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch.hashing import SketchKey
@@ -133,6 +134,21 @@ def test_projunit_is_unbiased_with_the_stated_error() -> None:
     assert abs(float((square.mean() - 1.2 * mechanism.squared_norm) / error)) > 7  # the control
 
 
+@pytest.mark.parametrize("size", [1.5e-162, 1e-300, 1e-40, 1.0, 1e150])
+@pytest.mark.parametrize("clip", [1e-160, 1.0])
+def test_directions_have_length_one(size: float, clip: float) -> None:
+    """Whatever the scale: another length would show in the message's norm whose it is."""
+    vectors = torch.full((4, 1000), size, dtype=torch.float64)
+    vectors[:, 0] *= 1.4
+    vectors[3] = 0
+    clipped = clip_norm(vectors, clip)
+    units = _random_directions(clipped, clip, KEY.source(worker=4, round_index=0))
+    assert float((units.norm(dim=-1) - 1).abs().max()) < 1e-12
+    naive = clipped / torch.linalg.vector_norm(clipped, dim=-1, keepdim=True)
+    if size < 1e-150 or clip < 1e-150:  # the control: squares that vanish
+        assert not float((naive.norm(dim=-1) - 1).abs().max()) < 1e-12
+
+
 def test_decoding_together_is_the_sum() -> None:
     mechanism = ProjUnit(20, 6, 4.0)
     vectors = torch.eye(20, dtype=torch.float64)[:3]
@@ -162,7 +178,7 @@ def test_claim_is_pure_and_composes() -> None:
 
 def test_bad_input() -> None:
     noise = KEY.source(worker=0, round_index=1)
-    with pytest.raises(ArgumentError, match="epsilon must be in"):
+    with pytest.raises(ArgumentError, match="per_message must be in"):
         PrivUnitG(3, math.nan)
     with pytest.raises(ArgumentError, match="clip must be > 0"):
         PrivUnitG(3, 1.0, clip=0.0)

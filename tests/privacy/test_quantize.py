@@ -256,3 +256,9 @@ def test_quantizer_refuses() -> None:
             Quantizer(NormBound(1.0), 0.1, 3, rejection)
     with pytest.raises(ArgumentError, match="cells must"):
         Quantizer(NormBound(1.0), 0.1, 0)
+
+
+def test_names_of_relations_count() -> None:
+    quantizer = Quantizer(NormBound(1.0), 0.01, 10)
+    by_name = quantizer.sensitivity(2, "replace")  # type: ignore[arg-type]
+    assert by_name == quantizer.sensitivity(2, Relation.REPLACE) == 2 * quantizer.norm(2)

@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, repeated
+from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
 
 __all__ = [
     "Basis",
@@ -38,6 +38,8 @@ class Basis(StrEnum):
     PROVEN = "proven"
     CLAIMED = "claimed"
     MEASURED = "measured"
+    NONE = "none"
+    """Nobody claims anything: the epsilon is infinite."""
 
 
 class Unit(StrEnum):
@@ -71,6 +73,7 @@ _QUESTIONS = {
     (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client took part",
     (Unit.CLIENT, Relation.REPLACE): "which of two data sets one client holds",
 }
+_ZEROS = "whether one client sends its data or zeros"
 _VIEWERS = {
     Trust.LOCAL: "anyone who sees a client's message",
     Trust.DISTRIBUTED: "anyone who sees the secure sum of the messages, but no single one,",
@@ -105,6 +108,9 @@ class Scope:
     def sentence(self) -> str:
         """In words that need no glossary."""
         question = _QUESTIONS[self.unit, self.relation]
+        if (self.unit, self.relation) == (Unit.CLIENT, Relation.ADD_OR_REMOVE):
+            # Its message, or its share of the noise, shows that it takes part.
+            question = question if self.trust is Trust.CENTRAL else _ZEROS
         return f"how well {_VIEWERS[self.trust]} can tell {question}"
 
 
@@ -157,8 +163,9 @@ class ProvenClaim:
 
     Raises:
         ArgumentError: The event is not one of ours, or is sampled where sampling gains nothing:
-            whoever sees single messages sees who sends one, and the gain is known for a unit that
-            is there or not, not for one that is replaced.
+            whoever sees single messages sees who sends one, a secure sum lacks the noise of those
+            who are not drawn, and the gain is known for a unit that is there or not, not for one
+            that is replaced.
 
     >>> from diffsketch.privacy.accounting import events
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
@@ -176,9 +183,10 @@ class ProvenClaim:
         _check_type("scope", self.scope, Scope)
         _check_text("mechanism", self.mechanism)
         check_event(self.event)
+        check(any(True for _ in leaves(self.event)), "event", "do something", self.event)
         if is_sampled(self.event):
             scope = self.scope
-            check(scope.trust is not Trust.LOCAL, "trust", "not be local if sampled", scope.trust)
+            check(scope.trust is Trust.CENTRAL, "trust", "be central if sampled", scope.trust)
             added = scope.relation is Relation.ADD_OR_REMOVE
             check(added, "relation", "be add-or-remove if sampled", scope.relation)
 
@@ -277,7 +285,7 @@ class NoClaim:
 
     scope: Scope
     reason: str
-    basis: ClassVar[Basis] = Basis.CLAIMED
+    basis: ClassVar[Basis] = Basis.NONE
 
     def __post_init__(self) -> None:
         _check_type("scope", self.scope, Scope)

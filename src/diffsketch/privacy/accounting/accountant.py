@@ -6,12 +6,11 @@ accountant are about the same unit, relation and trust.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_positive
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.lookahead import Lookahead
@@ -37,7 +36,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        check(0 < self.epsilon < math.inf, "epsilon", "be > 0 and finite", self.epsilon)
+        check_positive("epsilon", self.epsilon)
         check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
 
 
@@ -145,6 +144,9 @@ class Accountant:
         if self._lookahead is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
         return self._lookahead.most(claim.event, spent=self._event)
+
+    def __repr__(self) -> str:
+        return f"Accountant({self._scope}, budget={self._budget}, rounds={self.rounds})"
 
     def copy(self) -> Accountant:
         """Another one in the same state."""

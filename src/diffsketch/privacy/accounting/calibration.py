@@ -52,6 +52,7 @@ def calibrate(
     """
     check(0 < least < most < math.inf, "least", f"be in (0, {most:g})", least)
     check(1e-12 <= tolerance < 1, "tolerance", "be in [1e-12, 1)", tolerance)
+    check(rounds >= 1, "rounds", "be >= 1", rounds)
 
     # Whoever spends the rounds one by one adds in another order: rounding must not refuse the last.
     limit = budget.epsilon * (1 - 1e-12)

@@ -111,21 +111,28 @@ class Ledger:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are charged, as of the last look at the file."""
+        """How many rounds are charged, by whichever process."""
+        self._refresh()
         return self._accountant.rounds
 
     @property
     def spent(self) -> tuple[Spending, ...]:
-        """All rounds, in their order, as of the last look at the file."""
+        """All rounds, in their order."""
+        self._refresh()
         return self._accountant.spent
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What all rounds amount to, as of the last look at the file."""
+        """What all rounds amount to."""
+        self._refresh()
         return self._accountant.epsilon(delta)
 
     def rounds_left(self, claim: ProvenClaim) -> int:
         """How many more rounds like this the budget allows, up to a million."""
+        self._refresh()
         return self._accountant.rounds_left(claim)
+
+    def __repr__(self) -> str:
+        return f"Ledger({str(self._path)!r}, {self.scope}, rounds={self._accountant.rounds})"
 
     def charge(self, claim: ProvenClaim, rounds: int = 1) -> None:
         """Count rounds, safely. Release them only after this has returned.
@@ -164,6 +171,8 @@ class Ledger:
 
     def _write(self, content: bytes) -> None:
         try:
+            if self._path.exists() and self._path.stat().st_nlink > 1:
+                raise OSError("it has a second name (a hard link), which would miss the round")
             replace_file(self._path, content)
             _synchronise(self._path.parent)
         except OSError as error:
@@ -180,9 +189,24 @@ class Ledger:
             raise DataError(f"{lock} cannot be opened ({error})") from error
         try:
             _acquire(handle, self._wait, self._path)
+            if not _is_file(handle, lock):
+                raise LedgerBusy(f"{lock} was removed or replaced meanwhile; nothing was charged")
             yield
+            if not _is_file(handle, lock):
+                raise DataError(
+                    f"{lock} was removed while the round was charged, so another process may have "
+                    "charged as well: do not release the round"
+                )
         finally:
             os.close(handle)  # and with it the lock
+
+
+def _is_file(handle: int, path: Path) -> bool:
+    """Whether an open file still is the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 def _acquire(handle: int, wait: float, path: Path) -> None:

@@ -49,6 +49,7 @@ _STEP = 0.02  # of the standard deviation of a round's loss: overstates epsilon 
 _COARSE_STEP = 0.05  # where many different events have to share the time
 _FEW = 10
 _MOST_KINDS = 100
+_MOST_RATIO = 4.0  # rather slow than so much worse
 _MOST_POINTS = 10**5  # of one event
 _MOST_COMPOSED = 10**6
 _MOST_ROUNDS = 10**6
@@ -65,7 +66,7 @@ def few_kinds(parts: Mapping[Event, int]) -> Counter[Event]:
     So many rounds with a noise of their own, each, cost no more time than a hundred kinds.
     """
     ratio, merged = 1.0, Counter(parts)
-    while len(merged) > _MOST_KINDS:
+    while len(merged) > _MOST_KINDS and ratio < _MOST_RATIO:
         ratio = 1 + 1e-3 if ratio == 1 else ratio**1.5
         merged = Counter()
         for leaf, count in parts.items():
@@ -84,7 +85,7 @@ def no_better(leaf: Event, ratio: float) -> Event:
             rate = min(1.0, _above(leaf.sampling_probability, ratio))
             return poisson_sampled(rate, no_better(leaf.event, ratio))
         case dp_event.ZCDpEvent():
-            return concentrated(_above(leaf.rho, ratio), leaf.xi)
+            return concentrated(_above(leaf.rho, ratio), _above(leaf.xi, ratio) if leaf.xi else 0.0)
         case ApproximateDpEvent():
             return approximate(_above(leaf.epsilon, ratio), leaf.delta)
     raise ArgumentError(f"event must be one that diffsketch makes, got {leaf}")

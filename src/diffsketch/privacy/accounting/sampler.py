@@ -28,7 +28,7 @@ class PoissonSampler:
     stays secret. A fixed number of members, or a shuffled list, is not this.
 
     Guarantees: the members drawn are independent, with probability `rate`; a claim is amplified
-    only where that is proven: not for local trust, not for replacement, not for another unit than
+    only where that is proven: for central trust, not for replacement, not for another unit than
     the one that is drawn (`tests/privacy/test_accounting.py`).
 
     Args:
@@ -73,15 +73,16 @@ class PoissonSampler:
 
         Raises:
             ArgumentError: Sampling gains nothing that is proven: the claim is not proven itself,
-                is for local trust (a message shows who sends it) or for replacement, or its noise
-                is not Gaussian or Laplace on one number.
+                is not for central trust (a message shows who sends it, and a secure sum lacks the
+                noise of those who are not drawn) or is for replacement, or its noise is not
+                Gaussian or Laplace on one number.
             MismatchError: The claim is about another unit. To draw clients does not hide an
                 example among those that its client holds.
         """
         if not isinstance(claim, ProvenClaim):
             raise ArgumentError(f"claim must be a ProvenClaim, got {type(claim).__name__}")
         scope = claim.scope
-        check(scope.trust is not Trust.LOCAL, "trust", "be central or distributed", scope.trust)
+        check(scope.trust is Trust.CENTRAL, "trust", "be central", scope.trust)
         added = scope.relation is Relation.ADD_OR_REMOVE
         check(added, "relation", "be add-or-remove", scope.relation)
         if scope.unit is not self.unit:

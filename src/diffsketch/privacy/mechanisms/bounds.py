@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_positive
 from diffsketch.privacy.claim import Relation, Unit
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 
@@ -54,7 +54,7 @@ class CoordinateBound:
     rows: int = 1
 
     def __post_init__(self) -> None:
-        check(0 < self.limit < math.inf, "limit", "be > 0 and finite", self.limit)
+        check_positive("limit", self.limit)
         if isinstance(self.rows, bool) or not isinstance(self.rows, int):
             raise ArgumentError(f"rows must be an int, got {type(self.rows).__name__}")
         check(self.rows >= 1, "rows", "be >= 1", self.rows)
@@ -100,7 +100,7 @@ class NormBound:
     order: Literal[1, 2] = 2
 
     def __post_init__(self) -> None:
-        check(0 < self.limit < math.inf, "limit", "be > 0 and finite", self.limit)
+        check_positive("limit", self.limit)
         _check_order(self.order)
         good = self.unit in (Unit.EXAMPLE, Unit.CLIENT)
         check(good, "unit", "be example or client", self.unit)

@@ -308,6 +308,7 @@ def _theorem(shift: Shift, variance: float, delta: float, dim: int, p: float) ->
     """The theorem's epsilon for this delta; infinite where its condition fails."""
     if not variance >= _least_variance(shift, delta, dim):
         return math.inf
+    p = min(p, 1 - p)  # the same noise but for its sign; beyond 1/2 the constant `b` turns negative
     squares, log = p**2 + (1 - p) ** 2, math.log(10 / delta)
     b, e = 2 / 3 * squares + 1 - 2 * p, 4 / 3 * squares
     c = math.sqrt(2) * (3 * p**3 + 3 * (1 - p) ** 3 + 2 * squares)

@@ -40,7 +40,7 @@ class IntegerMechanism(ABC):
       some did. The relation add-or-remove means that a member's table becomes zero (it still adds
       its share of the noise).
     * `central` trust: members send `rounded` tables to a server which they trust, and which adds
-      the noise once, to the sum, by `perturb`.
+      the noise once, to the sum: `release_sum`, or `perturb` for a sum that came by wire.
 
     Args:
         quantizer: Clipping and rounding, and with that the sensitivity.
@@ -116,6 +116,17 @@ class IntegerMechanism(ABC):
         Its cells take `bits` bits each on the wire.
         """
         return self.perturb(self.rounded(vectors, noise, encode=encode), noise)
+
+    def release_sum(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
+        """The sum of `(members, dim)` vectors, each clipped and rounded, with noise added once.
+
+        For a server that is trusted with the vectors: the same as `perturb` of the sum of
+        `rounded` ones.
+        """
+        check(vectors.dim() == 2, "vectors", "be a batch (members, dim)", tuple(vectors.shape))
+        check(self.trust is Trust.CENTRAL, "trust", "be central for a sum", self.trust)
+        check(len(vectors) <= self.cohort, "vectors", f"be at most {self.cohort}", len(vectors))
+        return self.perturb(self.rounded(vectors, noise, encode=encode).sum(dim=0), noise)
 
     def decode(self, total: Tensor, count: int) -> Tensor:
         """The mean (float64) of `count` messages from their sum, wrapped or not."""

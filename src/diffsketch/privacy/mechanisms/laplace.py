@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from diffsketch.errors import check
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
-from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, Encode
+from diffsketch.privacy.mechanisms.additive import AdditiveMechanism
+from diffsketch.privacy.mechanisms.bounds import CoordinateBound
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["LaplaceMechanism"]
 
 
 @dataclass(frozen=True)
-class LaplaceMechanism:
+class LaplaceMechanism(AdditiveMechanism):
     """Independent Laplace noise, its scale `noise_multiplier` times the L1 sensitivity.
 
     One release is `1 / noise_multiplier`-differentially private with a delta of 0. Over rounds,
@@ -64,39 +63,16 @@ class LaplaceMechanism:
         data analysis", 2006.
     """
 
-    bound: Bound
-    noise_multiplier: float
-    relation: Relation = Relation.REPLACE
-    trust: Trust = Trust.LOCAL
-
-    def __post_init__(self) -> None:
-        good = 0 < self.noise_multiplier < math.inf
-        check(good, "noise_multiplier", "be > 0 and finite", self.noise_multiplier)
-        scope = Scope(self.bound.unit, self.relation, self.trust)  # checks, and converts names
-        object.__setattr__(self, "relation", scope.relation)
-        object.__setattr__(self, "trust", scope.trust)
-        self.bound.sensitivity(1, self.relation)  # raises now if there is none
+    order: ClassVar[Literal[1, 2]] = 1
 
     @property
     def scale(self) -> float:
         """Scale of the noise in a cell; its standard deviation is sqrt(2) times that."""
-        return self.noise_multiplier * self.bound.sensitivity(1, self.relation)
+        return self._scale
 
     @property
-    def claim(self) -> ProvenClaim:
-        """What one release guarantees."""
-        scope = Scope(self.bound.unit, self.relation, self.trust)
-        text = f"Laplace noise of scale {self.scale:.4g} on what is sent"
-        return ProvenClaim(scope, self._event(), text)
-
-    def release(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """Bound, encode and add noise; `(..., dim)` in, `(..., dim)` or tables out."""
-        return self._add_noise(self.bound.apply(vectors, encode), noise)
-
-    def release_sum(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """The sum of `(units, dim)` vectors, each bounded and encoded, with noise added once."""
-        check(vectors.dim() >= 2, "vectors", "be a batch (units, dim)", tuple(vectors.shape))
-        return self._add_noise(self.bound.apply(vectors, encode).sum(dim=0), noise)
+    def _name(self) -> str:
+        return f"Laplace noise of scale {self.scale:.4g}"
 
     def _event(self) -> Event:
         if isinstance(self.bound, CoordinateBound):
@@ -104,6 +80,5 @@ class LaplaceMechanism:
             return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
         return events.laplace(self.noise_multiplier)
 
-    def _add_noise(self, values: Tensor, noise: Noise) -> Tensor:
-        added = noise.laplace(tuple(values.shape), self.scale, dtype=values.dtype)
-        return values + added.to(values.device)
+    def _draw(self, values: Tensor, noise: Noise) -> Tensor:
+        return noise.laplace(tuple(values.shape), self.scale, dtype=values.dtype)

@@ -25,6 +25,7 @@ from diffsketch.sketch.hashing import HashSeed
 
 __all__ = ["PrivUnitG", "ProjUnit"]
 
+_SMALLEST = 1e-150  # of the clipped norm: what is smaller counts as zero
 _MAX_EPSILON = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
 
 
@@ -61,7 +62,7 @@ class _Cap:
 
 @dataclass(frozen=True)
 class PrivUnitG:
-    """A random vector that leans towards the client's own, by as much as `epsilon` allows.
+    """A random vector that leans towards the client's own, by as much as its epsilon allows.
 
     With `u` the client's vector over `clip` (a direction), the message is `a u + w`: `w` normal,
     orthogonal to `u`, and `a` a standard normal number that is drawn from the cap `a >= gamma`
@@ -78,7 +79,7 @@ class PrivUnitG:
 
     Args:
         dim: Length of the vectors.
-        epsilon: Of one message.
+        per_message: The epsilon of one message.
         clip: The norm to which vectors are clipped.
 
     References:
@@ -87,34 +88,34 @@ class PrivUnitG:
     """
 
     dim: int
-    epsilon: float
+    per_message: float
     clip: float = 1.0
 
     def __post_init__(self) -> None:
         check(self.dim >= 1, "dim", "be >= 1", self.dim)
-        good = 0 < self.epsilon <= _MAX_EPSILON
-        check(good, "epsilon", f"be in (0, {_MAX_EPSILON:g}]", self.epsilon)
+        good = 0 < self.per_message <= _MAX_EPSILON
+        check(good, "per_message", f"be in (0, {_MAX_EPSILON:g}]", self.per_message)
         check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
 
     @property
     def claim(self) -> ProvenClaim:
         """What one message guarantees its client."""
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return ProvenClaim(scope, events.approximate(self.epsilon), "a PrivUnitG message")
+        return ProvenClaim(scope, events.approximate(self.per_message), "a PrivUnitG message")
 
     @cached_property
     def _cap(self) -> _Cap:
         def error(gamma: float) -> float:
-            cap = _Cap.at(gamma, self.epsilon)
+            cap = _Cap.at(gamma, self.per_message)
             return self._length(cap) / cap.mean**2
 
         # The error has one minimum; the best cap is the smaller the larger epsilon is.
-        highest = math.sqrt(2 * self.epsilon) + 6
+        highest = math.sqrt(2 * self.per_message) + 6
         grid = np.linspace(-2.0, min(highest, 37.0), 400)
         start = int(np.argmin([error(float(gamma)) for gamma in grid]))
         low, high = grid[max(0, start - 1)], grid[min(len(grid) - 1, start + 1)]
         found = optimize.minimize_scalar(error, bounds=(low, high), method="bounded")
-        return _Cap.at(float(found.x), self.epsilon)
+        return _Cap.at(float(found.x), self.per_message)
 
     def _length(self, cap: _Cap) -> float:
         """The mean square of a message."""
@@ -137,7 +138,7 @@ class PrivUnitG:
         """
         if vectors.dim() == 0 or vectors.shape[-1] != self.dim:
             raise MismatchError(f"vectors must have {self.dim} entries, got {tuple(vectors.shape)}")
-        clipped = clip_norm(vectors, self.clip).double()
+        clipped = clip_norm(vectors, self.clip).to("cpu", torch.float64)
         units = _random_directions(clipped, self.clip, noise)
         cap, shape = self._cap, (*vectors.shape[:-1], 1)
         inside = noise.bernoulli(torch.full(shape, cap.inside, dtype=torch.float64)).bool()
@@ -146,7 +147,7 @@ class PrivUnitG:
         along = torch.where(inside, torch.from_numpy(high), torch.from_numpy(low))
         message = noise.normal(tuple(vectors.shape), 1.0, dtype=torch.float64)
         message += (along - (message * units).sum(-1, keepdim=True)) * units
-        return message.to(vectors.dtype)
+        return message.to(vectors.device, vectors.dtype)
 
     def decode(self, messages: Tensor) -> Tensor:
         """Unbiased estimates of the clipped vectors; also takes a sum or mean of messages."""
@@ -165,7 +166,7 @@ class ProjUnit:
     Args:
         dim: Length of the vectors.
         size: Length of a message.
-        epsilon: Of one message.
+        per_message: The epsilon of one message.
         clip: The norm to which vectors are clipped.
 
     References:
@@ -175,22 +176,22 @@ class ProjUnit:
 
     dim: int
     size: int
-    epsilon: float
+    per_message: float
     clip: float = 1.0
 
     def __post_init__(self) -> None:
         check(1 <= self.size <= self.dim, "size", f"be in 1..{self.dim}", self.size)
-        PrivUnitG(self.dim, self.epsilon, self.clip)  # checks the rest
+        PrivUnitG(self.dim, self.per_message, self.clip)  # checks the rest
 
     @cached_property
     def _inner(self) -> PrivUnitG:
-        return PrivUnitG(self.size, self.epsilon, 1.0)
+        return PrivUnitG(self.size, self.per_message, 1.0)
 
     @property
     def claim(self) -> ProvenClaim:
         """What one message guarantees its client."""
         scope = self._inner.claim.scope
-        return ProvenClaim(scope, events.approximate(self.epsilon), "a ProjUnit message")
+        return ProvenClaim(scope, events.approximate(self.per_message), "a ProjUnit message")
 
     @property
     def squared_norm(self) -> float:
@@ -219,9 +220,9 @@ class ProjUnit:
             raise MismatchError(f"vectors must be (workers, {self.dim}), got {shape}")
         clipped = clip_norm(vectors, self.clip)
         units = _random_directions(clipped.double(), self.clip, noise).to(vectors.dtype)
-        seen = torch.empty(vectors.shape[0], self.size, dtype=vectors.dtype)
+        seen = torch.empty(vectors.shape[0], self.size, dtype=vectors.dtype, device=vectors.device)
         for index, unit in enumerate(units):
-            seen[index] = self._matrix(seed, first_worker + index, vectors.dtype) @ unit
+            seen[index] = self._matrix(seed, first_worker + index, vectors) @ unit
         norms = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
         return self._inner.release(seen / norms, noise)
 
@@ -230,26 +231,35 @@ class ProjUnit:
         if messages.dim() != 2 or messages.shape[1] != self.size:
             shape = tuple(messages.shape)
             raise MismatchError(f"messages must be (workers, {self.size}), got {shape}")
-        total = torch.zeros(self.dim, dtype=messages.dtype)
+        total = torch.zeros(self.dim, dtype=messages.dtype, device=messages.device)
         for index, message in enumerate(self._inner.decode(messages)):
-            total += self._matrix(seed, first_worker + index, messages.dtype).T @ message
+            total += self._matrix(seed, first_worker + index, messages).T @ message
         return total * (self.clip / self._mean_length)
 
-    def _matrix(self, seed: HashSeed, worker: int, dtype: torch.dtype) -> Tensor:
-        if dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
+    def _matrix(self, seed: HashSeed, worker: int, like: Tensor) -> Tensor:
+        """A worker's projection, of the type and on the device of `like`."""
+        if like.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(f"dtype must be float32 or float64, got {like.dtype}")
         check(0 <= worker < 1 << 64, "first_worker", "be in [0, 2**64)", worker)
         text = worker.to_bytes(8, "little")
         digest = hashlib.blake2b(text, key=seed.value, digest_size=32, person=b"ds-projunit")
         rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest.digest(), "little")))
-        return torch.from_numpy(rng.standard_normal((self.size, self.dim), np.float32)).to(dtype)
+        matrix = rng.standard_normal((self.size, self.dim), np.float32)
+        return torch.from_numpy(matrix).to(like.device, like.dtype)
 
 
 def _random_directions(clipped: Tensor, clip: float, noise: Noise) -> Tensor:
     """Unit vectors with `clipped / clip` as their mean: the direction, or at times its opposite."""
-    norms = torch.linalg.vector_norm(clipped, dim=-1, keepdim=True)
+    relative = clipped / clip
+    largest = relative.abs().amax(dim=-1, keepdim=True)
     first = torch.zeros_like(clipped)
     first[..., 0] = 1  # what stands for a vector of zeros: plus or minus, with equal probability
-    units = torch.where(norms > 0, clipped / norms.clamp(min=1e-300), first)
-    forward = noise.bernoulli(((1 + norms / clip) / 2).clamp(0.5, 1.0))
-    return units * (2 * forward - 1)
+    # Squares of small numbers vanish, and a "unit" vector of another length would give itself away:
+    # scale by the largest entry first, and take what is hardly there for zero.
+    present = largest > _SMALLEST
+    scaled = torch.where(present, relative / largest.clamp(min=_SMALLEST), first)
+    lengths: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    norms = torch.where(present, lengths * largest, torch.zeros_like(largest))
+    forward = noise.bernoulli(((1 + norms.cpu()) / 2).clamp(0.5, 1.0)).to(clipped.device)
+    turns: Tensor = 2 * forward - 1
+    return scaled / lengths * turns

@@ -128,7 +128,8 @@ class Quantizer:
 
     def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
         """The largest change of a sum of messages, in steps: the norm, or twice for `replace`."""
-        return self.norm(order) * (2 if relation is Relation.REPLACE else 1)
+        check(relation in list(Relation), "relation", f"be one of {', '.join(Relation)}", relation)
+        return self.norm(order) * (2 if Relation(relation) is Relation.REPLACE else 1)
 
     def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
         """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out.
