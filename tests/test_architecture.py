@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "diffsketch/__init__.py": {"errors", "sketch"},
     "diffsketch/demo.py": {"errors", "files", "learning", "sketch"},
     "diffsketch/demo_report.py": {"demo"},
-    "diffsketch/cli.py": {"__version__", "audit", "demo", "demo_report", "errors", "plan"},
+    "diffsketch/cli.py": {"__version__", "audit", "demo", "demo_report", "errors", "files", "plan"},
 }
 
 # Where a package of others may be imported, if not everywhere.

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from diffsketch import __version__, demo
 from diffsketch.cli import FamilyName, app, main
 from diffsketch.errors import DataError
-from diffsketch.files import replace_file
+from diffsketch.files import replace_file, replace_files
 from diffsketch.learning.data import ImageDataset
 from diffsketch.sketch.hashing import FAMILIES
 
@@ -169,6 +169,25 @@ def test_file_is_kept_if_its_replacement_fails(
         replace_file(tmp_path / "file", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_files_come_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    replace_files({first: b"1", second: b"2"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"1", b"2")
+    first.unlink()
+    real = Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if target == second:
+            raise PermissionError(13, "Permission denied", str(target))
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(PermissionError):
+        replace_files({first: b"new", second: b"new"})
+    assert [path.name for path in tmp_path.iterdir()] == ["second"]
+    assert second.read_bytes() == b"2"
 
 
 def test_demo_writes_its_files_and_says_so(output: Path) -> None:

@@ -6,6 +6,7 @@ PyTorch. Nothing of ours imports this module.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import typer
 from rich.console import Console
 
 from diffsketch import __version__
-from diffsketch.errors import DiffSketchError
+from diffsketch.errors import ArgumentError, DiffSketchError
 
 __all__ = ["app", "main"]
 
@@ -27,6 +28,10 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+
+# What options are called elsewhere, and where an error names one of them.
+_RENAMED = {"message_bytes": "bytes", "target_epsilon": "epsilon", "vector_norm": "norm"}
+_ARGUMENT = re.compile(r"^\w+(?= must )|(?<=, got )\w+(?==)|(?<= and )\w+(?==)")
 
 # Not a docstring, of which every line break would be kept.
 HELP = (
@@ -124,9 +129,10 @@ def demo(
 
         from diffsketch import demo as logic
         from diffsketch.demo_report import report
+        from diffsketch.files import prepare_output
 
         console = Console()
-        logic.prepare_output(output)
+        prepare_output(output)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Sketching a gradient", total=1.0)
             result = logic.run_demo(
@@ -197,6 +203,8 @@ def plan(
 
         from diffsketch import plan as logic
 
+        if as_json and code:
+            raise ArgumentError("--json and --code do not go together: the JSON has the code, too")
         request = logic.PlanRequest(
             dim=dim, workers=workers, rounds=rounds, target_epsilon=epsilon, delta=delta,
             unit=logic.Unit(unit), relation=logic.Relation(relation), trust=logic.Trust(trust),
@@ -257,14 +265,16 @@ def audit(
         from rich.progress import Progress
 
         from diffsketch.audit import report as reports
+        from diffsketch.audit.run import check_settings
         from diffsketch.audit.suite import run_suite, select
-        from diffsketch.demo import prepare_output
+        from diffsketch.files import prepare_output
 
         console = Console()
         if show_list:
             console.print(reports.listing())
             return
         selection = select(cases=case or (), plants=plant or (), quick=quick)
+        check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
         prepare_output(output)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Auditing", total=1.0)
@@ -300,7 +310,11 @@ def _one_line(error: Exception) -> str:
         # Replacing a file names two: the second is the one that the user knows.
         name = error.filename2 or error.filename
         return f"{name}: {error.strerror}" if name else error.strerror
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    if not isinstance(error, ArgumentError):
+        return text
+    # As the user knows them: `message_bytes must ..., got message_bytes=4` is about `--bytes`.
+    return _ARGUMENT.sub(lambda found: f"--{_RENAMED.get(found[0], found[0])}", text)
 
 
 def main() -> None:

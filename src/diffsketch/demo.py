@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from diffsketch.errors import DataError, check
-from diffsketch.files import replace_file
+from diffsketch.errors import DataError
+from diffsketch.files import replace_files
 from diffsketch.learning.data import ImageDataset, load_mnist
 from diffsketch.sketch import CountSketch, Family, SketchKey
 
@@ -30,7 +30,6 @@ __all__ = [
     "DemoResult",
     "Recovery",
     "logistic_gradient",
-    "prepare_output",
     "run_demo",
     "write_results",
 ]
@@ -175,18 +174,11 @@ def _measure(
     )
 
 
-def prepare_output(directory: Path) -> None:
-    """Make the output directory, before any time is spent on results that could not be kept."""
-    check(directory.is_dir() or not directory.exists(), "output", "be a directory", str(directory))
-    directory.mkdir(parents=True, exist_ok=True)
-
-
 def write_results(result: DemoResult, directory: Path) -> tuple[Path, Path]:
-    """Write `recovery.png` and `recovery.csv`; each appears whole or not at all."""
-    contents = {"recovery.png": _png(result), "recovery.csv": _csv(result)}
-    for name, content in contents.items():
-        replace_file(directory / name, content)
-    return directory / "recovery.png", directory / "recovery.csv"
+    """Write `recovery.png` and `recovery.csv`, both or none of them."""
+    picture, table = directory / "recovery.png", directory / "recovery.csv"
+    replace_files({picture: _png(result), table: _csv(result)})
+    return picture, table
 
 
 def _csv(result: DemoResult) -> bytes:

@@ -18,9 +18,10 @@ from diffsketch.audit.planted import PLANTS
 from diffsketch.audit.suite import INVERSION, run_suite, select
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 
 WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust"}
+EXACT = ({"epsilon", "how"}, "exact best attack")
 
 
 def plain(text: str) -> str:
@@ -74,11 +75,14 @@ def test_json(run: tuple[Path, str]) -> None:
     found = epsilons(data)
     assert len(found) == 4 * 2 + 2
     for each in found:
-        assert set(each) == WORDS
+        assert each["epsilon"] is None or isinstance(each["epsilon"], float)
+        assert set(each) == WORDS or (set(each), each["how"]) == EXACT
     assert data["confidence_of_each_bound"] == 0.95
     assert data["false_alarm_probability_of_this_run_at_most"] == pytest.approx(0.05)
     (bare,) = (each for each in data["audits"] if each["case"] == "bare-known")
-    assert bare["best_possible"]["epsilon"] == "infinite"
+    assert bare["best_possible"]["epsilon"] is None
+    (crowd,) = (each for each in data["audits"] if each["case"] == "bare-client")
+    assert 0 < crowd["best_possible"]["epsilon"] < 100
     assert bare["judged"]["trials"] * 2 == bare["trials_per_world"] == 2000
 
 
@@ -98,7 +102,7 @@ def test_selection() -> None:
 def fake_inversion(**arguments: Any) -> InversionResult:
     scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     epsilon = Epsilon(1.0, 1e-5, 1, Basis.PROVEN, scope)
-    images = np.zeros((arguments["per_class"], 784))
+    images = np.zeros((10 * arguments["per_class"], 784))
     one = Recovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
     return InversionResult(images, np.zeros(len(images), dtype=np.int64), images[0], (one,))
 
@@ -110,19 +114,51 @@ def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) 
     found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
     assert found.results[0].trials == 2000
     assert found.inversion is not None
-    assert len(found.inversion.images) == 1
+    assert len(found.inversion.images) == 10
     shares = [done for done, _ in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert "bare-parity" in {what for _, what in told}
 
 
-def test_inversion_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--quick"]], ids=str)
+def test_inversion_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
     monkeypatch.setattr(suite, "invert", fake_inversion)
-    result = CliRunner().invoke(app, ["audit", "--case", INVERSION, "--output", str(tmp_path)])
+    result = CliRunner().invoke(
+        app, ["audit", "--case", INVERSION, "--output", str(tmp_path), *arguments]
+    )
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "inversion.png"}
     assert "(proven; client, replace, local)" in plain(result.output)
+    assert ("images only, these numbers vary" in plain(result.output)) == (arguments != [])
+    (one,) = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))["inversion"]
+    assert set(one["guaranteed"]) == WORDS
+
+
+def test_what_is_not_guaranteed_is_null() -> None:
+    scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    nothing = NoClaim(scope, "there is no noise").epsilon(delta=1e-5, rounds=1)
+    one = Recovery("gradient", nothing, None, np.zeros((1, 784)), np.zeros(1), 0.1)
+    assert one.to_json()["guaranteed"] is None
+
+
+@pytest.mark.parametrize(("trials", "hint"), [("2000", True), ("200000", False)])
+def test_too_few_trials_are_blamed(tmp_path: Path, trials: str, hint: bool) -> None:
+    arguments = ["--plant", "small-noise", "--trials", trials, "--output", str(tmp_path)]
+    printed = plain(CliRunner().invoke(app, ["audit", *arguments]).output)
+    assert f"Planted errors found: {0 if hint else 1} of 1." in printed
+    assert ("2,000 trials may be too few to find planted-small-noise" in printed) == hint
+
+
+def test_files_are_written_all_or_none(tmp_path: Path) -> None:
+    (tmp_path / "audit.png").mkdir()  # a file cannot take a directory's place
+    arguments = ["--case", "bare-known", "--trials", "200", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"error: {tmp_path / 'audit.png'}: Is a directory" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.png"]
 
 
 def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
@@ -137,16 +173,17 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--case", "nonsense"], "case must be one of bare-known"),
-        (["--plant", "nonsense"], f"plant must be one of {', '.join(PLANTS)}"),
-        (["--case", "bare-known", "--trials", "5"], "trials must be >= 100"),
-        (["--case", "bare-known", "--trials", "0"], "trials must be >= 100"),
-        (["--case", "bare-known", "--confidence", "2"], "confidence must be in (0, 1)"),
-        (["--case", "bare-known", "--delta", "nan"], "delta must be in [0, 1)"),
+        (["--case", "nonsense"], "--case must be one of bare-known"),
+        (["--plant", "nonsense"], f"--plant must be one of {', '.join(PLANTS)}"),
+        (["--case", "bare-known", "--trials", "5"], "--trials must be in 100..100000000"),
+        (["--case", "bare-known", "--trials", "0"], "--trials must be in 100..100000000"),
+        (["--trials", "1000000000000"], "--trials must be in 100..100000000"),
+        (["--case", "bare-known", "--confidence", "2"], "--confidence must be in (0, 1)"),
+        (["--case", "bare-known", "--delta", "nan"], "--delta must be in [0, 1)"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(app, ["audit", "--output", str(tmp_path), *arguments])
+    result = CliRunner().invoke(app, ["audit", "--output", str(tmp_path / "new"), *arguments])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,13 +26,14 @@ from diffsketch.audit.adversaries import Stream
 from diffsketch.audit.bare import bare_client, bare_example, bare_secret, bare_unknown
 from diffsketch.audit.catalogue import CASES, case_of
 from diffsketch.audit.planted import PLANTS, plant
+from diffsketch.audit.proven import SKETCH, gaussian_central, gaussian_example, noisy_sum
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Unit
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
-from diffsketch.privacy.noise import Noise
-from diffsketch.sketch import HashSeed
+from diffsketch.privacy.noise import FastNoise, Noise
+from diffsketch.sketch import HashSeed, SketchKey
 
 PROVEN = [name for name in CASES if name.split("-")[0] not in ("bare", "planted")]
 MECHANISM = GaussianMechanism(NormBound(1.0), 1.0)
@@ -143,6 +145,30 @@ def test_any_method_can_be_audited() -> None:
     assert result.verdict is Verdict.CONTRADICTED
     honest = replace(case, claim=NoClaim(MECHANISM.claim.scope, "never proven"))
     assert audit(honest, trials=2000).verdict is Verdict.NOTHING_CLAIMED
+
+
+@pytest.mark.parametrize("make", [gaussian_example, gaussian_central])
+def test_sums_are_those_of_the_mechanism(make: Callable[[], Case]) -> None:
+    case = make()
+    mechanism = GaussianMechanism(
+        NormBound(1.0, unit=case.scope.unit), 1.0, case.scope.relation, case.scope.trust
+    )
+    assert mechanism.claim == case.claim
+    units, seed = case.game.neighbours.first, SketchKey.from_integer(3).seed(0)
+    ours = noisy_sum(mechanism)(units[None], FastNoise(5), seed)[0]
+    theirs = mechanism.release_sum(
+        units, FastNoise(5), encode=lambda vectors: SKETCH.encode(vectors, seed)
+    )
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_vectors_without_a_sketch_are_audited_as_a_batch() -> None:
+    mechanism = LaplaceMechanism(CoordinateBound(1.0), 0.5)
+    first, second = torch.tensor([5.0, 1.0, 1.0]), torch.tensor([-5.0, 1.0, 1.0])
+    case = of_mechanism(mechanism, Neighbours(first, second), delta=1e-5)
+    result = audit(case, trials=2000)
+    assert lower(result) > 0.5
+    assert result.verdict is Verdict.CONSISTENT
 
 
 def test_measured_claim_says_what_it_is() -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from diffsketch.cli import RelationName, TrustName, UnitName, app, main
 from diffsketch.plan import Relation, Trust, Unit
+from diffsketch.privacy import BudgetExceeded
 
 ARGUMENTS = [
     "plan", "--dim", "7850", "--workers", "1000", "--rounds", "100", "--epsilon", "4",
@@ -76,6 +77,10 @@ def test_code_runs(trust: str) -> None:
     vector = torch.ones(500) / 500**0.5
     messages = [names["send"](vector, worker, 0) for worker in range(300)]
     error = float((names["receive"](messages, 0) - vector).norm())
+    again = names["run_round"]([vector] * 300, 0)  # as much as the budget allows
+    assert torch.equal(again, names["receive"](messages, 0))
+    with pytest.raises(BudgetExceeded):
+        names["run_round"]([vector] * 300, 1)
     assert error < (3 if trust == "local" else 0.9)
     assert float((names["receive"](messages[:0] + messages, 0) + vector).norm()) > error
 
@@ -94,6 +99,45 @@ def test_help_is_quick_and_names_the_options() -> None:
     assert done.returncode == 0
 
 
+def test_json_and_code_exclude_each_other() -> None:
+    result = CliRunner().invoke(app, [*EASY, "--json", "--code"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "--json and --code do not go together" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--norm", "1e-30"],
+        ["--norm", "9.876e29", "--trust", "central"],
+        ["--dim", "100000000000", "--bytes", "80000000000", "--norm", "1.234e-30"],
+        ["--workers", "2", "--trust", "local", "--epsilon", "1e-6"],
+    ],
+    ids=str,
+)
+def test_extreme_numbers_fit_the_table(arguments: list[str]) -> None:
+    output = run([*ARGUMENTS, *arguments], columns=80)
+    assert "…" not in output
+    assert all(len(line) <= 80 for line in output.splitlines())
+    assert not re.search(r"\d{12}", output)
+
+
+def test_many_workers_keep_their_secure_sum() -> None:
+    printed = plain(run([*ARGUMENTS, "--workers", "1000000000"]))
+    assert "sketch + Skellam" in printed
+    assert "shared in a secure sum was not tried: with more than 100,000 workers" in printed
+    assert "was not tried" not in plain(run(ARGUMENTS))
+
+
+def test_messages_that_are_larger_are_called_so() -> None:
+    few = ["plan", "--dim", "1", "--workers", "50", "--rounds", "1", "--epsilon", "1",
+           "--bytes", "52"]  # fmt: skip
+    printed = plain(run(few))
+    assert "times larger than the vector" in printed
+    assert "times less than the vector" not in printed
+    assert "count as equal" in printed
+
+
 def test_names_are_those_of_the_library() -> None:
     for mine, theirs in ((UnitName, Unit), (RelationName, Relation), (TrustName, Trust)):
         assert {name.value for name in mine} == {name.value for name in theirs}
@@ -102,12 +146,15 @@ def test_names_are_those_of_the_library() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--dim", "0", "dim must be in 1.."),
-        ("--epsilon", "nan", "target_epsilon must be > 0 and finite"),
-        ("--delta", "2", "delta must be in [0, 1)"),
-        ("--bytes", "10", "message_bytes must be >= 52"),
-        ("--examples", "3", "examples must be 1 unless the unit is example"),
-        ("--alternatives", "-1", "alternatives must be >= 0"),
+        ("--dim", "0", "--dim must be in 1.."),
+        ("--epsilon", "nan", "--epsilon must be > 0 and finite, got --epsilon=nan"),
+        ("--delta", "2", "--delta must be in [0, 1)"),
+        ("--bytes", "10", "--bytes must be >= 52"),
+        ("--examples", "3", "--examples must be 1 unless the unit is example"),
+        ("--norm", "0", "--norm must be in 1e-30..1e30, got --norm=0.0"),
+        ("--norm", "1e300", "--norm must be in 1e-30..1e30"),
+        ("--norm", "1e-300", "--norm must be in 1e-30..1e30"),
+        ("--alternatives", "-1", "--alternatives must be >= 0"),
         ("--unit", "person", "person"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -306,7 +307,7 @@ def test_bytes_needed() -> None:
         ({"delta": math.nan}, r"delta must be in \[0, 1\)"),
         ({"delta": 1.0}, r"delta must be in \[0, 1\)"),
         ({"message_bytes": 51}, "message_bytes must be >= 52"),
-        ({"vector_norm": math.nan}, "vector_norm must be > 0 and finite"),
+        ({"vector_norm": math.nan}, "vector_norm must be in 1e-30..1e30"),
         ({"spread": -1.0}, "spread must be >= 0 and finite"),
         ({"spread": math.nan}, "spread must be >= 0 and finite"),
         ({"unit": "person"}, "unit must be one of coordinate, example, client"),
@@ -345,6 +346,27 @@ def test_data_is_json_and_every_epsilon_has_its_words() -> None:
         assert words["basis"] == "proven"
         parts = option["error_parts"].values()
         assert sum(parts) == pytest.approx(option["relative_error"])
+
+
+def test_central_messages_are_small_and_cut_off_to_their_bits() -> None:
+    request = wanted(unit="example", examples=3, trust="central", message_bytes=8000)
+    (option,) = (
+        option
+        for option in all_options(planned(request))
+        if option.method is Method.RAW_DISCRETE_GAUSSIAN and option.trust is Trust.CENTRAL
+    )
+    assert option.bits < 10  # a secure sum would have to hold all workers
+    names: dict[str, Any] = {}
+    exec(python_code(option, request), names)  # noqa: S102
+    vectors = torch.zeros(3, 7850)
+    vectors[:, 0], vectors[:, 1] = 1.0, -1.0
+    message = names["send"](vectors, 0, 0)
+    half = 1 << (option.bits - 1)
+    assert (int(message.max()), int(message.min())) == (half - 1, -half)
+    other = vectors.clone()
+    other[0] = 0
+    change = (names["send"](other, 0, 0) - message).double().norm()
+    assert change <= option.mechanism.quantizer.sensitivity(2, request.relation)
 
 
 @pytest.mark.parametrize("changes", REQUESTS, ids=str)

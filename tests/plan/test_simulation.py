@@ -91,6 +91,9 @@ def test_every_method_is_simulated() -> None:
     assert seen == set(Method)
     trusts = {option.trust for name in REQUESTS for option in options(name)}
     assert trusts == set(Trust)
+    for method in (Method.RAW_DISCRETE_GAUSSIAN, Method.SKETCH_DISCRETE_GAUSSIAN):
+        found = {o.trust for name in REQUESTS for o in options(name) if o.method is method}
+        assert found == set(Trust)
 
 
 @pytest.mark.parametrize(

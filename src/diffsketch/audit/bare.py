@@ -24,8 +24,6 @@ from diffsketch.audit.cases import PURE_DELTA, Case, encoder, known_numbers
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import (
-    Basis,
-    Epsilon,
     NoClaim,
     PaperClaim,
     Relation,
@@ -57,7 +55,7 @@ def bare_known() -> Case:
         Game(every_round(_sketched(sketch)), _coordinates(sketch, -ALPHA)),
         delta=PURE_DELTA,
         trials=20_000,
-        limit=lambda _, delta: _limit(math.inf, delta, claim.scope),
+        limit=lambda _, delta: _limit(math.inf, delta),
     )
 
 
@@ -75,9 +73,9 @@ def bare_unknown(
     attack = UnknownOthers(sketch, _COORDINATE)
     claim = _claim(sketch)
 
-    def limit(hashes: SketchKey, delta: float) -> Epsilon:
+    def limit(hashes: SketchKey, delta: float) -> float:
         mu = attack.shift(hashes.seed(0), change=2 * ALPHA, std=1.0)
-        return _limit(mu, delta, claim.scope)
+        return _limit(mu, delta)
 
     neighbours = _coordinates(sketch, -ALPHA)
     return Case(
@@ -123,7 +121,7 @@ def bare_parity() -> Case:
         (RowParity(sketch.cols),),
         delta=PURE_DELTA,
         trials=4000,
-        limit=lambda _, delta: _limit(math.inf, delta, claim.scope),
+        limit=lambda _, delta: _limit(math.inf, delta),
     )
 
 
@@ -156,12 +154,12 @@ def _crowd(name: str, title: str, scope: Scope, sketch: CountSketch, method: Met
     first, second = torch.zeros(units, sketch.dim), torch.zeros(units, sketch.dim)
     first[0] = target
 
-    def limit(hashes: SketchKey, delta: float) -> Epsilon:
+    def limit(hashes: SketchKey, delta: float) -> float:
         matrix = matrix_of(sketch, hashes.seed(0))
         shift = matrix @ target.double().numpy()
         # The others reach all tables that a sketch can make, and so does the shift.
         square = shift @ np.linalg.pinv(matrix @ matrix.T, rcond=1e-10, hermitian=True) @ shift
-        return _limit(math.sqrt(float(square) / (units - 1)), delta, scope)
+        return _limit(math.sqrt(float(square) / (units - 1)), delta)
 
     reason = "without noise only the others' values hide a unit, and they may be known"
     game = Game(every_round(method), Neighbours(first, second), Adversary.OTHERS_UNKNOWN)
@@ -189,7 +187,6 @@ def _claim(sketch: CountSketch) -> PaperClaim | NoClaim:
     return theorem1(sketch.dim, sketch.rows, sketch.cols, alpha=ALPHA, sigma=1.0)
 
 
-def _limit(mu: float, delta: float, scope: Scope) -> Epsilon:
+def _limit(mu: float, delta: float) -> float:
     """Of a Gaussian shift. A lower bound for the mechanism: other adversaries know more."""
-    value = math.inf if math.isinf(mu) else epsilon_for(events.gaussian(1 / mu), delta)
-    return Epsilon(value, delta, 1, Basis.MEASURED, scope)
+    return math.inf if math.isinf(mu) else epsilon_for(events.gaussian(1 / mu), delta)

@@ -24,7 +24,7 @@ from diffsketch.audit.adversaries import Game, Method, Neighbours, every_round
 from diffsketch.audit.attacks import Attack, Discriminant, GaussianRatio, LaplaceRatio
 from diffsketch.audit.bounds import Numbers
 from diffsketch.errors import check
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim, Scope
+from diffsketch.privacy.claim import Claim, ProvenClaim, Scope
 from diffsketch.privacy.mechanisms.bounds import Encode
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
@@ -64,7 +64,8 @@ class Case:
         trials: How many it takes, unless the caller says otherwise.
         planted: The error that was put in on purpose, if one was.
         appended: How many numbers a trial takes besides its input.
-        limit: From the public hashes and delta to what no attack of this adversary can exceed.
+        limit: From the public hashes and delta to the epsilon that no attack of this adversary
+            can exceed, and the best one reaches: exact, not measured.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Case:
     trials: int = TRIALS
     planted: str | None = None
     appended: int = 0
-    limit: Callable[[SketchKey, float], Epsilon] | None = None
+    limit: Callable[[SketchKey, float], float] | None = None
 
     def __post_init__(self) -> None:
         check(len(self.attacks) > 0, "attacks", "have one at least", self.attacks)
@@ -113,6 +114,8 @@ def released(mechanism: Mechanism, sketch: CountSketch | None) -> Method:
 
     def method(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:
         encode = None if sketch is None else encoder(sketch, seed)
+        if encode is None and isinstance(mechanism, GaussianMechanism | LaplaceMechanism):
+            return mechanism.release(inputs, noise, batch=True)
         return mechanism.release(inputs, noise, encode=encode)
 
     return method

@@ -14,6 +14,7 @@ that what it does not recover is not in the message, as far as second moments go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,10 +100,11 @@ class Recovery:
     labels_right: float
 
     def to_json(self) -> dict[str, Any]:
-        """All but the images."""
+        """All but the images; `guaranteed` is null where nothing is."""
+        limited = math.isfinite(float(self.epsilon))
         return {
             "message": self.name,
-            "guaranteed": epsilon_to_json(self.epsilon),
+            "guaranteed": epsilon_to_json(self.epsilon) if limited else None,
             "claimed_by_theorem_1": None if self.claimed is None else epsilon_to_json(self.claimed),
             "mean_similarity": float(self.similarities.mean()),
             "least_similarity": float(self.similarities.min()),

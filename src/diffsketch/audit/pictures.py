@@ -27,6 +27,8 @@ _COLOURS = {
     Verdict.CONSISTENT: "#2e6f9e",
     Verdict.NOTHING_CLAIMED: "#8a8a8a",
 }
+_TICKS = (0, 0.1, 0.4, 1, 2, 4, 8, 16, 32, 64, 128)
+_ROOM = 2.4  # the axis over the largest value on it, for the text beside that
 _SHOWN = 10  # images in a row
 
 
@@ -44,8 +46,10 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
     axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     drawn = [*measured, *(_finite(r.claimed) for r in results)]
     drawn += [_finite(r.limit) for r in results if r.limit is not None]
-    axes.set_xlim(0, 1.5 * max(1.0, *drawn))
-    axes.set_xticks([0, 0.1, 0.4, 1, 2, 4, 8], ["0", "0.1", "0.4", "1", "2", "4", "8"])
+    end = _ROOM * max(1.0, *drawn)
+    axes.set_xlim(0, end)
+    ticks = [tick for tick in _TICKS if tick <= end]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_ylim(-0.6, len(results) - 0.4)
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("epsilon, at the delta and unit that each line names")
@@ -119,13 +123,14 @@ def _annotate(axes: Axes, place: float, result: AuditResult) -> None:
     if math.isfinite(claimed):
         places.append(claimed)
     if result.limit is not None:
-        exact = float(result.limit)
+        exact = result.limit
         text += f" (exact: {exact:.3g})" if math.isfinite(exact) else " (exact: infinite)"
         if math.isfinite(exact):
             axes.plot(exact, place, "D", color="0.4", markersize=5)
             places.append(exact)
     # To the right of what is nearby.
-    beside = max(each for each in places if each < 1.4 * measured + 0.6)
+    far = 1.4 * measured + 0.6 if result.limit is None else math.inf
+    beside = max(each for each in places if each < far)
     axes.annotate(
         text, (beside, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
     )
@@ -143,7 +148,7 @@ def _label(result: AuditResult) -> str:
     )
 
 
-def _finite(epsilon: Epsilon) -> float:
+def _finite(epsilon: Epsilon | float) -> float:
     value = float(epsilon)
     return value if math.isfinite(value) else 0.0
 

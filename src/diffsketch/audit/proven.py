@@ -166,11 +166,14 @@ def gaussian_central() -> Case:
 
 
 def noisy_sum(mechanism: GaussianMechanism) -> Method:
-    """Tables of `(trials, units, dim)`, clipped one by one, summed, and noise added once."""
+    """Tables of `(trials, units, dim)`, clipped one by one, summed, and noise added once.
+
+    The same as `release_sum`, which takes one trial at a time (`tests/audit/test_run.py`).
+    """
 
     def method(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:
-        units_first = inputs.movedim(1, 0)
-        return mechanism.release_sum(units_first, noise, encode=encoder(SKETCH, seed))
+        total = mechanism.bound.apply(inputs, encoder(SKETCH, seed)).sum(dim=1)
+        return total + noise.normal(tuple(total.shape), mechanism.std, dtype=total.dtype)
 
     return method
 

@@ -13,11 +13,12 @@ from diffsketch.audit.inversion import InversionResult
 from diffsketch.audit.pictures import audit_picture, inversion_picture
 from diffsketch.audit.run import AuditResult, Verdict
 from diffsketch.audit.suite import INVERSION, Suite
-from diffsketch.files import replace_file
+from diffsketch.files import replace_files
 from diffsketch.privacy.claim import Epsilon, Scope
 
 __all__ = ["listing", "report", "write_results"]
 
+_MANY_IMAGES = 100
 _STYLES = {
     Verdict.CONTRADICTED: "bold red",
     Verdict.CONSISTENT: "green",
@@ -36,6 +37,9 @@ def report(suite: Suite) -> tuple[Table | str, ...]:
             "Similarity is the correlation of estimate and image, each less the average of public "
             "images: 0 for whoever learns nothing. Labels by luck: 10%."
         )
+        count = len(suite.inversion.labels)
+        if count < _MANY_IMAGES:
+            parts.append(f"With {count} images only, these numbers vary much by chance.")
     return tuple(parts)
 
 
@@ -54,15 +58,14 @@ def listing() -> Table:
 
 
 def write_results(suite: Suite, directory: Path) -> list[Path]:
-    """Write `audit.json` and the pictures; each appears whole or not at all."""
+    """Write `audit.json` and the pictures; all of them or none."""
     text = json.dumps(suite.to_json(), indent=2, allow_nan=False)
     contents = {"audit.json": text.encode() + b"\n"}
     if suite.results:
         contents["audit.png"] = audit_picture(suite.results, confidence=suite.confidence)
     if suite.inversion is not None:
         contents["inversion.png"] = inversion_picture(suite.inversion)
-    for name, content in contents.items():
-        replace_file(directory / name, content)
+    replace_files({directory / name: content for name, content in contents.items()})
     return [directory / name for name in contents]
 
 
@@ -106,8 +109,8 @@ def _claimed(epsilon: Epsilon) -> str:
 def _measured(result: AuditResult) -> str:
     text = f">= {float(result.measured.lower_bound):.3g}"
     if result.limit is not None:
-        value = float(result.limit)
-        text += f"\nexact:\n{'infinite' if math.isinf(value) else f'{value:.3g}'}"
+        exact = "infinite" if math.isinf(result.limit) else f"{result.limit:.3g}"
+        text += f"\nexact:\n{exact}"
     return text
 
 
@@ -121,6 +124,13 @@ def _reading(suite: Suite) -> list[str]:
     if planted:
         found = sum(result.verdict is Verdict.CONTRADICTED for result in planted)
         lines.append(f"Planted errors found: {found} of {len(planted)}.")
+    for result in planted:
+        few = result.trials < result.case.trials
+        if few and result.verdict is not Verdict.CONTRADICTED:
+            lines.append(
+                f"{result.trials:,} trials may be too few to find {result.case.name}: it takes "
+                f"some {result.case.trials:,}."
+            )
     return lines
 
 

@@ -17,7 +17,9 @@ from diffsketch.audit.cases import Case
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.claim import Epsilon, MeasuredClaim, NoClaim
 
-__all__ = ["DEFAULT_CONFIDENCE", "AuditResult", "Verdict", "audit", "epsilon_to_json"]
+__all__ = [
+    "DEFAULT_CONFIDENCE", "AuditResult", "Verdict", "audit", "check_settings", "epsilon_to_json",
+]  # fmt: skip
 
 DEFAULT_CONFIDENCE = 0.99
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials
@@ -25,7 +27,7 @@ _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among 
 # short vectors would else wait for the other threads at every step, for long on a busy machine.
 _SHORT_BATCH, _LONG_BATCH = (1 << 15) - 1, 1 << 22
 _SHORT_WIDTH = 1 << 10
-_LEAST_TRIALS = 100
+_LEAST_TRIALS, _MOST_TRIALS = 100, 10**8
 
 
 class Verdict(StrEnum):
@@ -44,7 +46,7 @@ class AuditResult:
         case: Its name, title, adversary and planted error, if it has one.
         claimed: The epsilon under test, at the audit's delta and rounds.
         measured: The lower bound that the attack achieved.
-        limit: What no attack of this adversary can exceed, where that is known.
+        limit: The epsilon that the best attack of this adversary reaches, where that is known.
         trials: Of each world, over both halves; pilot trials come on top.
         attack: The score that was chosen.
         outcome: The counts that the bound follows from.
@@ -53,7 +55,7 @@ class AuditResult:
     case: Case
     claimed: Epsilon
     measured: MeasuredClaim
-    limit: Epsilon | None
+    limit: float | None
     trials: int
     attack: str
     outcome: Outcome
@@ -78,19 +80,28 @@ class AuditResult:
             "measured_lower_bound": epsilon_to_json(self.measured.lower_bound),
             "measured": str(self.measured),
             "confidence": self.measured.confidence,
-            "best_possible": None if self.limit is None else epsilon_to_json(self.limit),
+            "best_possible": self._best_possible(),
             "verdict": str(self.verdict),
             "attack": self.attack,
             "trials_per_world": self.trials,
             "judged": asdict(self.outcome),
         }
 
+    def _best_possible(self) -> dict[str, Any] | None:
+        if self.limit is None:
+            return None
+        return {"epsilon": _number(self.limit), "how": "exact best attack"}
+
+
+def _number(value: float) -> float | None:
+    """JSON has no word for infinity."""
+    return value if math.isfinite(value) else None
+
 
 def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
-    """A number that still says what it is. Infinity becomes text: JSON has no word for it."""
-    value = float(epsilon)
+    """A number that still says what it is; null where nothing limits it."""
     return {
-        "epsilon": value if math.isfinite(value) else "infinite",
+        "epsilon": _number(float(epsilon)),
         "delta": epsilon.delta,
         "rounds": epsilon.rounds,
         "basis": str(epsilon.basis),
@@ -98,6 +109,25 @@ def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
         "relation": str(epsilon.scope.relation),
         "trust": str(epsilon.scope.trust),
     }
+
+
+def check_settings(
+    *, trials: int | None, confidence: float, delta: float | None, seed: int
+) -> None:
+    """Refuse what `audit` would, before anything is done; None stands for a case's own.
+
+    Raises:
+        ArgumentError: A value is out of range.
+    """
+    if trials is not None:
+        if isinstance(trials, bool) or not isinstance(trials, int):
+            raise ArgumentError(f"trials must be an int, got {type(trials).__name__}")
+        good = _LEAST_TRIALS <= trials <= _MOST_TRIALS
+        check(good, "trials", f"be in {_LEAST_TRIALS}..{_MOST_TRIALS}", trials)
+    check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
+    if delta is not None:
+        check(0 <= delta < 1, "delta", "be in [0, 1)", delta)
+    check(seed >= 0, "seed", "be >= 0", seed)
 
 
 def audit(
@@ -131,11 +161,7 @@ def audit(
     """
     count = case.trials if trials is None else trials
     level = case.delta if delta is None else delta
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise ArgumentError(f"trials must be an int, got {type(count).__name__}")
-    check(count >= _LEAST_TRIALS, "trials", f"be >= {_LEAST_TRIALS}", count)
-    check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
-    check(0 <= level < 1, "delta", "be in [0, 1)", level)
+    check_settings(trials=count, confidence=confidence, delta=level, seed=seed)
     stream = Stream(seed, case.name)
     claimed = case.claim.epsilon(delta=level, rounds=case.rounds)
     half = count // 2

@@ -9,8 +9,8 @@ from typing import Any
 from diffsketch.audit.catalogue import CASES, DEFAULT, QUICK, case_of
 from diffsketch.audit.inversion import InversionResult, invert
 from diffsketch.audit.planted import plant
-from diffsketch.audit.run import DEFAULT_CONFIDENCE, AuditResult, audit
-from diffsketch.errors import ArgumentError, check
+from diffsketch.audit.run import DEFAULT_CONFIDENCE, AuditResult, audit, check_settings
+from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
 
 __all__ = ["INVERSION", "Selection", "Suite", "run_suite", "select"]
@@ -54,6 +54,7 @@ class Suite:
             "confidence_of_each_bound": self.confidence,
             "false_alarm_probability_of_each_case_at_most": 1 - self.confidence,
             "false_alarm_probability_of_this_run_at_most": self.false_alarm,
+            "reading": "Where epsilon is null, nothing limits it.",
             "audits": [result.to_json() for result in self.results],
             "inversion": None if found is None else [recovery.to_json() for recovery in found],
         }
@@ -104,8 +105,11 @@ def run_suite(
         delta: Of all bounds; by default where each case is easiest to judge.
         seed: Fixes all random numbers.
         on_progress: Called with the share of the work that is done, and what is being done.
+
+    Raises:
+        ArgumentError: A value is out of range.
     """
-    check(seed >= 0, "seed", "be >= 0", seed)
+    check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
     cases = [case_of(name) for name in selection.cases]
     fewer = 2 if selection.quick else 1
     counts = [case.trials // fewer if trials is None else trials for case in cases]

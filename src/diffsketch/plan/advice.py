@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.plan.candidates_integer import PEAK
+from diffsketch.plan.candidates_integer import MAX_SHARED_GAUSSIAN, PEAK, message_room
 from diffsketch.plan.error_model import collision_error
 from diffsketch.plan.levels import NoiseLevels
 from diffsketch.plan.options import Option
@@ -109,13 +109,14 @@ def advice_on(option: Option, request: PlanRequest, levels: NoiseLevels) -> tupl
     if recovery >= 1:
         count = bytes_needed(option, request, error=0.5)
         found.append(
-            f"No number of workers makes up for the sketch: allow some {count:,} bytes per message."
+            "No number of workers makes up for the sketch: allow some "
+            f"{_brief(count)} bytes per message."
         )
         goal = recovery + 0.5
     if recovery + noise > goal:
         count = workers_needed(option, request, error=goal) or 0
         also = " as well, against the noise" if recovery >= 1 else ""
-        found.append(f"More workers{also}: {count:,} instead of {request.workers:,}.")
+        found.append(f"More workers{also}: {_brief(count)} instead of {request.workers:,}.")
         larger = _epsilon_needed(noise / (goal - recovery), request, levels)
         if larger is not None:
             found.append(
@@ -144,16 +145,26 @@ def notes_on(option: Option, request: PlanRequest) -> tuple[str, ...]:
     ]
     if isinstance(option.mechanism, IntegerMechanism):
         cols = request.dim if option.sketch is None else option.sketch.cols
-        limit = PEAK * request.vector_norm / math.sqrt(cols)
-        if option.trust is not Trust.LOCAL:
-            limit *= math.sqrt(request.mean_energy)
+        end = "larger ones wrap around"
+        limit, what = PEAK * request.vector_norm / math.sqrt(cols), "a vector or table"
+        if option.trust is Trust.DISTRIBUTED:
+            limit, what = limit * math.sqrt(request.mean_energy), "the mean"
+        elif option.trust is Trust.CENTRAL:
+            limit, what = message_room(request, cols), "a message"
+            end = "larger ones are cut off"
         found.append(
-            f"There is room for cells of the mean up to {_brief(limit)}, {PEAK:g} times the usual; "
-            "larger ones wrap around. Vectors with a few large coordinates need more bits."
+            f"There is room for cells of {what} up to {_brief(limit)}, {PEAK:g} times the usual; "
+            f"{end}. Vectors with a few large coordinates need more bits."
         )
     else:
         found.append(
             "Noise in floating point is for simulation: rounding can betray what it hides."
+        )
+    secure = request.trust is not Trust.LOCAL and request.unit is not Unit.COORDINATE
+    if secure and request.delta and request.workers > MAX_SHARED_GAUSSIAN:
+        found.append(
+            "Discrete Gaussian noise shared in a secure sum was not tried: with more than "
+            f"{MAX_SHARED_GAUSSIAN:,} workers its bound takes long to compute."
         )
     return tuple(found)
 
@@ -167,4 +178,4 @@ def _epsilon_needed(factor: float, request: PlanRequest, levels: NoiseLevels) ->
 
 
 def _brief(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= value < 10**9 else f"{value:.3g}"

@@ -1,7 +1,8 @@
 """Integer noise on rounded vectors and tables, packed into as few bits as the sum allows.
 
 Under distributed trust a message takes part in a secure sum, so its cells must hold the sum. Under
-local trust each message is decoded on its own, and needs room only for its own noise.
+local trust each message is decoded on its own, and needs room only for its own noise; under central
+trust, where the server adds the noise to the sum, not even for that.
 """
 
 from __future__ import annotations
@@ -22,38 +23,46 @@ from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.privacy.mechanisms.bounds import NormBound
 from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.quantize import Quantizer
+from diffsketch.privacy.mechanisms.quantize import MAX_BITS, Quantizer
 from diffsketch.privacy.mechanisms.skellam import SkellamMechanism
 
-__all__ = ["PEAK", "integer_options"]
+__all__ = ["MAX_SHARED_GAUSSIAN", "PEAK", "integer_options", "message_room"]
 
 PEAK = 8.0
 """Room for cells that are so many times larger than the root mean square. Those of a dense vector
 need 5; what exceeds the room wraps around and is lost."""
 
 _OVERFLOW = 1e-4  # probability that noise makes any cell of a round wrap
-_BITS = range(3, 29)
+_FEWEST_BITS, _MOST_BITS = 3, 28
+_BITS_OVER_SUM = 14  # the most, if a sum of as many ones already takes many
 _ROWS = (1,)  # to the mean over the rows, tables of as many cells are all alike
-_MAX_SHARED_GAUSSIAN = 10**5  # workers; beyond, its bound takes long to compute
+MAX_SHARED_GAUSSIAN = 10**5  # workers; beyond, its bound takes long to compute
 
 _Kind = type[SkellamMechanism] | type[DiscreteGaussianMechanism]
 
 
 def integer_options(request: PlanRequest, levels: NoiseLevels) -> Iterator[Option]:
-    """Skellam and discrete Gaussian noise for secure sums, discrete Gaussian noise for messages."""
+    """Skellam and discrete Gaussian noise for secure sums; discrete Gaussian noise elsewhere."""
     if request.unit is Unit.COORDINATE or levels.concentrated is None:
         return
-    for trust in trusts_within(request, Trust.LOCAL, Trust.DISTRIBUTED):
+    for trust in trusts_within(request, Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL):
         kinds: list[_Kind] = [DiscreteGaussianMechanism]
         if trust is Trust.DISTRIBUTED:
             kinds.insert(0, SkellamMechanism)
-            kinds = kinds if request.workers <= _MAX_SHARED_GAUSSIAN else kinds[:1]
+            kinds = kinds if request.workers <= MAX_SHARED_GAUSSIAN else kinds[:1]
         for kind in kinds:
             search = _Search(request, levels, kind, trust)
             for raw in (True, False):
                 option = search.best(raw=raw)
                 if option is not None:
                     yield option
+
+
+def message_room(request: PlanRequest, cols: int) -> float:
+    """How large a cell of one worker's message may be before noise: `PEAK` times the usual."""
+    count = request.examples
+    size = math.sqrt((1 + request.spread / count) / (1 + request.spread))
+    return PEAK * request.vector_norm / math.sqrt(cols) * count * size
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,17 @@ class _Search:
         """Of the noise, near enough to compare shapes."""
         return self.levels.concentrated or math.inf
 
+    @property
+    def _bits(self) -> range:
+        """What to try: more where the sum is over very many."""
+        many = 0
+        if self.trust is Trust.DISTRIBUTED:
+            many = self.request.workers.bit_length()
+        return range(_FEWEST_BITS, min(max(_MOST_BITS, many + _BITS_OVER_SUM), MAX_BITS) + 1)
+
     def best(self, *, raw: bool) -> Option | None:
         """Choose the bits for the whole budget first, then the size of the table and the clip."""
-        whole = (draft for bits in _BITS for draft in self._drafts(bits, raw=raw, whole=True))
+        whole = (draft for bits in self._bits for draft in self._drafts(bits, raw=raw, whole=True))
         widest = least_error(whole)
         if widest is None:
             return None
@@ -85,7 +102,7 @@ class _Search:
             for clip in found[:1] if whole else found:
                 mechanism = self._mechanism(layout, clip, bits, self.multiplier)
                 if mechanism is not None:
-                    yield self._draft(layout, clip, mechanism)
+                    yield self._draft(layout, clip, bits, mechanism)
 
     def _settled(self, draft: Draft) -> Option | None:
         """The draft with exactly the noise that its own event needs."""
@@ -97,7 +114,7 @@ class _Search:
             mechanism = self._calibrated(layout, clip, bits, mechanism.noise_multiplier)
         if mechanism is None:
             return None
-        final = self._draft(layout, clip, mechanism)
+        final = self._draft(layout, clip, bits, mechanism)
         names = [Method.SKETCH_DISCRETE_GAUSSIAN, Method.RAW_DISCRETE_GAUSSIAN]
         if self.kind is SkellamMechanism:
             names = [Method.SKETCH_SKELLAM, Method.RAW_SKELLAM]
@@ -136,6 +153,8 @@ class _Search:
             cohort = request.workers
             largest *= request.units * math.sqrt(request.mean_energy)
         try:
+            if self.trust is Trust.CENTRAL:
+                return self._for_server(layout, bound, bits, multiplier)
             mechanism = self.kind(
                 Quantizer(bound, bound.limit / 8, layout.cells), multiplier,
                 relation=request.relation, trust=self.trust, cohort=cohort, bits=bits,
@@ -144,7 +163,26 @@ class _Search:
         except ArgumentError:
             return None
 
-    def _draft(self, layout: Layout, clip: Clip, mechanism: IntegerMechanism) -> Draft:
+    def _for_server(
+        self, layout: Layout, bound: NormBound, bits: int, multiplier: float
+    ) -> IntegerMechanism | None:
+        """The bits are those of a message without noise; the server's sum has as many as it needs.
+
+        A message is the sum of a worker's examples, each of which rounding may move by a step.
+        What does not fit is cut off, which brings neighbours closer if anything; to wrap it, as a
+        secure sum does after the noise, could take them apart.
+        """
+        request = self.request
+        room = (1 << (bits - 1)) - 1 - request.examples
+        if room < 1:
+            return None
+        step = message_room(request, layout.cols) / room
+        return self.kind(
+            Quantizer(bound, step, layout.cells), multiplier,
+            relation=request.relation, trust=self.trust, cohort=request.workers, bits=MAX_BITS,
+        )  # fmt: skip
+
+    def _draft(self, layout: Layout, clip: Clip, bits: int, mechanism: IntegerMechanism) -> Draft:
         request, rows, step = self.request, layout.table_rows, mechanism.quantizer.granularity
         cell = request.vector_norm / math.sqrt(layout.cols)
         rounding = step**2 * rounding_variance(cell / step) / request.units
@@ -156,4 +194,4 @@ class _Search:
             noise_error(request, rounding, rows=rows),
             recovery.kept,
         )
-        return Draft(layout, mechanism.bits, bound, error)
+        return Draft(layout, bits, bound, error)

@@ -20,6 +20,7 @@ from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 __all__ = ["explain", "report", "to_data"]
 
 _COLUMNS = ("table", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
+_NAME = 13  # columns for the longest word of a method or, moved in, of a trust
 
 
 def report(plan: Plan) -> tuple[Table | Text, ...]:
@@ -29,19 +30,20 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         title="Ways to estimate the mean, best first", title_justify="left",
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
     )  # fmt: skip
-    table.add_column("method")
+    table.add_column("method", min_width=_NAME)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for index, option in enumerate((plan.best, *plan.alternatives)):
         style = "bold" if index == 0 else None
         # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
-        name = f"{option.method}\n  {option.trust} trust"
+        name = f"{option.method}\n  {option.trust}"
         table.add_row(name, *_cells(option), style=style)
     scope = plan.best.total.scope
     reading = (
         "noise: standard deviation in a cell (of each message for local trust, else of the sum). "
         "ratio: the vector in float32 over the message. error: of one round, over the squared norm "
-        f"of the mean. epsilon: {plan.best.total.basis}, for the {scope.unit} unit "
+        "of the mean; those within 1% of each other count as equal, and then less trust, then "
+        f"fewer bytes, decide. epsilon: {plan.best.total.basis}, for the {scope.unit} unit "
         f"({scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
         f"{_rounds(request)}."
     )
@@ -65,7 +67,7 @@ def explain(option: Option, request: PlanRequest) -> str:
         after = f" The server, which all trust, {_noise(option)} to the sum."
     return (
         f"{option.method}. In each round a worker {', '.join(first)} and {last}, "
-        f"{option.compression:.3g} times less than the vector.{after} The predicted error is "
+        f"{_size(option)} the vector.{after} The predicted error is "
         f"{option.error.total:.3g}. All together: {option.total}."
     )
 
@@ -151,19 +153,40 @@ def _epsilon(total: Epsilon) -> dict[str, Any]:
 
 
 def _cells(option: Option) -> tuple[str, ...]:
-    error = (
-        f"{option.error.total:.3g}" if option.error.total < 1000 else f"{option.error.total:.0f}"
-    )
+    sketch = option.sketch
+    shape = f"{sketch.rows} x {_count(sketch.cols)}" if sketch else _count(option.cells)
     return (
-        option.shape,
+        shape,
         str(option.bits),
-        f"{option.clip:.3g}",
-        "-" if option.noise_std is None else f"{option.noise_std:.3g}",
-        str(option.message_bytes),
-        f"{option.compression:.3g}x",
-        error,
-        f"{float(option.total):.3g}",
+        _short(option.clip),
+        "-" if option.noise_std is None else _short(option.noise_std),
+        _count(option.message_bytes),
+        f"{_short(option.compression)}x",
+        _short(option.error.total),
+        _short(float(option.total)),
     )
+
+
+def _short(value: float) -> str:
+    """Three digits, for a table: 1.23e5 and not 1.23e+05."""
+    if 1000 <= value < 10**6:
+        return f"{value:.0f}"
+    digits, _, power = f"{value:.3g}".partition("e")
+    return f"{digits}e{int(power)}" if power else digits
+
+
+def _count(value: int) -> str:
+    """All digits, unless they are very many."""
+    return str(value) if value < 10**7 else _short(value)
+
+
+def _size(option: Option) -> str:
+    """Of a message beside the vector."""
+    if 0.95 < option.compression < 1.05:
+        return "about as many as"
+    if option.compression < 1:
+        return f"{1 / option.compression:.3g} times larger than"
+    return f"{option.compression:.3g} times less than"
 
 
 def _norm(option: Option) -> str:

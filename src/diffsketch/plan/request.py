@@ -13,6 +13,7 @@ __all__ = ["HEADER_BYTES", "PlanRequest"]
 HEADER_BYTES = 48  # of a message, besides its cells
 _MAX_DIM = 1 << 40
 _MAX_COUNT = 10**9
+_LEAST_NORM, _MOST_NORM = 1e-30, 1e30  # so that squares, and products of them, are numbers
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ class PlanRequest:
         scope = Scope(self.unit, self.relation, self.trust)
         for name in ("unit", "relation", "trust"):
             object.__setattr__(self, name, getattr(scope, name))
-        for name in ("target_epsilon", "vector_norm"):
-            value = getattr(self, name)
-            check(0 < value < math.inf, name, "be > 0 and finite", value)
+        target, norm = self.target_epsilon, self.vector_norm
+        check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
+        check(_LEAST_NORM <= norm <= _MOST_NORM, "vector_norm", "be in 1e-30..1e30", norm)
         check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
         check(0 <= self.spread < math.inf, "spread", "be >= 0 and finite", self.spread)
         if self.examples != 1 and self.unit is not Unit.EXAMPLE:
