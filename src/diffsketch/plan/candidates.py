@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from diffsketch.plan.clips import clips
 from diffsketch.plan.error_model import RelativeError, noise_error
 from diffsketch.plan.levels import NoiseLevels
-from diffsketch.plan.options import Draft, Mechanism, Method, Option, layouts, least_error
+from diffsketch.plan.options import ROWS, Draft, Mechanism, Method, Option, layouts, least_error
 from diffsketch.plan.request import PlanRequest
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.privacy.mechanisms.bounds import Bound
@@ -27,7 +27,6 @@ __all__ = [
 
 FLOAT_BITS = 32
 _TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
-_ALL_ROWS = (1, 3, 5, 7, 9, 11, 15)
 # Laplace noise in t cells takes up to t times the scale for one coordinate, which the mean over
 # t rows does not make good.
 _LAPLACE_ROWS = (1,)
@@ -117,7 +116,7 @@ def _drafts(
     std: Callable[[Bound], float],
     *,
     order: Literal[1, 2] = 2,
-    rows: tuple[int, ...] = _ALL_ROWS,
+    rows: Sequence[int] = ROWS,
 ) -> list[Draft]:
     """Every shape and clip, with the error that noise of this standard deviation makes."""
     found = []

@@ -20,6 +20,7 @@ from diffsketch.sketch.hashing import MAX_COLS
 
 __all__ = [
     "MIN_KEPT",
+    "ROWS",
     "TIE",
     "Draft",
     "Layout",
@@ -35,7 +36,9 @@ MIN_KEPT = 0.9
 """What clipping must leave of the mean. Where noise is larger than the mean itself, clipping away
 all of it would look best: the error of sending nothing is 1."""
 
-_ROWS = (1, 3, 5, 7, 9, 11, 15)
+ROWS = (1, 3, 5, 7, 9, 11, 15)
+"""Of the tables that are tried."""
+
 _STEP = math.sqrt(2)  # between sizes of tables
 TIE = 1.01  # errors closer than this count as equal, and then bytes decide
 _FEWEST_CELLS = 16  # of a table smaller than the budget
@@ -92,7 +95,7 @@ class Layout:
         return None if self.rows is None else CountSketch(self.dim, self.rows, self.cols)
 
 
-def layouts(request: PlanRequest, bits: int, *, rows: Sequence[int] = _ROWS) -> Iterator[Layout]:
+def layouts(request: PlanRequest, bits: int, *, rows: Sequence[int] = ROWS) -> Iterator[Layout]:
     """The vector, if it fits, and tables from the whole budget down to a small part of it.
 
     The largest table of each number of rows comes first.

@@ -63,11 +63,8 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     encode_some = _encode_long if kind == "long" else _encode_scattered
     group = batch.shape[0]
     if copies:
-        width = layout.cols + (
-            min(layout.geometry.block, cpu_blocked.CHUNK) if kind == "long" else 0
-        )
         room = max(_SPARE, source.nbytes // 125)
-        partial_bytes = parts * copies * layout.rows * width * source.itemsize
+        partial_bytes = parts * copies * layout.rows * _width(layout, kind) * source.itemsize
         group = max(1, torch.get_num_threads() // parts, room // partial_bytes)
     for first in range(0, batch.shape[0], group):
         some = slice(first, first + group)
@@ -81,8 +78,8 @@ def _encode_long(
     items, threads, geometry = source.shape[0], _threads(source.size), layout.geometry
     tables = out[:, None]
     if copies:
-        width = layout.cols + min(geometry.block, cpu_blocked.CHUNK)
-        tables = np.zeros((items, parts * copies, layout.rows, width), dtype=source.dtype)
+        shape = (items, parts * copies, layout.rows, _width(layout, "long"))
+        tables = np.zeros(shape, dtype=source.dtype)
     shares, bands = -(-threads // (items * parts)), 1
     if copies > 1:
         shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
@@ -221,6 +218,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _width(layout: Layout, kind: Kind) -> int:
+    """Of a row of a partial table: with room past its end for a chunk, if chunks are added whole."""
+    if kind == "scattered":
+        return layout.cols
+    return layout.cols + min(layout.geometry.block, cpu_blocked.CHUNK)
+
+
 def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
     """Which loops do it, in how many parts, and how many partial tables each part has, if any.
 
@@ -234,16 +238,16 @@ def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
 
 
 def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
-    block, width = layout.geometry.block, layout.cols
+    block = layout.geometry.block
     if layout.family == "pairwise" or block < 16:  # less than a 64-byte vector
         kind: Kind = "scattered"
         copies = cpu_scattered.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
     else:
         short = length < _SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
         kind = "short" if short else "long"
-        width += min(block, cpu_blocked.CHUNK)
         copies = _COPIES if layout.cols <= _SHORT_ROW else 1
-    room = max(_SPARE, length * itemsize // 125) // (layout.rows * width * itemsize)
+    room = max(_SPARE, length * itemsize // 125)
+    room //= layout.rows * _width(layout, kind) * itemsize
     if kind == "short":
         return kind, 1, copies if room >= copies else 1
     parts = 1 if length < _SERIAL else min(_MAX_PARTS, room // copies)

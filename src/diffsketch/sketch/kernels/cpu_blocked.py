@@ -10,6 +10,22 @@ from typing import Any
 import numpy as np
 from numba import njit, prange, uint32
 
+from diffsketch.sketch.kernels.cpu_adding import (
+    add_blocks,
+    add_lanes,
+    add_lanes_prefetch,
+    flip_blocks,
+)
+from diffsketch.sketch.kernels.cpu_combining import (
+    mean_blocks,
+    mean_blocks_stream,
+    mean_lanes,
+    mean_lanes_stream,
+    median_blocks,
+    median_blocks_stream,
+    median_lanes,
+    median_lanes_stream,
+)
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -20,20 +36,6 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     hash_starts,
     pad_rows,
     share,
-)
-from diffsketch.sketch.kernels.cpu_lanes import (
-    add_blocks,
-    add_lanes,
-    add_lanes_prefetch,
-    flip_blocks,
-    mean_blocks,
-    mean_blocks_stream,
-    mean_lanes,
-    mean_lanes_stream,
-    median_blocks,
-    median_blocks_stream,
-    median_lanes,
-    median_lanes_stream,
 )
 
 CHUNK = 1024

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit, uint32, uint64
 
-from diffsketch.sketch.kernels.cpu_lanes import scale_lanes
+from diffsketch.sketch.kernels.cpu_adding import scale_lanes
 
 TOP = uint32(0x80000000)
 REST = uint32(0x7FFFFFFF)

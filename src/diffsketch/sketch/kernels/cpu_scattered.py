@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange, uint32, uint64
 
+from diffsketch.sketch.kernels.cpu_combining import mean_lanes, median_lanes
 from diffsketch.sketch.kernels.cpu_hashes import (
     address,
     finite,
@@ -19,7 +20,6 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     mix64,
     share,
 )
-from diffsketch.sketch.kernels.cpu_lanes import mean_lanes, median_lanes
 
 COPIES = 4
 _PIECE = 1024  # coordinates hashed at once

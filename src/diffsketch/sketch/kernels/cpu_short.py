@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from diffsketch.sketch.kernels.cpu_adding import add_signed_blocks
+from diffsketch.sketch.kernels.cpu_combining import mean_blocks, median_blocks
 from diffsketch.sketch.kernels.cpu_hashes import (
     address,
     finite,
@@ -18,11 +20,6 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     hash_signs,
     hash_starts,
     pad_rows,
-)
-from diffsketch.sketch.kernels.cpu_lanes import (
-    add_signed_blocks,
-    mean_blocks,
-    median_blocks,
 )
 
 

@@ -1,0 +1,230 @@
+"""Loops over whole lanes that add a vector to a table, and the columns that it goes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from diffsketch.sketch.kernels.cpu_lanes import (
+    BYTES,
+    I32,
+    I64,
+    Lanes,
+    loop_over,
+    one_or_more,
+    place_of,
+    word_at,
+    word_of,
+)
+
+
+def _add_intrinsic(*, prefetch: bool) -> Any:
+    """`to[i] += source[i]` for `count` values, `-=` where the top bit of `phase + step * i` is set.
+
+    With `prefetch`, ask meanwhile for what lies `ahead` bytes after the source.
+    """
+
+    @intrinsic
+    def add_lanes(
+        typingctx: Any, to: Any, source: Any, count: Any, step: Any, phase: Any, ahead: Any,
+        like: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, source, count, step, phase, ahead
+        long, word = types.int64, types.uint32
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            target, origin, count, by, start, further, _ = args
+            lanes = Lanes(builder, sig.args[6])
+            zero, each = ir.Constant(I64, 0), ir.Constant(I64, lanes.count)
+
+            def add_first(many: Any, target: Any, origin: Any, start: Any) -> None:
+                with builder.if_then(builder.icmp_signed(">", many, zero)):
+                    mask = lanes.below(many)
+                    value = lanes.flip(lanes.load_first(origin, mask), lanes.weyl(zero, by, start))
+                    total = builder.fadd(lanes.load_first(target, mask), value)
+                    lanes.store_first(total, target, mask)
+
+            # Up to the next line of the cache, then line by line: writes across two are slow.
+            before = builder.and_(builder.neg(target), ir.Constant(I64, BYTES - 1))
+            head = builder.sdiv(before, ir.Constant(I64, lanes.size))
+            head = builder.select(builder.icmp_signed("<", head, count), head, count)
+            add_first(head, target, origin, start)
+            skip = builder.mul(head, ir.Constant(I64, lanes.size))
+            target, origin = builder.add(target, skip), builder.add(origin, skip)
+            start = builder.add(start, builder.mul(by, builder.trunc(head, I32)))
+            count = builder.sub(count, head)
+            whole = builder.sdiv(count, each)
+            with cgutils.for_range(builder, whole) as loop:
+                place, at = lanes.address(target, loop.index), lanes.address(origin, loop.index)
+                if prefetch:
+                    _prefetch(builder, builder.add(at, further))
+                value = lanes.flip(lanes.load(at), lanes.weyl(loop.index, by, start))
+                lanes.store(builder.fadd(lanes.load(place), value), place)
+            start = builder.add(
+                start, builder.mul(by, builder.trunc(builder.mul(whole, each), I32))
+            )
+            target, origin = lanes.address(target, whole), lanes.address(origin, whole)
+            add_first(builder.srem(count, each), target, origin, start)
+            return context.get_dummy_value()
+
+        return types.void(long, long, long, word, word, long, like), codegen
+
+    return add_lanes
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    pointer = ir.PointerType(ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, second_level, data = (ir.Constant(I32, k) for k in (0, 2, 1))
+    builder.call(call, [builder.inttoptr(address, pointer), read, second_level, data])
+
+
+add_lanes = _add_intrinsic(prefetch=False)
+add_lanes_prefetch = _add_intrinsic(prefetch=True)
+
+
+@intrinsic
+def scale_lanes(typingctx: Any, to: Any, count: Any, start: Any, step: Any, cols: Any) -> Any:
+    """`to[i]` is the upper half of `start + step * i`, in 64 bits, brought down to `[0, cols)`."""
+    del typingctx, to, count, start, step, cols
+    long, double_word = types.int64, types.uint64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        del sig
+        target, count, start, step, cols = args
+        lanes, each = Lanes(builder, types.float32), ir.Constant(I64, BYTES // 4)
+        wide = ir.VectorType(I64, lanes.count)
+
+        half, scale = ir.Constant(wide, [32] * lanes.count), lanes.splat(cols)
+        ramp = builder.mul(lanes.splat(step), ir.Constant(wide, list(range(lanes.count))))
+        state = cgutils.alloca_once_value(builder, builder.add(lanes.splat(start), ramp))
+        jump = lanes.splat(builder.mul(step, each))
+
+        def columns() -> Any:
+            upper = builder.lshr(builder.load(state), half)
+            return builder.trunc(builder.lshr(builder.mul(upper, scale), half), lanes.words)
+
+        whole = builder.sdiv(count, each)
+        with cgutils.for_range(builder, whole) as loop:
+            place = builder.inttoptr(lanes.address(target, loop.index), lanes.words.as_pointer())
+            builder.store(columns(), place, align=4)
+            builder.store(builder.add(builder.load(state), jump), state)
+        mask = lanes.below(builder.srem(count, each))
+        value = builder.bitcast(columns(), lanes.real)
+        lanes.store_first(value, lanes.address(target, whole), mask)
+        return context.get_dummy_value()
+
+    return types.void(long, long, double_word, double_word, double_word), codegen
+
+
+@intrinsic
+def flip_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, steps: Any, phases: Any,
+    like: Any,
+) -> Any:  # fmt: skip
+    """Copy consecutive blocks of so many vectors, with the signs of each block's sequence."""
+    del typingctx, to, source, blocks, vectors, steps, phases
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, steps_at, phases_at, _ = args
+        lanes = Lanes(builder, sig.args[6])
+
+        def flip_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                step = word_at(builder, steps_at, outer.index)
+                phase = word_at(builder, phases_at, outer.index)
+                first = builder.mul(outer.index, each)
+                with loop_over(builder, each) as index:
+                    at = builder.add(first, index)
+                    value = lanes.load(lanes.address(origin, at))
+                    value = lanes.flip(value, lanes.weyl(index, step, phase))
+                    lanes.store(value, lanes.address(target, at))
+
+        one_or_more(builder, each, flip_all)
+        return context.get_dummy_value()
+
+    return types.void(long, long, long, long, long, long, like), codegen
+
+
+@intrinsic
+def add_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, stride: Any,
+    words: Any, batch: Any, mask: Any, apart: Any, like: Any,
+) -> Any:  # fmt: skip
+    """Add consecutive blocks of so many vectors to the rows of tables that they take turns on.
+
+    In row `j`, at `j * stride`, of the table at `to + (k & mask) * apart`, block `k` starts at the
+    cell that `words[j * batch + k]` says; it is subtracted where the word's top bit is set.
+    """
+    del typingctx, to, source, blocks, vectors, rows, stride, words, batch, mask, apart
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, rows, stride, words_at, per_row, turns, apart, _ = args
+        lanes = Lanes(builder, sig.args[10])
+
+        def add_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
+                first = lanes.address(origin, builder.mul(outer.index, each))
+                with cgutils.for_range(builder, rows) as row:
+                    word = word_of(builder, words_at, row.index, per_row, outer.index)
+                    place = place_of(lanes, table, row.index, stride, word)
+                    flips = lanes.splat(word)
+                    with loop_over(builder, each) as index:
+                        value = lanes.flip(lanes.load(lanes.address(first, index)), flips)
+                        cell = lanes.address(place, index)
+                        lanes.store(builder.fadd(lanes.load(cell), value), cell)
+
+        one_or_more(builder, each, add_all)
+        return context.get_dummy_value()
+
+    return types.void(*[long] * 10, like), codegen
+
+
+@intrinsic
+def add_signed_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, stride: Any,
+    words: Any, batch: Any, steps: Any, phases: Any, mask: Any, apart: Any, like: Any,
+) -> Any:  # fmt: skip
+    """The same for few rows, their number the length of the tuple `rows`: laid out row by row.
+
+    The sign sequences of the blocks, with these `steps` and `phases`, are applied on the way.
+    """
+    del typingctx, to, source, blocks, vectors, stride, words, batch, steps, phases, mask, apart
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, _, stride, words_at, per_row, *others = args
+        steps_at, phases_at, turns, apart, _ = others
+        lanes = Lanes(builder, sig.args[12])
+
+        def add_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                table = builder.add(target, builder.mul(builder.and_(outer.index, turns), apart))
+                first = lanes.address(origin, builder.mul(outer.index, each))
+                step = word_at(builder, steps_at, outer.index)
+                phase = word_at(builder, phases_at, outer.index)
+                places = []
+                for j in range(sig.args[4].count):
+                    row = ir.Constant(I64, j)
+                    word = word_of(builder, words_at, row, per_row, outer.index)
+                    places.append((place_of(lanes, table, row, stride, word), lanes.splat(word)))
+                with loop_over(builder, each) as index:
+                    value = lanes.load(lanes.address(first, index))
+                    value = lanes.flip(value, lanes.weyl(index, step, phase))
+                    for place, flips in places:
+                        cell = lanes.address(place, index)
+                        total = builder.fadd(lanes.load(cell), lanes.flip(value, flips))
+                        lanes.store(total, cell)
+
+        one_or_more(builder, each, add_all)
+        return context.get_dummy_value()
+
+    return types.void(*[long] * 4, rows, *[long] * 7, like), codegen

@@ -1,0 +1,138 @@
+"""Loops over whole lanes that combine the rows of a table: their median, or their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from diffsketch.sketch.kernels.cpu_lanes import (
+    I64,
+    Lanes,
+    loop_over,
+    one_or_more,
+    place_of,
+    word_at,
+    word_of,
+)
+from diffsketch.sketch.kernels.networks import median_network, middle
+
+Combine = Callable[[Lanes, list[Any]], Any]
+
+
+def _median(lanes: Lanes, values: list[Any]) -> Any:
+    for i, j in median_network(len(values)):
+        values[i], values[j] = lanes.low_and_high(values[i], values[j])
+    low, high = middle(len(values))
+    if low == high:
+        return values[low]
+    half = lanes.constant(0.5)
+    builder = lanes.builder
+    return builder.fadd(builder.fmul(values[low], half), builder.fmul(values[high], half))
+
+
+def _mean(lanes: Lanes, values: list[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = lanes.builder.fadd(total, value)
+    return lanes.builder.fdiv(total, lanes.constant(len(values)))
+
+
+def _combine_intrinsic(combine: Combine, *, stream: bool) -> Any:
+    """An intrinsic that combines rows; their number is the length of the tuple `rows`."""
+
+    @intrinsic
+    def combine_lanes(
+        typingctx: Any, to: Any, sources: Any, flips: Any, rows: Any, vectors: Any,
+        step: Any, phase: Any, like: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, sources, flips, vectors, step, phase
+        word = types.uint32
+        signature = types.void(
+            types.int64, types.int64, types.int64, rows, types.int64, word, word, like
+        )
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            target, origins, turns, _, count, by, start, _ = args
+            lanes = Lanes(builder, sig.args[7])
+            base, words = [], []
+            at = builder.inttoptr(origins, I64.as_pointer())
+            for j in range(sig.args[3].count):
+                row = ir.Constant(I64, j)
+                base.append(builder.load(builder.gep(at, [row])))
+                words.append(lanes.splat(word_at(builder, turns, row)))
+            _combine_loop(lanes, combine, target, base, words, count, by, start, stream=stream)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return combine_lanes
+
+
+def _blocks_intrinsic(combine: Combine, *, stream: bool) -> Any:
+    """The same for consecutive blocks of so many vectors, from a table with rows `stride` apart.
+
+    `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
+    """
+
+    @intrinsic
+    def combine_blocks(
+        typingctx: Any, to: Any, table: Any, stride: Any, rows: Any, blocks: Any, vectors: Any,
+        words: Any, batch: Any, steps: Any, phases: Any, like: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, table, stride, blocks, vectors, words, batch, steps, phases
+        long = types.int64
+        signature = types.void(long, long, long, rows, long, long, long, long, long, long, like)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            target, origin, apart, _, count, each, words_at, per_row, steps_at, phases_at, _ = args
+            lanes = Lanes(builder, sig.args[10])
+
+            def combine_all(each: Any) -> None:
+                with cgutils.for_range(builder, count) as outer:
+                    base, flips = [], []
+                    for j in range(sig.args[3].count):
+                        row = ir.Constant(I64, j)
+                        word = word_of(builder, words_at, row, per_row, outer.index)
+                        flips.append(lanes.splat(word))
+                        base.append(place_of(lanes, origin, row, apart, word))
+                    step = word_at(builder, steps_at, outer.index)
+                    phase = word_at(builder, phases_at, outer.index)
+                    out = lanes.address(target, builder.mul(outer.index, each))
+                    _combine_loop(
+                        lanes, combine, out, base, flips, each, step, phase, stream=stream
+                    )
+
+            one_or_more(builder, each, combine_all)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return combine_blocks
+
+
+def _combine_loop(
+    lanes: Lanes, combine: Combine, out: Any, base: list[Any], flips: list[Any], count: Any,
+    step: Any, phase: Any, *, stream: bool,
+) -> None:  # fmt: skip
+    with loop_over(lanes.builder, count) as index:
+        values = [
+            lanes.flip(lanes.load(lanes.address(at, index)), words)
+            for at, words in zip(base, flips, strict=True)
+        ]
+        value = lanes.flip(combine(lanes, values), lanes.weyl(index, step, phase))
+        lanes.store(value, lanes.address(out, index), stream=stream)
+
+
+median_lanes = _combine_intrinsic(_median, stream=False)
+median_lanes_stream = _combine_intrinsic(_median, stream=True)
+mean_lanes = _combine_intrinsic(_mean, stream=False)
+mean_lanes_stream = _combine_intrinsic(_mean, stream=True)
+median_blocks = _blocks_intrinsic(_median, stream=False)
+median_blocks_stream = _blocks_intrinsic(_median, stream=True)
+mean_blocks = _blocks_intrinsic(_mean, stream=False)
+mean_blocks_stream = _blocks_intrinsic(_mean, stream=True)
