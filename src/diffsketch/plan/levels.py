@@ -32,9 +32,9 @@ def least_multiplier(request: PlanRequest, event: Callable[[float], Event]) -> f
 
     Rounded up to four digits; epsilon comes within 0.2% or so of the target.
 
-    `privacy.accounting.calibration` finds the same by bisection, but exact composition can take a second.
-    Rényi divergences are quick and nearly right, so the search here goes along their curve, and
-    the exact one is asked only how far off they are.
+    `privacy.accounting.calibration` finds the same by bisection, but exact composition can take a
+    second. Rényi divergences are quick and nearly right, so the search here goes along their
+    curve, and the exact one is asked only how far off they are.
     """
     target = request.target_epsilon
 

@@ -219,7 +219,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _width(layout: Layout, kind: Kind) -> int:
-    """Of a row of a partial table: with room past its end for a chunk, if chunks are added whole."""
+    """Of a row of a partial table: with room past its end for a chunk, if there are chunks."""
     if kind == "scattered":
         return layout.cols
     return layout.cols + min(layout.geometry.block, cpu_blocked.CHUNK)
