@@ -152,7 +152,7 @@ class Quantizer:
             again = self._size(result) > self.largest
             if not bool(again.any()):
                 return result
-            result[again] = stochastic_round(exact[again], noise)
+            result[again] = stochastic_round(exact[again], noise.part(again))
         # Never an error here: whether there is one would depend on private data.
         again = self._size(result) > self.largest
         return torch.where(again[:, None], exact.trunc().to(torch.int64), result)

@@ -16,6 +16,10 @@ class Noise(ABC):
 
     secure: ClassVar[bool]
 
+    def part(self, rows: Tensor) -> Noise:  # noqa: ARG002
+        """What to draw from for only these rows (indices or a mask) of a batch."""
+        return self
+
     @abstractmethod
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
         """Gaussian noise of this standard deviation."""

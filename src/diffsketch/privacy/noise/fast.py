@@ -84,6 +84,13 @@ class FastNoise(Noise):
         check(seed >= 0, "seed", "be >= 0", seed)
         self._rng = np.random.Generator(np.random.SFC64(seed))
 
+    @classmethod
+    def around(cls, rng: np.random.Generator) -> FastNoise:
+        """The same samplers on a generator of the caller's."""
+        noise = cls(0)
+        noise._rng = rng
+        return noise
+
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
         """Gaussian noise of this standard deviation, float32 or float64."""
         kind = _float_type("std", std, dtype)

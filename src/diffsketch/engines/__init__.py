@@ -1,0 +1,4 @@
+"""Engines: ways of summing the messages of a round.
+
+Imports `learning` and everything below it.
+"""

@@ -1,0 +1,64 @@
+"""What a message looks like: its kind of cells, their number and the bytes they take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from diffsketch.errors import check
+
+__all__ = ["HEADER_BYTES", "Cells", "MessageFormat"]
+
+HEADER_BYTES = 48
+"""Of every message; `diffsketch.wire.header` lays them out."""
+
+Cells: TypeAlias = Literal["float32", "unsigned"]
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """The messages of one method: all of the same shape and kind of cells.
+
+    Args:
+        method: The method's name, one of `diffsketch.wire.header`'s codes.
+        dim: Length of the vectors that are encoded.
+        shape: Of a message: `(rows, cols)` for a table, `(length,)` for a vector.
+        cells: `float32`, or `unsigned` whole numbers below `2**bits`.
+        bits: That a cell takes on the wire: 32 for `float32`, 1 to 62 for `unsigned`.
+
+    >>> MessageFormat("sketch", dim=7850, shape=(7, 22), cells="float32", bits=32).wire_bytes
+    664
+    >>> MessageFormat("cpsgd", dim=7850, shape=(7850,), cells="unsigned", bits=4).wire_bytes
+    3973
+    """
+
+    method: str
+    dim: int
+    shape: tuple[int, ...]
+    cells: Cells
+    bits: int
+
+    def __post_init__(self) -> None:
+        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        good = 1 <= len(self.shape) <= 2 and all(size >= 1 for size in self.shape)
+        check(good, "shape", "be (length,) or (rows, cols)", self.shape)
+        check(self.cells in ("float32", "unsigned"), "cells", "be float32 or unsigned", self.cells)
+        if self.cells == "float32":
+            check(self.bits == 32, "bits", "be 32 for float32 cells", self.bits)
+        check(1 <= self.bits <= 62, "bits", "be in 1..62", self.bits)
+
+    @property
+    def cell_count(self) -> int:
+        """Cells of a message."""
+        return math.prod(self.shape)
+
+    @property
+    def payload_bytes(self) -> int:
+        """The cells, packed to their bits; the last byte is filled up with zeros."""
+        return -(-self.cell_count * self.bits // 8)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Of a message, header included."""
+        return HEADER_BYTES + self.payload_bytes
