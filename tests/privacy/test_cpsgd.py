@@ -11,9 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.linalg import hadamard
 from scipy.stats import binom
 from torch import Tensor
 
@@ -21,12 +18,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.events import ApproximateDpEvent, gaussian
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.mechanisms.cpsgd import (
-    PAPER_SETTINGS,
-    BinomialMechanism,
-    rotate,
-    rotate_back,
-)
+from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 
@@ -347,30 +339,6 @@ def test_clipping_comes_first() -> None:
 # The rotation.
 
 
-@settings(deadline=None)
-@given(dim=st.integers(1, 70), seed=st.integers(0, 2**31))
-def test_rotation(dim: int, seed: int) -> None:
-    vectors = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 3, dim)))
-    before = vectors.clone()
-    rotated = rotate(vectors, seed)
-    size = rotated.shape[-1]
-    assert size & (size - 1) == 0
-    assert dim <= size < 2 * dim
-    torch.testing.assert_close(rotated.norm(dim=-1), vectors.norm(dim=-1))
-    torch.testing.assert_close(rotate_back(rotated, seed, dim=dim), vectors)
-    assert torch.equal(vectors, before)
-
-
-def test_rotation_is_a_signed_hadamard_matrix() -> None:
-    matrix = rotate(torch.eye(8, dtype=torch.float64), 3).T.numpy()
-    signs = np.sign(matrix[0])
-    np.testing.assert_allclose(matrix, hadamard(8) * signs / math.sqrt(8))
-    assert set(signs) == {-1.0, 1.0}
-    assert not torch.equal(rotate(torch.eye(8), 3), rotate(torch.eye(8), 4))
-    # One coordinate's mass is spread evenly.
-    assert np.allclose(np.abs(matrix), 1 / math.sqrt(8))
-
-
 def test_bad_arguments() -> None:
     good = unit_shift(10)
     for name, values in {
@@ -387,8 +355,6 @@ def test_bad_arguments() -> None:
         good.decode(torch.zeros(2, dtype=torch.int64), 1)
     with pytest.raises(ArgumentError, match="count must"):
         good.decode(torch.zeros(1, dtype=torch.int64), 2)
-    with pytest.raises(MismatchError, match="expected 4 entries"):
-        rotate_back(torch.zeros(8), 0, dim=3)
 
 
 @pytest.mark.parametrize("probability", [0.6, 0.9, 0.99])

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +24,10 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 from diffsketch.privacy.mechanisms.quantize import stochastic_round
+from diffsketch.privacy.mechanisms.rotation import power_of_two, rotate, rotate_back
 from diffsketch.privacy.noise import Noise
 
-__all__ = ["PAPER_SETTINGS", "BinomialMechanism", "PaperSetting", "Shift", "rotate", "rotate_back"]
+__all__ = ["PAPER_SETTINGS", "BinomialMechanism", "PaperSetting", "Shift"]
 
 
 class PaperSetting(NamedTuple):
@@ -156,7 +156,7 @@ class BinomialMechanism:
     @property
     def length(self) -> int:
         """Numbers in a message: `dim`, or the next power of two with a rotation."""
-        return self.dim if self.rotation_seed is None else _power_of_two(self.dim)
+        return self.dim if self.rotation_seed is None else power_of_two(self.dim)
 
     @property
     def bits(self) -> int:
@@ -258,46 +258,6 @@ class BinomialMechanism:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
         check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
-
-
-def rotate(vectors: Tensor, seed: int) -> Tensor:
-    """`vectors` (`(..., dim)`) under a random rotation that spreads their mass over all entries.
-
-    Padded with zeros to a power of two, multiplied by signs from the seed, then by the orthonormal
-    Hadamard matrix: norms are kept, and `rotate_back` undoes it. The rotation is public.
-    """
-    size = _power_of_two(vectors.shape[-1])
-    padded = torch.nn.functional.pad(vectors, (0, size - vectors.shape[-1]))
-    return _hadamard(padded * _signs(size, seed).to(padded))
-
-
-def rotate_back(rotated: Tensor, seed: int, *, dim: int) -> Tensor:
-    """The first `dim` entries of what `rotate` made `rotated` of."""
-    size = rotated.shape[-1]
-    if size != _power_of_two(dim):
-        raise MismatchError(f"expected {_power_of_two(dim)} entries for dim={dim}, got {size}")
-    return (_hadamard(rotated) * _signs(size, seed).to(rotated))[..., :dim]
-
-
-def _hadamard(values: Tensor) -> Tensor:
-    """The orthonormal Hadamard transform of the last dimension, by butterflies."""
-    shape, half = values.shape, 1
-    while half < shape[-1]:
-        pairs = values.reshape(*shape[:-1], -1, 2, half)
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
-        values = torch.stack((first + second, first - second), dim=-2).reshape(shape)
-        half *= 2
-    return values / math.sqrt(shape[-1])
-
-
-def _signs(size: int, seed: int) -> Tensor:
-    bits = np.random.Generator(np.random.PCG64(seed)).integers(0, 2, size)
-    return torch.from_numpy(1 - 2 * bits)
-
-
-def _power_of_two(dim: int) -> int:
-    check(dim >= 1, "dim", "be >= 1", dim)
-    return 1 << (dim - 1).bit_length()
 
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:
