@@ -55,9 +55,9 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
     if kind == "short":
         block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
-        per_row = (None,) * layout.rows
+        spread, per_row = _spread(seed, layout, hashes, table), (None,) * layout.rows
         run = _runner(cpu_short.encode, cpu_short.encode_parallel, _threads(source.size))
-        run(batch, offset % block, table, copies, block, hashes, per_row)
+        run(batch, offset % block, table, copies, block, hashes, spread, per_row)
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
     encode_some = _encode_long if kind == "long" else _encode_scattered
@@ -174,6 +174,26 @@ def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = hashes
     return hashes
+
+
+def _spread(
+    seed: HashSeed, layout: Layout, hashes: Words, table: Array
+) -> tuple[Words, Array, Words]:
+    """Where each block goes in a wide table, and its sign, kept with the seed like the hashes.
+
+    Empty if there is no room for such a table.
+    """
+    key = layout.dim, layout.rows, layout.cols
+    whole, spread_key = seed.memo.get(key) is hashes, (*key, table.itemsize)
+    spread: tuple[Words, Array, Words] | None = seed.memo.get(spread_key) if whole else None
+    if spread is None:
+        line = layout.geometry.block * table.itemsize
+        count = hashes.shape[1] if layout.rows * layout.cols * line <= cpu_short.SPREAD else 0
+        factors = np.empty((layout.rows, count), table.dtype)
+        spread = cpu_short.spread_blocks(hashes, layout.cols, line, factors)
+        if whole:
+            seed.memo[spread_key] = spread
+    return spread
 
 
 def _block(layout: Layout) -> int:

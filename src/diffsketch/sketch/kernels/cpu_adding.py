@@ -228,3 +228,48 @@ def add_signed_blocks(
         return context.get_dummy_value()
 
     return types.void(*[long] * 4, rows, *[long] * 7, like), codegen
+
+
+@intrinsic
+def add_spread_blocks(
+    typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, offsets: Any,
+    factors: Any, batch: Any, steps: Any, phases: Any, ahead: Any, like: Any,
+) -> Any:  # fmt: skip
+    """Add blocks to places that are ready-made: `offsets` in bytes, `factors` of 1 or -1.
+
+    Both have `batch` entries for each of the rows. What lies `ahead` bytes after the source is
+    asked for meanwhile.
+    """
+    del typingctx, to, source, blocks, vectors, offsets, factors, batch, steps, phases, ahead
+    long = types.int64
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, each, _, offsets_at, factors_at, per_row, *others = args
+        steps_at, phases_at, further, _ = others
+        lanes = Lanes(builder, sig.args[11])
+        multiply_add = lanes.multiply_add()
+
+        def add_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                first = lanes.address(origin, builder.mul(outer.index, each))
+                step = word_at(builder, steps_at, outer.index)
+                phase = word_at(builder, phases_at, outer.index)
+                places = []
+                for j in range(sig.args[4].count):
+                    row = ir.Constant(I64, j)
+                    offset = word_of(builder, offsets_at, row, per_row, outer.index)
+                    place = builder.add(target, builder.zext(offset, I64))
+                    at = builder.add(builder.mul(row, per_row), outer.index)
+                    places.append((place, lanes.splat(lanes.scalar_at(factors_at, at))))
+                with loop_over(builder, each) as index:
+                    at = lanes.address(first, index)
+                    _prefetch(builder, builder.add(at, further))
+                    value = lanes.flip(lanes.load(at), lanes.weyl(index, step, phase))
+                    for place, factor in places:
+                        cell = lanes.address(place, index)
+                        lanes.store(multiply_add(value, factor, lanes.load(cell)), cell)
+
+        one_or_more(builder, each, add_all)
+        return context.get_dummy_value()
+
+    return types.void(*[long] * 4, rows, *[long] * 6, like), codegen

@@ -19,6 +19,15 @@ def address(array: Any) -> Any:
     return np.int64(array.ctypes.data)
 
 
+@njit
+def keep(array: Any) -> Any:
+    """Say that an array is still in use, by its address: call it after the last such use.
+
+    Else Numba, which does not see that, gives its memory back at the next branch.
+    """
+    return array.size
+
+
 @njit(inline="always")
 def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
     """`diffsketch.sketch.hashing.mix64`."""

@@ -106,6 +106,17 @@ class Lanes:
         flags = ("nnan", "nsz")
         return builder.call(low, (a, b), fastmath=flags), builder.call(high, (a, b), fastmath=flags)
 
+    def multiply_add(self) -> Callable[[Any, Any, Any], Any]:
+        """`a * b + c` with one rounding."""
+        kind = ir.FunctionType(self.real, [self.real] * 3)
+        call = self._function("llvm.fma", kind)
+        return lambda a, b, c: self.builder.call(call, (a, b, c))
+
+    def scalar_at(self, array: Any, index: Any) -> Any:
+        """The number at a place in an array of the element type."""
+        pointer = self.builder.inttoptr(array, self.real.element.as_pointer())
+        return self.builder.load(self.builder.gep(pointer, [index]))
+
     def constant(self, value: float) -> Any:
         """A vector with the number in every lane."""
         return ir.Constant(self.real, [value] * self.count)

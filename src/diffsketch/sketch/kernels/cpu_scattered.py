@@ -17,6 +17,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     fold,
     hash_bits,
     hash_columns,
+    keep,
     mix64,
     share,
 )
@@ -155,6 +156,8 @@ def _query_task(
         else:
             median_lanes(to, at, turns, per_row, vectors, zero, zero, one)
         out[first : first + count] = result[:count]
+    keep(cells)
+    keep(flips)
 
 
 @njit(cache=True, nogil=True)

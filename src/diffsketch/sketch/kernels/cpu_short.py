@@ -11,16 +11,25 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from diffsketch.sketch.kernels.cpu_adding import add_signed_blocks
+from diffsketch.sketch.kernels.cpu_adding import (
+    add_blocks,
+    add_signed_blocks,
+    add_spread_blocks,
+)
 from diffsketch.sketch.kernels.cpu_combining import mean_blocks, median_blocks
 from diffsketch.sketch.kernels.cpu_hashes import (
+    REST,
+    TOP,
     address,
     finite,
     fold,
     hash_signs,
     hash_starts,
+    keep,
     pad_rows,
 )
+
+SPREAD = 1 << 14  # bytes of a wide table that are allowed: half of a small first-level cache
 
 
 @njit(cache=True, nogil=True)
@@ -35,15 +44,67 @@ def hash_blocks(
     return hashes
 
 
+@njit(cache=True, nogil=True)
+def spread_blocks(hashes: Any, cols: Any, line: Any, factors: Any) -> Any:
+    """Where blocks of `line` bytes go, if a row has one for each place that they may start at.
+
+    Returns the offsets in bytes, `(rows, count)`, the signs in `factors`, and all of the places.
+    """
+    rows, count = factors.shape
+    offsets = np.empty((rows, count), np.uint32)
+    for j in range(rows):
+        for k in range(count):
+            word = hashes[j, k]
+            offsets[j, k] = (j * cols + (word & REST)) * line
+            factors[j, k] = -1 if word & TOP else 1
+    return offsets, factors, np.arange(cols).astype(np.uint32)
+
+
 @njit
-def _encode(
+def _encode_spread(
+    vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
+    per_row: Any,
+) -> None:  # fmt: skip
+    """For few columns: a row first has a block of its own for each place that blocks start at.
+
+    So they are added to whole lines of the cache, and no load overlaps a store made just before
+    (for which it would have to wait) but one of the same line.
+    """
+    offsets, factors, starts = spread
+    rows, cols, size, count = out.shape[0], out.shape[1], vector.itemsize, hashes.shape[1]
+    line, vectors = block * size, block * size // 64
+    by, of = address(hashes[rows]), address(hashes[rows + 1])
+    wide = np.zeros(rows * cols * block + 64 // size, vector.dtype)
+    to, at, signs = (address(wide) + 63) & ~63, address(offsets), address(factors)
+    whole = 0 if before else vector.size // block
+    add_spread_blocks(
+        to, address(vector), whole, vectors, per_row, at, signs, count, by, of, vector.nbytes,
+        vector[0],
+    )  # fmt: skip
+    if whole < count:  # what fills its blocks only in part is copied first
+        rest, skip = np.zeros((count - whole) * block, vector.dtype), 4 * whole
+        rest[before : before + vector.size - whole * block] = vector[whole * block :]
+        add_spread_blocks(
+            to, address(rest), count - whole, vectors, per_row, at + skip, signs + whole * size,
+            count, by + skip, of + skip, 0, vector[0],
+        )  # fmt: skip
+        keep(rest)
+    tables = np.zeros((copies, rows, cols + block), vector.dtype)
+    apart = rows * (cols + block) * size
+    for j in range(rows):
+        add_blocks(
+            address(tables[0, j]), to + j * cols * line, cols, vectors, 1, 0, address(starts), 0,
+            copies - 1, apart, vector[0],
+        )  # fmt: skip
+    keep(wide)
+    fold(tables, out)
+
+
+@njit
+def _encode_turns(
     vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
 ) -> None:
-    """The vector begins `before` coordinates into its first block.
-
-    Blocks take turns on `copies` tables with longer rows: a load that overlaps a store made just
-    before, as happens all the time in short rows, would have to wait for it.
-    """
+    """Blocks take turns on `copies` tables with longer rows, for the same reason."""
     rows, cols, size, count = out.shape[0], out.shape[1], vector.itemsize, hashes.shape[1]
     width, vectors = cols + block, block * vector.itemsize // 64
     tables = np.zeros((copies, rows, width), vector.dtype)
@@ -54,7 +115,7 @@ def _encode(
         address(tables), source, whole, vectors, per_row, stride, at, count, by, of, copies - 1,
         apart, vector[0],
     )  # fmt: skip
-    if whole < count:  # what fills its blocks only in part is copied first
+    if whole < count:
         rest, skip = np.zeros((count - whole) * block, vector.dtype), 4 * whole
         rest[before : before + vector.size - whole * block] = vector[whole * block :]
         at, by, of = at + skip, by + skip, of + skip
@@ -62,25 +123,40 @@ def _encode(
             address(tables) + (whole & (copies - 1)) * apart, address(rest), count - whole,
             vectors, per_row, stride, at, count, by, of, copies - 1, apart, vector[0],
         )  # fmt: skip
+        keep(rest)
     fold(tables, out)
+
+
+@njit
+def _encode(
+    vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
+    per_row: Any,
+) -> None:  # fmt: skip
+    """The vector begins `before` coordinates into its first block."""
+    if spread[0].size:
+        _encode_spread(vector, before, out, copies, block, hashes, spread, per_row)
+    else:
+        _encode_turns(vector, before, out, copies, block, hashes, per_row)
 
 
 @njit(cache=True, nogil=True)
 def encode(
-    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
-) -> None:
+    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
+    per_row: Any,
+) -> None:  # fmt: skip
     """One thread."""
     for item in range(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes, per_row)
+        _encode(vectors[item], before, out[item], copies, block, hashes, spread, per_row)
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def encode_parallel(
-    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
-) -> None:
+    vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
+    per_row: Any,
+) -> None:  # fmt: skip
     """The same with all threads, a vector at a time for each."""
     for item in prange(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes, per_row)
+        _encode(vectors[item], before, out[item], copies, block, hashes, spread, per_row)
 
 
 @njit
@@ -103,6 +179,7 @@ def _query(
         median_blocks(to, cell, apart, per_row, whole, vectors, at, count, by, of, one)
         at, by, of = at + skip, by + skip, of + skip
         median_blocks(more, cell, apart, per_row, left, vectors, at, count, by, of, one)
+    keep(longer)
     done = whole * block  # blocks that are only in part asked for went to a room of their own
     out[done:] = room[before : before + out.size - done]
 
