@@ -7,8 +7,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install -c constraints.txt --build-constraint constraints.txt
 # Only what has files: an empty directory does not exist in a clone.
 SOURCES := $(dir $(firstword $(wildcard benchmarks/*.py))) $(dir $(firstword $(wildcard examples/*.py)))
-# The scripts among the modules, and the options to give them, as in make bench ARGS=--quick.
+# The scripts among the modules.
 BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ benchmarks/*.py))
+# Options to pass on, as in make run ARGS="--method none" or make bench ARGS=--quick.
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -18,8 +19,8 @@ help:  ## Show this list.
 	@echo "Usage: make TARGET"
 	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-run: $(VENV)/run.stamp  ## Install the package in .venv and run the demonstration.
-	$(BIN)/diffsketch demo
+run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNIST with DiffSketch.
+	$(BIN)/diffsketch run $(ARGS)
 
 test: $(VENV)/dev.stamp  ## Run the tests.
 	$(BIN)/python -m pytest -n 2

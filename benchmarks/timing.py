@@ -33,7 +33,7 @@ __all__ = [
     "measure",
 ]
 
-Operation: TypeAlias = Literal["encode", "query", "limit"]
+Operation: TypeAlias = Literal["encode", "query", "limit", "round", "step"]
 
 _SAMPLE_SECONDS = 2e-3  # shorter calls are repeated within a sample until it takes this long
 _FLUSH_BYTES = 1 << 31  # takes the device longer than the host needs to launch what is timed

@@ -60,7 +60,8 @@ def test_help_names_the_command_and_an_example() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     printed = plain(result.output)
-    for text in ("Count Sketch", "demo", "--version", "--debug", "Example: diffsketch demo"):
+    commands = ("run", "compare", "demo", "plan", "audit")
+    for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
 
 
@@ -68,8 +69,8 @@ def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\n"
         "from diffsketch.cli import app\n"
-        "for option in ('--help', '--version'):\n"
-        "    app([option], standalone_mode=False)\n"
+        "for words in ('--help', '--version', 'run --help', 'compare --help'):\n"
+        "    app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603

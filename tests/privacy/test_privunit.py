@@ -134,6 +134,51 @@ def test_projunit_is_unbiased_with_the_stated_error() -> None:
     assert abs(float((square.mean() - 1.2 * mechanism.squared_norm) / error)) > 7  # the control
 
 
+def test_a_shared_projection_is_unbiased_over_the_seeds_with_the_stated_error() -> None:
+    """Seven standard errors: a false alarm in less than 1 of 10^10."""
+    mechanism = ProjUnit(20, 6, 4.0, clip=1.5, shared=True)
+    vectors = torch.zeros(2, 20, dtype=torch.float64)
+    vectors[:, 4], vectors[0, 7], vectors[1, 7] = 0.6, -0.8, 0.8
+    source, key = KEY.source(worker=7, round_index=0), SketchKey.from_integer(6)
+    means, single = [], []
+    for index in range(3_000):
+        seed = key.seed(index)
+        messages = mechanism.release(vectors, source, seed=seed)
+        means.append(mechanism.decode(messages.sum(0, keepdim=True), seed=seed) / 2)
+        single.append(mechanism.decode(messages[:1], seed=seed))
+    truth = vectors.mean(0)
+    assert error_of_mean(torch.stack(means), truth) < 7
+    assert error_of_mean(torch.stack(means), 1.4 * truth) > 7  # the control
+    square = torch.stack(single).square().sum(1)
+    error = square.std() / math.sqrt(len(square))
+    assert abs(float((square.mean() - mechanism.squared_norm) / error)) < 7
+    assert abs(float((square.mean() - 1.2 * mechanism.squared_norm) / error)) > 7  # the control
+
+
+def test_a_shared_projection_sums() -> None:
+    """The sum of messages decodes like the messages; without sharing it does not."""
+    vectors = torch.eye(20, dtype=torch.float64)[:3]
+    for shared in (True, False):
+        mechanism = ProjUnit(20, 6, 4.0, shared=shared)
+        messages = mechanism.release(vectors, KEY.source(worker=3, round_index=0), seed=SEED)
+        together = mechanism.decode(messages, seed=SEED)
+        summed = mechanism.decode(messages.sum(0, keepdim=True), seed=SEED)
+        assert torch.allclose(together, summed) == shared
+
+
+def test_a_shared_projection_is_kept_with_its_seed() -> None:
+    """Other sizes, types and seeds must not get each other's."""
+    seed, other = (SketchKey.from_integer(3).seed(index) for index in (5, 6))
+    like = torch.zeros(1, dtype=torch.float32)
+    one = ProjUnit(20, 6, 4.0, shared=True)
+    kept = one._shared_matrix(seed, like)
+    assert one._shared_matrix(seed, like) is kept
+    assert torch.equal(kept, one._matrix(seed, 0, like))
+    assert not torch.equal(one._shared_matrix(other, like), kept)
+    assert one._shared_matrix(seed, like.double()).dtype == torch.float64
+    assert ProjUnit(20, 5, 4.0, shared=True)._shared_matrix(seed, like).shape == (5, 20)
+
+
 @pytest.mark.parametrize("size", [1.5e-162, 1e-300, 1e-40, 1.0, 1e150])
 @pytest.mark.parametrize("clip", [1e-160, 1.0])
 def test_directions_have_length_one(size: float, clip: float) -> None:
@@ -184,6 +229,8 @@ def test_bad_input() -> None:
         PrivUnitG(3, 1.0, clip=0.0)
     with pytest.raises(ArgumentError, match=r"size must be in 1\.\.3"):
         ProjUnit(3, 4, 1.0)
+    with pytest.raises(ArgumentError, match="shared must be true or false"):
+        ProjUnit(3, 2, 1.0, shared=1)  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match="3 entries"):
         PrivUnitG(3, 1.0).release(torch.ones(4), noise)
     with pytest.raises(ArgumentError, match="finite"):

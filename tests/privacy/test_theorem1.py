@@ -18,6 +18,7 @@ from diffsketch.privacy.paper.theorem1 import (
     claimed_per_round,
     estimate_alpha,
     estimate_sigma,
+    estimates,
     padding_for,
     theorem1,
 )
@@ -261,3 +262,15 @@ def test_many_workers_at_once() -> None:
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(ArgumentError, match="alpha"):
             claimed_per_round(3000, 5, 4, alpha=torch.tensor([1.0, bad]), sigma=sigma[:2])
+
+
+def test_both_estimates_at_once() -> None:
+    generator = torch.Generator().manual_seed(4)
+    values = torch.randn(3, 4, 777, generator=generator)
+    for vectors in (values, values[0, 0], values.double(), values.half(), values.transpose(0, 1)):
+        alpha, sigma = estimates(vectors)
+        assert alpha.shape == sigma.shape == vectors.shape[:-1]
+        assert torch.equal(alpha, estimate_alpha(vectors))
+        torch.testing.assert_close(sigma, estimate_sigma(vectors), rtol=1e-10, atol=0.0)
+    with pytest.raises(ArgumentError, match="finite"):
+        estimates(torch.tensor([1.0, math.nan]))

@@ -11,6 +11,7 @@ noise and the claim come. What depends on the round is the seed.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,10 +22,13 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["Encoded", "Method"]
+__all__ = ["Encoded", "Method", "check_whole"]
+
+_NAMED = 5  # rows that an error lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +37,7 @@ class Encoded:
 
     Attributes:
         messages: `(workers, *shape)`, or `(*shape)` of a single worker: float32, or whole numbers
-            (int64).
+            (int64). May be the caller's vectors themselves: do not write into them.
         claimed: For methods that validate by Theorem 1: the epsilon that it claims for each
             worker's bare message (float64; claimed, for one coordinate and one round), infinite
             where it claims nothing. It depends on private data, so it stays with the worker.
@@ -43,6 +47,12 @@ class Encoded:
     messages: Tensor
     claimed: Tensor | None = None
     noised: Tensor | None = None
+
+    def single(self) -> Encoded:
+        """Of a batch of one: the message without the dimension of the workers."""
+        claimed = None if self.claimed is None else self.claimed[0]
+        noised = None if self.noised is None else self.noised[0]
+        return Encoded(self.messages[0], claimed, noised)
 
 
 @dataclass(frozen=True)
@@ -59,9 +69,7 @@ class Method(ABC):
     dim: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
-            raise ArgumentError(f"dim must be an int, got dim={self.dim!r}")
-        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        check_whole("dim", self.dim, least=1)
 
     @property
     @abstractmethod
@@ -86,56 +94,134 @@ class Method(ABC):
         """Bytes of the vector as float32, over the bytes of a message with its header."""
         return 4 * self.dim / self.wire_bytes
 
-    @abstractmethod
     def claim_for(self, present: int, seed: HashSeed) -> Claim:
         """What one round guarantees if so many workers contributed.
 
         Known before the round: it depends on the hashes for some methods, on the number of workers
         for methods under a secure sum, and never on the vectors.
         """
+        check_whole("present", present, least=1)
+        check_seed(seed)
+        return self._claim_for(present, seed)
 
-    @abstractmethod
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         """The message of `(dim,)`, or one for each of `(workers, dim)`, float32 or float64.
+
+        Vectors are taken as float32, as most messages are.
 
         Args:
             vectors: Must be finite; whoever drives the rounds decides what becomes of a worker
                 whose vector is not.
             seed: The round's hashes, known to all workers.
-            noise: For a batch with a row for each worker, such as `CohortNoise`.
+            noise: Rows of a batch draw from its rows, one for each worker, as `CohortNoise` has
+                them; a single vector draws from the only row.
 
         Raises:
             ArgumentError: A value is not finite, or of another type.
             MismatchError: The vectors have another length.
         """
+        check_seed(seed)
+        if not isinstance(noise, Noise):
+            raise ArgumentError(f"noise must be a Noise, got {type(noise).__name__}")
+        values = self._checked(vectors)
+        batch = values if values.dim() == 2 else values[None]
+        encoded = self._encode(batch, seed, noise)
+        messages = encoded.messages
+        if messages is not batch and messages.is_floating_point() and not _is_finite(messages):
+            raise ArgumentError(
+                "vectors must be small enough for float32, but sums of their coordinates overflow"
+            )
+        return encoded if values.dim() == 2 else encoded.single()
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """What the server makes known of the sum: the sum itself, unless it adds the noise."""
+        """What the server makes known of the sum: the sum itself, unless it adds the noise.
+
+        Args:
+            total: The sum of the messages.
+            noise: The server's own: of a single row, if it has rows.
+        """
         return total
 
-    @abstractmethod
     def decode(self, total: Tensor, seed: HashSeed, *, count: int) -> Tensor:
-        """An estimate `(dim,)` of the mean from the published sum of `count` messages."""
+        """An estimate `(dim,)`, float32, of the mean from the published sum of `count` messages.
 
-    def _check_vectors(self, vectors: Tensor) -> None:
-        """Type, shape and finite values."""
+        Raises:
+            ArgumentError: The sum is not finite, or of another type.
+            MismatchError: It has another shape, or whole numbers that no published sum has.
+        """
+        check_seed(seed)
+        check_whole("count", count, least=1)
+        self._check_total(total)
+        return self._decode(total, seed, count)
+
+    @abstractmethod
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:
+        """For checked arguments."""
+
+    @abstractmethod
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        """Of finite vectors `(workers, dim)` in float32."""
+
+    @abstractmethod
+    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+        """Of a total of the right shape and type, with finite values."""
+
+    def _checked(self, vectors: Tensor) -> Tensor:
+        """The vectors in float32, if their type, shape and values are right."""
         if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
             kind = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
             raise ArgumentError(f"vectors must be a float32 or float64 tensor, got {kind}")
-        if not 1 <= vectors.dim() <= 2 or vectors.shape[-1] != self.dim:
+        good = 1 <= vectors.dim() <= 2 and vectors.shape[0] > 0 and vectors.shape[-1] == self.dim
+        if not good:
             raise MismatchError(
                 f"vectors must be (dim,) or (workers, dim) with dim={self.dim}, "
                 f"got {tuple(vectors.shape)}"
             )
-        # A sum is finite only if its terms are; large ones may overflow, so look again then.
-        sums = vectors.sum(dim=-1)
-        if not bool(torch.isfinite(sums).all()) and not bool(torch.isfinite(vectors).all()):
-            raise ArgumentError("vectors must be finite, got NaN or infinity among them")
+        values = vectors.detach().to(torch.float32)
+        if not _is_finite(values):
+            raise ArgumentError(
+                "vectors must be finite in float32, got NaN, infinity or too large a number"
+                f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
+            )
+        return values
 
-    def _check_total(self, total: Tensor, count: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ArgumentError(f"count must be an int, got {type(count).__name__}")
-        check(count >= 1, "count", "be >= 1", count)
-        if tuple(total.shape) != self.total_format.shape:
-            shape = self.total_format.shape
-            raise MismatchError(f"total must have the shape {shape}, got {tuple(total.shape)}")
+    def _check_total(self, total: Tensor) -> None:
+        layout = self.total_format
+        if not isinstance(total, Tensor) or tuple(total.shape) != layout.shape:
+            found = tuple(total.shape) if isinstance(total, Tensor) else type(total).__name__
+            raise MismatchError(f"total must have the shape {layout.shape}, got {found}")
+        if layout.cells == "float32":
+            if not total.is_floating_point():
+                raise ArgumentError(f"total must be floating point, got {total.dtype}")
+            if not _is_finite(total):
+                raise ArgumentError("total must be finite, got NaN or infinity among its cells")
+            return
+        if total.dtype != torch.int64:
+            raise ArgumentError(f"total must be int64, got {total.dtype}")
+        low, high = (int(value) for value in total.aminmax())
+        if low < 0 or high >> layout.bits:
+            raise MismatchError(
+                f"total must be in [0, 2**{layout.bits}), as publish makes it, got values from "
+                f"{low} to {high}"
+            )
+
+
+def check_whole(name: str, value: int, *, least: int) -> None:
+    """Raise an `ArgumentError` unless the value is a plain int, not below the least one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
+    check(value >= least, name, f"be >= {least}", value)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """A sum is finite only if its terms are, and quick; it may overflow, so look again then."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def _rows_of(bad: Tensor) -> str:
+    """Where it is, for an error message; the only row of a vector needs no name."""
+    if bad.dim() == 0:
+        return ""
+    rows = bad.nonzero().flatten().tolist()
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f" in rows {', '.join(map(str, rows[:_NAMED]))}{more}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -22,22 +23,17 @@ class Uncompressed(Method):
 
     name: ClassVar[str] = "none"
 
-    @property
+    @cached_property
     def message_format(self) -> MessageFormat:
         """`dim` numbers in float32."""
         return MessageFormat(self.name, self.dim, (self.dim,), "float32", 32)
 
-    def claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        """None: a message is the vector."""
+    def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         return NoClaim(scope, "vectors are sent as they are")
 
-    def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        """The vectors in float32."""
-        self._check_vectors(vectors)
-        return Encoded(vectors.detach().float())
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
+        return Encoded(batch)
 
-    def decode(self, total: Tensor, seed: HashSeed, *, count: int) -> Tensor:  # noqa: ARG002
-        """The mean."""
-        self._check_total(total, count)
-        return total / count
+    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:  # noqa: ARG002
+        return (total / count).float()

@@ -46,7 +46,7 @@ from diffsketch.privacy.mechanisms import (
     SkellamMechanism,
     table_noise_like_padding,
 )
-from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey, SecureNoise
+from diffsketch.privacy.noise import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
 from diffsketch.privacy.paper.theorem1 import (
     estimate_alpha,
     estimate_sigma,
@@ -61,6 +61,7 @@ __all__ = [
     "Budget",
     "BudgetExceeded",
     "Claim",
+    "CohortNoise",
     "CoordinateBound",
     "DiscreteGaussianMechanism",
     "DiscreteLaplaceMechanism",

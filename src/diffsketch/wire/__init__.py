@@ -1,4 +1,30 @@
 """Messages as bytes: a header of 48 bytes, and the cells packed to their bits.
 
+`Message` is what travels, and `Inbox` collects and sums the messages of a round. What arrives is
+taken apart with `struct` and NumPy and never unpickled; what is not exactly as expected is refused
+with a `WireError`. The checksum finds accidents: nothing here says who sent a message, or hides
+what is in it. That is the transport's part.
+
 Imports nothing of ours but `errors`; methods and everything above may import it.
 """
+
+from diffsketch.wire.errors import DuplicateError, WireError
+from diffsketch.wire.formats import HEADER_BYTES, Cells, MessageFormat
+from diffsketch.wire.header import METHOD_CODES, SERVER, VERSION, Header, method_code
+from diffsketch.wire.inbox import Inbox
+from diffsketch.wire.message import Message
+
+__all__ = [
+    "HEADER_BYTES",
+    "METHOD_CODES",
+    "SERVER",
+    "VERSION",
+    "Cells",
+    "DuplicateError",
+    "Header",
+    "Inbox",
+    "Message",
+    "MessageFormat",
+    "WireError",
+    "method_code",
+]

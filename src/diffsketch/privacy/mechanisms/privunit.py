@@ -23,10 +23,10 @@ from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
-__all__ = ["PrivUnitG", "ProjUnit"]
+__all__ = ["MAX_PER_MESSAGE", "PrivUnitG", "ProjUnit"]
 
 _SMALLEST = 1e-150  # of the clipped norm: what is smaller counts as zero
-_MAX_EPSILON = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
+MAX_PER_MESSAGE = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class PrivUnitG:
 
     def __post_init__(self) -> None:
         check(self.dim >= 1, "dim", "be >= 1", self.dim)
-        good = 0 < self.per_message <= _MAX_EPSILON
-        check(good, "per_message", f"be in (0, {_MAX_EPSILON:g}]", self.per_message)
+        good = 0 < self.per_message <= MAX_PER_MESSAGE
+        check(good, "per_message", f"be in (0, {MAX_PER_MESSAGE:g}]", self.per_message)
         check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
 
     @property
@@ -163,11 +163,16 @@ class ProjUnit:
     preferred direction, `S_i' (S_i u / |S_i u|)` is `E|S_i u| u` on average, and dividing by that
     number makes the estimate unbiased (`tests/privacy/test_privunit.py`).
 
+    With `shared`, all workers use the same matrix. Then messages can be summed, and `decode` takes
+    their sum as well as themselves. Estimates are still unbiased over the seeds, but no longer
+    independent: the projection's part of the error does not shrink with the number of workers.
+
     Args:
         dim: Length of the vectors.
         size: Length of a message.
         per_message: The epsilon of one message.
         clip: The norm to which vectors are clipped.
+        shared: One matrix for all workers of a round.
 
     References:
         Asi, Feldman, Nelson, Nguyen, Talwar (2023), Fast Optimal Locally Private Mean Estimation
@@ -178,8 +183,10 @@ class ProjUnit:
     size: int
     per_message: float
     clip: float = 1.0
+    shared: bool = False
 
     def __post_init__(self) -> None:
+        check(isinstance(self.shared, bool), "shared", "be true or false", self.shared)
         check(1 <= self.size <= self.dim, "size", f"be in 1..{self.dim}", self.size)
         PrivUnitG(self.dim, self.per_message, self.clip)  # checks the rest
 
@@ -220,21 +227,39 @@ class ProjUnit:
             raise MismatchError(f"vectors must be (workers, {self.dim}), got {shape}")
         clipped = clip_norm(vectors, self.clip)
         units = _random_directions(clipped.double(), self.clip, noise).to(vectors.dtype)
-        seen = torch.empty(vectors.shape[0], self.size, dtype=vectors.dtype, device=vectors.device)
-        for index, unit in enumerate(units):
-            seen[index] = self._matrix(seed, first_worker + index, vectors) @ unit
+        if self.shared:
+            seen = units @ self._shared_matrix(seed, vectors).T
+        else:
+            seen = units.new_empty(len(units), self.size)
+            for index, unit in enumerate(units):
+                seen[index] = self._matrix(seed, first_worker + index, vectors) @ unit
         norms = torch.linalg.vector_norm(seen, dim=-1, keepdim=True)
         return self._inner.release(seen / norms, noise)
 
     def decode(self, messages: Tensor, *, seed: HashSeed, first_worker: int = 0) -> Tensor:
-        """The sum of the unbiased estimates of the clipped vectors, `(dim,)`."""
+        """The sum of the unbiased estimates of the clipped vectors, `(dim,)`.
+
+        With `shared`, the sum of messages decodes to the same as the messages.
+        """
         if messages.dim() != 2 or messages.shape[1] != self.size:
             shape = tuple(messages.shape)
             raise MismatchError(f"messages must be (workers, {self.size}), got {shape}")
-        total = torch.zeros(self.dim, dtype=messages.dtype, device=messages.device)
-        for index, message in enumerate(self._inner.decode(messages)):
-            total += self._matrix(seed, first_worker + index, messages).T @ message
+        estimates = self._inner.decode(messages)
+        if self.shared:
+            total = self._shared_matrix(seed, messages).T @ estimates.sum(dim=0)
+        else:
+            total = messages.new_zeros(self.dim)
+            for index, message in enumerate(estimates):
+                total += self._matrix(seed, first_worker + index, messages).T @ message
         return total * (self.clip / self._mean_length)
+
+    def _shared_matrix(self, seed: HashSeed, like: Tensor) -> Tensor:
+        """The matrix of a round, which is kept with its seed: encoding and decoding need it."""
+        key = "projunit", self.size, self.dim, like.dtype, like.device
+        matrix: Tensor | None = seed.memo.get(key)
+        if matrix is None:
+            matrix = seed.memo[key] = self._matrix(seed, 0, like)
+        return matrix
 
     def _matrix(self, seed: HashSeed, worker: int, like: Tensor) -> Tensor:
         """A worker's projection, of the type and on the device of `like`."""

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 
-__all__ = ["MAX_SCALE", "check_scale", "check_trials", "checked_probabilities", "count_cells"]
+__all__ = [
+    "MAX_SCALE",
+    "check_scale",
+    "check_trials",
+    "checked_probabilities",
+    "count_cells",
+    "float_type",
+]
 
 MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
 
@@ -46,3 +53,13 @@ def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
     if len(flat) and not (flat.min() >= 0 and flat.max() <= 1):
         raise ArgumentError("probabilities must be in [0, 1], got others or NaN among them")
     return flat
+
+
+def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
+    """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
+    info = torch.finfo(dtype)
+    good = scale == 0 or info.tiny <= scale <= info.max / 100
+    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
+    return np.float32 if dtype == torch.float32 else np.float64

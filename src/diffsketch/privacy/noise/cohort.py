@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
+from diffsketch.privacy.noise.arguments import checked_probabilities, count_cells, float_type
 from diffsketch.privacy.noise.base import Noise
-from diffsketch.privacy.noise.fast import FastNoise, NoiseKey
+from diffsketch.privacy.noise.discrete_sampling import IntegerTable
+from diffsketch.privacy.noise.fast import NoiseKey, binomial_law, integer_law
 
 __all__ = ["CohortNoise"]
 
+_T = TypeVar("_T")
 _MOST_DRAWS = 1 << 63
 
 
@@ -59,9 +63,9 @@ class CohortNoise(Noise):
 
     def _start(self, workers: list[int], key: int, draws: dict[int, int]) -> None:
         self._workers, self._key, self._draws = workers, key, draws
-        self._bits = np.random.Philox(key=key)
-        self._state = self._bits.state
-        self._single = FastNoise.around(np.random.Generator(self._bits))
+        bits = np.random.Philox(key=key)
+        self._bits, self._rng = bits, np.random.Generator(bits)
+        self._state = bits.state
 
     def part(self, rows: Tensor) -> CohortNoise:
         """The noise of the workers whose rows are given (indices or a mask), as they go on."""
@@ -73,52 +77,72 @@ class CohortNoise(Noise):
 
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
         """Gaussian noise of this standard deviation."""
-        return self._rows(shape, lambda one, row: one.normal(row, std, dtype=dtype))
+        kind: Any = float_type("std", std, dtype)
+        values = np.empty((len(self._workers), self._cells(shape)), kind)
+        for row in self._each(values):
+            self._rng.standard_normal(dtype=kind, out=row)
+        values *= kind(std)
+        return torch.from_numpy(values).reshape(shape)
 
     def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
         """Laplace noise of this scale; its standard deviation is sqrt(2) times that."""
-        return self._rows(shape, lambda one, row: one.laplace(row, scale, dtype=dtype))
+        kind: Any = float_type("scale", scale, dtype)
+        cells = self._cells(shape)
+        values = np.empty((len(self._workers), 2 * cells), kind)
+        for row in self._each(values):
+            self._rng.standard_exponential(dtype=kind, out=row)
+        difference = values[:, :cells] - values[:, cells:]
+        difference *= kind(scale)
+        return torch.from_numpy(difference).reshape(shape)
 
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         """1 with the probability given for each place, else 0 (int64)."""
-        rows = iter(probabilities)
-        return self._rows(tuple(probabilities.shape), lambda one, _: one.bernoulli(next(rows)))
+        shape = tuple(probabilities.shape)
+        uniform = np.empty((len(self._workers), self._cells(shape)))
+        chances = checked_probabilities(probabilities).reshape(uniform.shape)
+        for row in self._each(uniform):
+            self._rng.random(out=row)
+        values = torch.from_numpy((uniform < chances).astype(np.int64))
+        return values.reshape(shape).to(probabilities.device)
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        return self._rows(shape, lambda one, row: one.discrete_gaussian(row, std))
+        return self._integers(shape, integer_law("discrete_gaussian", std))
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        return self._rows(shape, lambda one, row: one.discrete_laplace(row, scale))
+        return self._integers(shape, integer_law("discrete_laplace", scale))
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        return self._rows(shape, lambda one, row: one.skellam(row, variance))
+        return self._integers(shape, integer_law("skellam", variance))
 
     def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
         """How many of so many trials succeed (int64)."""
-        return self._rows(shape, lambda one, row: one.binomial(row, trials, probability))
+        return self._integers(shape, binomial_law(trials, probability))
 
-    def _rows(
-        self, shape: tuple[int, ...], draw: Callable[[FastNoise, tuple[int, ...]], Tensor]
-    ) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: IntegerTable | int) -> Tensor:
+        cells = self._cells(shape)
+        if isinstance(law, int):
+            return torch.full(shape, law, dtype=torch.int64)
+        # The generator is the same object each time, at another worker's stream.
+        rngs = self._each([self._rng] * len(self._workers))
+        return torch.from_numpy(law.draw_rows(rngs, cells)).reshape(shape)
+
+    def _cells(self, shape: tuple[int, ...]) -> int:
+        """Of one worker's row."""
         if not shape or shape[0] != len(self._workers):
             raise ArgumentError(
                 f"shape must start with a row for each of {len(self._workers)} workers, got {shape}"
             )
-        if not self._workers:
-            # No worker: the type of what would be drawn, with no rows.
-            return draw(FastNoise(0), shape)
-        rows = []
-        for worker in self._workers:
-            self._turn_to(worker)
-            rows.append(draw(self._single, shape[1:]))
-        return torch.stack(rows)
+        return count_cells(shape[1:])
 
-    def _turn_to(self, worker: int) -> None:
-        """Set the generator to the beginning of the worker's next stream."""
-        state = self._state
-        state["state"]["counter"][:] = (0, 0, worker, self._draws[worker])
-        self._draws[worker] += 1
-        self._bits.state = state
+    def _each(self, rows: Iterable[_T]) -> Iterator[_T]:
+        """The rows, while the generator is at the beginning of their worker's next stream."""
+        state, draws = self._state, self._draws
+        counter = state["state"]["counter"]
+        for worker, row in zip(self._workers, rows, strict=True):
+            counter[2:] = worker, draws[worker]
+            draws[worker] += 1
+            self._bits.state = state
+            yield row

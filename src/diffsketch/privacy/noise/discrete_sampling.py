@@ -14,7 +14,7 @@ that fits in memory can tell that from the exact distribution. It is still not f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
@@ -85,7 +85,7 @@ class IntegerTable:
         self, rng: np.random.Generator, count: int
     ) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """Integers, and whether they may be kept."""
-        index = self._blocks(rng, count)
+        index = self._blocks(_words(rng, count))
         values = self.starts[index]
         if not self.shift:
             return values, np.ones(count, np.bool_)
@@ -97,10 +97,18 @@ class IntegerTable:
         kept[doubtful] = chance[doubtful] < ratio
         return values, kept
 
-    def _blocks(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.intp]:
-        """Random blocks. The guide saves most searches and changes no result."""
-        words = _words(rng, count)
-        if count < _GUIDE_FROM:
+    def draw_rows(self, rngs: Iterable[np.random.Generator], count: int) -> Integers:
+        """What `draw` gives for each generator, looked up together: `(generators, count)`."""
+        if self.shift:
+            rows = [self.draw(rng, count) for rng in rngs]
+            return np.stack(rows) if rows else np.empty((0, count), np.int64)
+        words = [_words(rng, count) for rng in rngs]
+        flat = np.concatenate(words) if words else np.empty(0, np.uint64)
+        return self.starts[self._blocks(flat)].reshape(len(words), count)
+
+    def _blocks(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """The blocks of random words. The guide saves most searches and changes no result."""
+        if len(words) < _GUIDE_FROM:
             return np.searchsorted(self.limits, words, side="right")
         rest = np.uint64(64 - _GUIDE_BITS)
         firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,11 +19,12 @@ from diffsketch.privacy.noise.arguments import (
     check_trials,
     checked_probabilities,
     count_cells,
+    float_type,
 )
 from diffsketch.privacy.noise.base import Noise
 from diffsketch.privacy.noise.discrete_sampling import IntegerTable
 
-__all__ = ["FastNoise", "NoiseKey"]
+__all__ = ["FastNoise", "NoiseKey", "binomial_law", "integer_law"]
 
 
 @dataclass(frozen=True)
@@ -84,23 +87,16 @@ class FastNoise(Noise):
         check(seed >= 0, "seed", "be >= 0", seed)
         self._rng = np.random.Generator(np.random.SFC64(seed))
 
-    @classmethod
-    def around(cls, rng: np.random.Generator) -> FastNoise:
-        """The same samplers on a generator of the caller's."""
-        noise = cls(0)
-        noise._rng = rng
-        return noise
-
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
         """Gaussian noise of this standard deviation, float32 or float64."""
-        kind = _float_type("std", std, dtype)
+        kind = float_type("std", std, dtype)
         values = self._rng.standard_normal(count_cells(shape), dtype=kind)
         values *= kind(std)
         return torch.from_numpy(values).reshape(shape)
 
     def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
         """Laplace noise of this scale, float32 or float64."""
-        kind, count = _float_type("scale", scale, dtype), count_cells(shape)
+        kind, count = float_type("scale", scale, dtype), count_cells(shape)
         values = self._rng.standard_exponential(count, dtype=kind)
         values -= self._rng.standard_exponential(count, dtype=kind)
         values *= kind(scale)
@@ -114,37 +110,40 @@ class FastNoise(Noise):
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check_scale("std", std, MAX_SCALE)
-        return self._integers(shape, discrete_sampling.discrete_gaussian(std) if std else None)
+        return self._integers(shape, integer_law("discrete_gaussian", std))
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check_scale("scale", scale, MAX_SCALE)
-        return self._integers(shape, discrete_sampling.discrete_laplace(scale) if scale else None)
+        return self._integers(shape, integer_law("discrete_laplace", scale))
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check_scale("variance", variance, MAX_SCALE**2)
-        return self._integers(shape, discrete_sampling.skellam(variance) if variance else None)
+        return self._integers(shape, integer_law("skellam", variance))
 
     def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
         """How many of so many trials succeed (int64)."""
-        check_trials(trials, probability)
-        if probability in (0, 1):
-            return torch.full(shape, trials * int(probability), dtype=torch.int64)
-        return self._integers(shape, discrete_sampling.binomial(trials, float(probability)))
+        return self._integers(shape, binomial_law(trials, probability))
 
-    def _integers(self, shape: tuple[int, ...], table: IntegerTable | None) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: IntegerTable | int) -> Tensor:
         count = count_cells(shape)
-        values = np.zeros(count, np.int64) if table is None else table.draw(self._rng, count)
-        return torch.from_numpy(values).reshape(shape)
+        if isinstance(law, int):
+            return torch.full(shape, law, dtype=torch.int64)
+        return torch.from_numpy(law.draw(self._rng, count)).reshape(shape)
 
 
-def _float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
-    """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
-    info = torch.finfo(dtype)
-    good = scale == 0 or info.tiny <= scale <= info.max / 100
-    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
-    return np.float32 if dtype == torch.float32 else np.float64
+def integer_law(
+    kind: Literal["discrete_gaussian", "discrete_laplace", "skellam"], scale: float
+) -> IntegerTable | int:
+    """A table to draw from, or the only number there is: 0 for a scale of 0."""
+    name = {"discrete_gaussian": "std", "discrete_laplace": "scale", "skellam": "variance"}[kind]
+    check_scale(name, scale, MAX_SCALE**2 if kind == "skellam" else MAX_SCALE)
+    table: Callable[[float], IntegerTable] = getattr(discrete_sampling, kind)
+    return table(scale) if scale else 0
+
+
+def binomial_law(trials: int, probability: float) -> IntegerTable | int:
+    """A table to draw from, or the only number there is."""
+    check_trials(trials, probability)
+    if probability in (0, 1):
+        return trials * int(probability)
+    return discrete_sampling.binomial(trials, float(probability))

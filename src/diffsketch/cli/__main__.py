@@ -1,0 +1,5 @@
+"""`python -m diffsketch.cli`."""
+
+from diffsketch.cli import main
+
+main()

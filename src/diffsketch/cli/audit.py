@@ -1,0 +1,84 @@
+"""`diffsketch audit`: what attacks achieve, against what is claimed or proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from diffsketch.cli.errors import errors_in_one_line
+
+__all__ = ["EPILOG", "audit"]
+
+EPILOG = "Example: [bold]diffsketch audit --plant reused-noise[/bold]"
+
+
+def audit(
+    context: typer.Context,
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Directory for audit.json, audit.png and inversion.png; made if missing."
+        ),
+    ] = Path("runs/audit"),
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only this case (see --list); may be repeated.")
+    ] = None,
+    plant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this error, beside its correct twin: small-noise, reused-noise, "
+            "no-clipping or shared-seed; may be repeated."
+        ),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer cases, and half of the trials.")
+    ] = False,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of each world; by default what each case needs.")
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="With which each lower bound holds; the rest are false alarms.")
+    ] = 0.99,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Where epsilon is bounded; by default where a case shows most."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Number that fixes the run.")] = 0,
+) -> None:
+    """Attack bare sketches, proven mechanisms and planted errors; measure epsilon from below.
+
+    Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
+    on epsilon: it can refute a claim, never prove one.
+    """
+    with errors_in_one_line(debug=bool(context.obj)):
+        from rich.progress import Progress
+
+        from diffsketch.audit import report as reports
+        from diffsketch.audit.run import check_settings
+        from diffsketch.audit.suite import run_suite, select
+        from diffsketch.files import prepare_output
+
+        console = Console()
+        if show_list:
+            console.print(reports.listing())
+            return
+        selection = select(cases=case or (), plants=plant or (), quick=quick)
+        check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
+        prepare_output(output)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("Auditing", total=1.0)
+            suite = run_suite(
+                selection, trials=trials, confidence=confidence, delta=delta, seed=seed,
+                on_progress=lambda done, what: progress.update(
+                    task, completed=done, description=f"Auditing {what}"
+                ),
+            )  # fmt: skip
+        paths = reports.write_results(suite, output)
+        for part in reports.report(suite):
+            console.print(part, highlight=False)
+        for path in paths:
+            console.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""`diffsketch compare`: several methods on the same batches and devices, in one table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from diffsketch.cli.errors import errors_in_one_line
+from diffsketch.cli.options import with_settings
+from diffsketch.errors import ArgumentError
+
+__all__ = ["EPILOG", "compare"]
+
+EPILOG = (
+    "Example: [bold]diffsketch compare --rows 7 --cols 22 --seeds 3 --method none --method sketch "
+    "--method diffsketch:per_round=0.1[/bold]"
+)
+
+
+@with_settings(without=["method"])
+def compare(
+    context: typer.Context,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME or NAME:key=value,key=value with any of the settings below; repeat it."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help=r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds, from --seed on, each method is run with.")
+    ] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes at a time.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for comparison.json, comparison.csv and all runs; new or empty.",
+            show_default="the first free of runs/compare, -2, -3, ...",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the comparison in this directory.")
+    ] = None,
+    settings: dict[str, Any] | None = None,
+) -> None:
+    """Run several methods on the same batches and devices, and print one table.
+
+    Settings below are for all runs; those of methods (such as --rows) for the methods that have
+    them.
+    """
+    with errors_in_one_line(debug=bool(context.obj)):
+        from diffsketch.run.compare_plan import parse_method, read_comparison
+
+        console, command = Console(), ["diffsketch", *sys.argv[1:]]
+        if resume is not None:
+            if method or config or output or settings or seeds != 1:
+                raise ArgumentError(
+                    f"--resume takes everything from {resume}: leave out all but --jobs"
+                )
+            from diffsketch.run import compare_sessions as sessions
+
+            status = sessions.resume(resume, console, jobs=jobs, command=command)
+        else:
+            shared, each = read_comparison(config) if config is not None else ({}, [])
+            each = [*each, *(parse_method(text) for text in method or ())]
+            from diffsketch.run import compare_sessions as sessions
+
+            status = sessions.start(
+                {**shared, **(settings or {})}, each, output, console,
+                seeds=seeds, jobs=jobs, command=command,
+            )  # fmt: skip
+        if status:
+            raise typer.Exit(status)

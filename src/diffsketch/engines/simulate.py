@@ -1,0 +1,376 @@
+"""All devices in one process: the engine of `diffsketch run` and of the experiments."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffsketch.engines.state import RoundResult, RunState
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.learning.aggregate import (
+    Aggregate,
+    Diverged,
+    Secrets,
+    empty_total,
+    is_finite,
+    server_noise,
+    sum_messages,
+    warn_of,
+)
+from diffsketch.learning.catchup import Downloads
+from diffsketch.learning.claims import RoundClaims
+from diffsketch.learning.correction import corrected, relative_drift
+from diffsketch.learning.devices import Examples
+from diffsketch.learning.local.base import LocalTrainer
+from diffsketch.learning.participation import Participation
+from diffsketch.learning.rounds import Algorithm
+from diffsketch.learning.sampling import AllDevices, Sampler
+from diffsketch.learning.server import Correct, Model, Published, Server, ServerOptimizer
+from diffsketch.learning.task import Task
+from diffsketch.methods.base import Method, check_whole
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Epsilon, ProvenClaim
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.sketch.hashing import HashSeed, SketchKey
+
+__all__ = ["Hashes", "RoundResult", "Simulation"]
+
+Hashes: TypeAlias = Literal["fresh", "fixed"]
+
+_EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
+
+
+class Simulation:
+    """A run of distributed SGD or FedAvg, round by round.
+
+    Everything random follows from the seed and the round (and the device), so a run is determined
+    by its arguments: `state` is small, and `load_state` continues to the same bits.
+
+    Guarantees: without compression a round is the textbook's (`tests/learning/test_sgd.py` and
+    `test_fedavg.py`); a round that raises, or is interrupted, has not changed anything
+    (`tests/engines/test_simulate_failures.py`); the budget stops a run before the round that would
+    exceed it, and all bytes are counted (`tests/engines/test_simulate.py`); a state that is loaded
+    continues bit-identically (`tests/engines/test_simulate_state.py`).
+
+    Args:
+        task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
+        method: How vectors become messages.
+        trainer: Of the task's model.
+        algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
+        rounds: How many are planned; schedules depend on it.
+        seed: Fixes weights, batches, devices, hashes and noise.
+        sampler: Who takes part; everyone if not given.
+        server: What is done with the mean.
+        hashes: `fresh` in each round, or `fixed` to those of the first.
+        importance: `p_k` of each device, if devices count differently: the vector of device `k` is
+            multiplied by `devices * p_k / sum(p)` before it is encoded, so that sums stay sums.
+        budget: Where to stop. Only proven claims can be within one.
+
+    Raises:
+        ArgumentError: Options do not go together.
+        MismatchError: Task, trainer and method are of different lengths.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        method: Method,
+        trainer: LocalTrainer,
+        algorithm: Algorithm,
+        rounds: int,
+        seed: int = 0,
+        sampler: Sampler | None = None,
+        server: Server | None = None,
+        hashes: Hashes = "fresh",
+        importance: Tensor | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        check_whole("rounds", rounds, least=1)
+        check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
+        self.task, self.method, self.trainer, self.algorithm = task, method, trainer, algorithm
+        self.rounds, self.seed, self.hashes = rounds, seed, hashes
+        self.sampler = algorithm.sampler(task.devices) if sampler is None else sampler
+        self.server = ServerOptimizer() if server is None else server
+        self._key, self._noise_key = SketchKey.from_integer(seed), NoiseKey.from_integer(seed)
+        self._fixed_seed = self._key.seed(0)
+        self._scales = _scales(importance, len(task.devices))
+        self._claims = RoundClaims(method, self.sampler, algorithm.correction)
+        self._check_options()
+        self._claims.check(self._fixed_seed, budget=budget is not None)
+        target = task.devices.examples.labels.device
+        self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
+        self._message_bytes = method.wire_bytes
+        self._downloads = Downloads(
+            self.server.round_bytes(method), self.server.model_bytes(method.dim)
+        )
+        self._state = self._first_state(target, budget)
+
+    @property
+    def round_index(self) -> int:
+        """Rounds that were done: the index of the next one."""
+        return self._state.round_index
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the model as it is, `(dim,)`; the mean of the workers' models where they drift."""
+        weights = self._state.model.weights
+        return weights if weights.dim() == 1 else weights.mean(dim=0)
+
+    @property
+    def averaged_weights(self) -> Tensor:
+        """Of the model that is evaluated: the exponential average, if there is one."""
+        average, share = self._state.average, self.server.averaging
+        if average is None or self.round_index == 0:
+            return self.weights
+        average = average if average.dim() == 1 else average.mean(dim=0)
+        return average / (1 - share**self.round_index)
+
+    @property
+    def model(self) -> Model:
+        """Weights and what the server's rule remembers."""
+        return self._state.model
+
+    @property
+    def bytes_up(self) -> int:
+        """Sent by all devices so far, headers included."""
+        return self._state.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Sent to all devices so far, headers included."""
+        return self._state.bytes_down
+
+    @property
+    def participation(self) -> Participation:
+        """The clients' accounts."""
+        return self._state.participation
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What the run has cost the client who paid most, with the basis of that number."""
+        return self._state.participation.epsilon(delta)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss and accuracy on the test set; of drifting models, on average over them."""
+        weights = self._state.model.weights
+        if weights.dim() == 1 or self._state.average is not None:
+            return self.trainer.evaluate(self.averaged_weights, self._test)
+        each = [self.trainer.evaluate(own, self._test) for own in weights]
+        return sum(one[0] for one in each) / len(each), sum(one[1] for one in each) / len(each)
+
+    def step(self) -> RoundResult:
+        """Do the next round.
+
+        If this raises, or is interrupted, everything is as before the round.
+
+        Raises:
+            BudgetExceeded: The round would cost too much. It was not run.
+            Diverged: No worker's vector is finite, or the new weights are not.
+            ArgumentError: All rounds are done.
+        """
+        state, result = self._round(self._state)
+        self._state = state
+        return result
+
+    def advance(self, model: Model, published: Published) -> Model:
+        """The model after a round, from the model before and what was published.
+
+        What a device does that catches up with a round that it missed. (With FetchSGD a device is
+        sent the extracted coordinates; this gives the same.)
+
+        Raises:
+            ArgumentError: With error correction the masks would be needed as well.
+        """
+        plain = self.algorithm.correction == "off"
+        check(plain, "correction", "be off for a model to follow", self.algorithm.correction)
+        return self._advance(model, published, None)
+
+    def state(self) -> dict[str, Any]:
+        """All that has to be kept to continue: tensors, numbers and texts."""
+        return self._state.pack(self._settings())
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` gave, in a simulation with the same arguments.
+
+        Raises:
+            MismatchError: It is the state of a simulation with other settings, or not all of it.
+        """
+        self._state = self._state.unpacked(state, self._settings())
+
+    def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
+        index, method, algorithm = state.round_index, self.method, self.algorithm
+        check(index < self.rounds, "round_index", f"be below rounds={self.rounds}", index)
+        cohort, seed = self.sampler.draw(index), self._seed_of(index)
+        drawn = cohort.shape[0]
+        claim = self._claims.of(drawn, seed)
+        payers = cohort.numpy() if self.sampler.fixed_size else _EVERYONE
+        participation = state.participation.after(claim, payers)  # or it stops here
+        down, synced = algorithm.bytes_down(
+            self._downloads, state.synced, cohort=cohort, round_index=index, dim=method.dim
+        )
+        stay = isinstance(claim, ProvenClaim)
+        summed = self._summed(state.model, cohort, seed=seed, round_index=index, stay=stay)
+        if summed.broken and not stay:
+            claim = self._claims.of(summed.count, seed)
+            participation = state.participation.after(claim, payers)
+        published = self._published(summed, drawn, seed=seed, round_index=index)
+        model = self._next_model(state.model, published, summed)
+        left_out = tuple(self.task.devices.names[device] for device in summed.broken)
+        up = algorithm.bytes_up(self._message_bytes, summed.count, method.dim)
+        drift = relative_drift(model.weights) if model.weights.dim() == 2 else None
+        result = RoundResult(index, cohort, published, up, down, claim, left_out, summed, drift)
+        if left_out:
+            warn_of(left_out, index, stay=stay)
+        average = state.average
+        if average is not None:
+            share = self.server.averaging
+            average = torch.add(average * share, model.weights, alpha=1 - share)
+        after = RunState(
+            index + 1,
+            model,
+            average,
+            participation,
+            synced,
+            state.bytes_up + up,
+            state.bytes_down + down,
+        )
+        return after, result
+
+    def _summed(
+        self, model: Model, cohort: Tensor, *, seed: HashSeed, round_index: int, stay: bool
+    ) -> Aggregate:
+        def vectors_of(part: Tensor) -> Tensor:
+            vectors = self.algorithm.vectors(
+                model.weights,
+                part,
+                trainer=self.trainer,
+                devices=self.task.devices,
+                seed=self.seed,
+                round_index=round_index,
+            )
+            if self._scales is None:
+                return vectors
+            return vectors * self._scales[part].to(vectors)[:, None]
+
+        return sum_messages(
+            cohort,
+            vectors_of,
+            method=self.method,
+            secrets=Secrets(seed, self._noise_key, round_index),
+            stay=stay,
+            keep=self.algorithm.correction != "off",
+        )
+
+    def _published(
+        self, summed: Aggregate, drawn: int, *, seed: HashSeed, round_index: int
+    ) -> Published:
+        """The sum with the server's noise, if any, and what it is divided by."""
+        method, total = self.method, summed.total
+        if total is None:
+            total = empty_total(method, self._state.model.weights.device)
+        if type(method).publish is not Method.publish:
+            secrets = Secrets(seed, self._noise_key, round_index)
+            total = method.publish(total, server_noise(secrets))
+        if self.sampler.fixed_size:
+            return Published(total, summed.count, seed, round_index)
+        present = summed.count / drawn if drawn else 1.0
+        return Published(total, self.sampler.expected * present, seed, round_index)
+
+    def _next_model(self, model: Model, published: Published, summed: Aggregate) -> Model:
+        correction, vectors = self.algorithm.correction, summed.vectors
+        correct: Correct | None = None
+        if correction != "off" and vectors is not None:
+            own = vectors
+
+            def correct(mean: Tensor) -> Tensor:
+                return corrected(mean, own, correction)
+
+        index = published.round_index
+        try:
+            after = self._advance(model, published, correct)
+        except ArgumentError as error:
+            if published.total.is_floating_point() and not is_finite(published.total):
+                raise _diverged(index, "the sum of the messages") from error
+            raise
+        if not is_finite(after.weights):
+            raise _diverged(index, "the new weights")
+        return after
+
+    def _advance(self, model: Model, published: Published, correct: Correct | None) -> Model:
+        factor = self.server.factor(published.round_index, self.rounds)
+        step = self.algorithm.step * factor
+        return self.server.advance(model, published, method=self.method, step=step, correct=correct)
+
+    def _seed_of(self, round_index: int) -> HashSeed:
+        return self._key.seed(round_index) if self.hashes == "fresh" else self._fixed_seed
+
+    def _first_state(self, target: torch.device, budget: Budget | None) -> RunState:
+        parameters = [one.detach().reshape(-1) for one in self.task.model(self.seed).parameters()]
+        weights = torch.cat(parameters).to(target, torch.float32)
+        if not len(weights) == self.method.dim == self.trainer.dim:
+            raise MismatchError(
+                f"model, method and trainer must have the same number of weights, got "
+                f"{len(weights)}, {self.method.dim} and {self.trainer.dim}"
+            )
+        devices = len(self.task.devices)
+        if self.algorithm.correction == "drift":
+            weights = weights.repeat(devices, 1)
+        clients = devices if self.sampler.fixed_size else 1
+        return RunState(
+            round_index=0,
+            model=self.server.start(weights, self.method),
+            average=torch.zeros_like(weights) if self.server.averaging else None,
+            participation=Participation(clients, budget),
+            synced=np.zeros(devices, np.int64),
+        )
+
+    def _check_options(self) -> None:
+        devices, sampler = len(self.task.devices), self.sampler
+        if sampler.members != devices:
+            raise MismatchError(
+                f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
+            )
+        self.server.check_method(self.method, fresh=self.hashes == "fresh")
+        if self.algorithm.correction != "off":
+            everyone = isinstance(sampler, AllDevices)
+            check(everyone, "sampler", "be of all devices with correction", sampler)
+            plain = isinstance(self.server, ServerOptimizer)
+            check(plain, "server", "be a ServerOptimizer with correction", self.server)
+
+    def _settings(self) -> str:
+        """What a state belongs to, in words."""
+        planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
+        scales = "" if self._scales is None else f", importance={_digest(self._scales)}"
+        return (
+            f"task={self.task.name!r}, devices={len(self.task.devices)}, method={self.method}, "
+            f"algorithm={self.algorithm}, sampler={self.sampler}, server={self.server}, "
+            f"hashes={self.hashes!r}, seed={self.seed}{planned}{scales}"
+        )
+
+
+def _scales(importance: Tensor | None, devices: int) -> Tensor | None:
+    """What each device's vector is multiplied by."""
+    if importance is None:
+        return None
+    good = importance.shape == (devices,)
+    check(good, "importance", f"have the shape ({devices},)", tuple(importance.shape))
+    shares = importance.to("cpu", torch.float64)
+    good = bool(((shares > 0) & torch.isfinite(shares)).all())
+    check(good, "importance", "be > 0 and finite", importance)
+    return shares * (devices / shares.sum())
+
+
+def _digest(values: Tensor) -> str:
+    return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _diverged(round_index: int, what: str) -> Diverged:
+    return Diverged(
+        f"round {round_index}: {what} would not be finite: training diverges; the state before "
+        "this round is kept. A smaller learning_rate, server_step or update_clip may help"
+    )

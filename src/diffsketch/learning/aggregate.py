@@ -1,0 +1,233 @@
+"""From the vectors of a cohort to the sum of their messages, part by part.
+
+Parts keep the memory small, and depend on the length of the vectors alone, so that sums are added
+up in the same order every time.
+
+A worker whose vector is not finite (its training diverged, or its data is broken) must not spoil
+the mean. Where the round's claim is proven, its vector counts as zeros, with all the noise that it
+owes, and stays in the count: to leave it out would tell something about its data. Elsewhere it is
+left out, and the count is smaller.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.methods.base import Encoded, Method
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.sketch.hashing import HashSeed
+
+__all__ = [
+    "Aggregate",
+    "Diverged",
+    "NonFiniteUpdate",
+    "Secrets",
+    "empty_total",
+    "is_finite",
+    "part_size",
+    "server_noise",
+    "sum_messages",
+    "warn_of",
+]
+
+_SERVER = torch.tensor([1 << 62])  # the server's number among the workers
+_PART_CELLS = 1 << 23  # numbers of a part's vectors: 32 MiB
+
+VectorsOf: TypeAlias = Callable[[Tensor], Tensor]
+"""The vectors `(workers, dim)` of some devices, by their indices."""
+
+
+class NonFiniteUpdate(UserWarning):
+    """A worker's vector had NaN or infinite values. The round went on without them."""
+
+
+class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
+    """A round gave nothing finite: training diverges. The state is that before the round."""
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a round's messages are made with, besides the vectors.
+
+    Attributes:
+        seed: The round's hashes.
+        key: Of the simulated world's noise.
+        round_index: The round.
+    """
+
+    seed: HashSeed
+    key: NoiseKey
+    round_index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The sum of a cohort's messages.
+
+    Attributes:
+        total: The sum, before the server adds anything; None if nobody takes part.
+        count: Messages in it.
+        broken: Devices whose vectors were not finite, ascending.
+        vectors: Of all workers, if they were to be kept.
+        claimed: As in `Encoded`, of all messages.
+        noised: As in `Encoded`.
+    """
+
+    total: Tensor | None
+    count: int
+    broken: tuple[int, ...] = ()
+    vectors: Tensor | None = None
+    claimed: Tensor | None = None
+    noised: Tensor | None = None
+
+
+def part_size(dim: int) -> int:
+    """How many vectors are encoded at a time."""
+    return max(1, _PART_CELLS // dim)
+
+
+def sum_messages(
+    cohort: Tensor,
+    vectors_of: VectorsOf,
+    *,
+    method: Method,
+    secrets: Secrets,
+    stay: bool,
+    keep: bool = False,
+) -> Aggregate:
+    """Compute the vectors of a cohort, encode them, and add the messages up.
+
+    Args:
+        cohort: Indices of the devices, int64.
+        vectors_of: Trains some of them.
+        method: Encodes.
+        secrets: Hashes and noise.
+        stay: Whether a vector that is not finite counts as zeros; else it is left out.
+        keep: Whether to keep the vectors, all in one part.
+
+    Raises:
+        Diverged: No worker has a finite vector.
+    """
+    workers = cohort.shape[0]
+    size = workers if keep else part_size(method.dim)
+    parts = (cohort,) if workers <= size else torch.split(cohort, size)
+    total, count, vectors = None, 0, None
+    broken: list[int] = []
+    claimed: list[Tensor | None] = []
+    noised: list[Tensor | None] = []
+    for part in parts if workers else ():
+        vectors = vectors_of(part)
+        one, bad = _encoded(part, vectors, method=method, secrets=secrets, stay=stay)
+        broken += bad
+        if one is None:
+            continue
+        # A sum is a tensor of its own: a trainer may use the memory of its vectors again.
+        added = one.messages.sum(dim=0)
+        total = added if total is None else total + added
+        count += one.messages.shape[0]
+        claimed.append(one.claimed)
+        noised.append(one.noised)
+    if broken and len(broken) == workers:
+        raise Diverged(
+            f"all {workers} workers of round {secrets.round_index} have vectors with NaN or "
+            "infinite values: training diverges, or the data is broken"
+        )
+    kept = vectors if keep else None
+    return Aggregate(total, count, tuple(broken), kept, _joined(claimed), _joined(noised))
+
+
+def empty_total(method: Method, device: torch.device) -> Tensor:
+    """The sum of no messages."""
+    form = method.total_format
+    kind = torch.float32 if form.cells == "float32" else torch.int64
+    return torch.zeros(form.shape, dtype=kind, device=device)
+
+
+def warn_of(broken: Sequence[str], round_index: int, *, stay: bool) -> None:
+    """Say which workers had vectors that are not finite, and what became of them."""
+    names = ", ".join(repr(name) for name in broken)
+    fate = "count as zeros, with their noise" if stay else "are left out of the mean"
+    warnings.warn(
+        f"round {round_index}: NaN or infinite values in the vectors of {names}, which {fate}",
+        NonFiniteUpdate,
+        stacklevel=2,
+    )
+
+
+def server_noise(secrets: Secrets) -> CohortNoise:
+    """The server's own noise: a single row."""
+    return _LaterNoise(secrets, _SERVER)
+
+
+class _LaterNoise(CohortNoise):
+    """The workers' noise, set up when something is first drawn: not all methods draw."""
+
+    def __init__(self, secrets: Secrets, workers: Tensor) -> None:
+        self._later = secrets, workers
+
+    def __getattr__(self, name: str) -> Any:
+        if "_later" not in self.__dict__:
+            raise AttributeError(name)
+        secrets, workers = self.__dict__.pop("_later")
+        CohortNoise.__init__(self, secrets.key, workers.tolist(), round_index=secrets.round_index)
+        return getattr(self, name)
+
+
+def _encoded(
+    part: Tensor, vectors: Tensor, *, method: Method, secrets: Secrets, stay: bool
+) -> tuple[Encoded | None, list[int]]:
+    """Messages of a part, and the devices whose vectors are not finite."""
+    if vectors.shape[0] != part.shape[0]:
+        raise MismatchError(f"{len(part)} workers must have as many vectors, got {len(vectors)}")
+    try:
+        # Methods look for what is not finite, and refuse it before they return anything: to look
+        # here as well would take as long as all the rest.
+        return method.encode(vectors, secrets.seed, _LaterNoise(secrets, part)), []
+    except ArgumentError:
+        good = _encodable(part, vectors, method=method, secrets=secrets)
+        if bool(good.all()):
+            raise
+    broken, whole = part[~good].tolist(), part
+    if stay:
+        kept = good.to(vectors.device)[:, None]
+        vectors = torch.where(kept, vectors, torch.zeros_like(vectors))
+    else:
+        vectors, whole = vectors[good.to(vectors.device)], part[good]
+        if not len(whole):
+            return None, broken
+    # The noise anew: what a refused call has drawn must not change what the others draw.
+    return method.encode(vectors, secrets.seed, _LaterNoise(secrets, whole)), broken
+
+
+def _encodable(part: Tensor, vectors: Tensor, *, method: Method, secrets: Secrets) -> Tensor:
+    """Which vectors a method takes: finite ones, whose messages do not overflow either."""
+    good = torch.isfinite(vectors).all(dim=-1).cpu()
+    for row in good.nonzero().flatten().tolist():
+        one = slice(row, row + 1)
+        try:
+            method.encode(vectors[one], secrets.seed, _LaterNoise(secrets, part[one]))
+        except ArgumentError:
+            good[row] = False
+    return good
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    return known[0] if len(known) == 1 else torch.cat(known)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all values are finite."""
+    # A sum is finite only if its terms are; large ones may overflow, so look again then.
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -1,0 +1,149 @@
+"""The paper's error correction for distributed SGD: an ablation, and not private.
+
+"Each worker sets half of the queried results to zero if he sees a large gap" between its own
+gradient and the query of the mean. Which half depends on the worker's gradient, so the text has
+two readings:
+
+* `shared`: workers send their masks, one bit a coordinate; the server averages them, and everyone
+  multiplies the query by the mean mask. Models stay the same. The masks cost more than the sketch.
+* `drift`: each worker applies its own mask to its own model. Models drift apart, which
+  `relative_drift` measures.
+
+Either way the masks carry the raw gradients around the sketch: `NoiseControl` replaces the sum by
+noise, and with a shared mask the model learns nearly as well. So no claim about the messages says
+anything about a run with correction (`without_claim`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.methods.base import Encoded, Method
+from diffsketch.privacy.claim import Claim, NoClaim
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import HEADER_BYTES, MessageFormat
+
+__all__ = [
+    "Correction",
+    "NoiseControl",
+    "check_correction",
+    "corrected",
+    "kept_half",
+    "mask_bytes",
+    "relative_drift",
+    "without_claim",
+]
+
+Correction: TypeAlias = Literal["off", "shared", "drift"]
+
+
+def check_correction(correction: str) -> None:
+    """Raise an `ArgumentError` unless it is one of the readings."""
+    options = get_args(Correction)
+    check(correction in options, "correction", f"be one of {options}", correction)
+
+
+def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
+    """For each worker which coordinates of the queried mean it keeps: those nearest to its own.
+
+    Args:
+        mean: `(dim,)`, as queried.
+        vectors: `(workers, dim)`, the workers' own.
+
+    Returns:
+        `(workers, dim)`, bool; `dim // 2` are False in each row.
+
+    >>> kept_half(torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([[1.0, 9.0, 0.9, -3.0]]))
+    tensor([[ True, False,  True, False]])
+    """
+    gaps = (vectors - mean).abs()
+    far = gaps.topk(mean.shape[-1] // 2, dim=-1).indices
+    return torch.ones_like(gaps, dtype=torch.bool).scatter_(-1, far, False)
+
+
+def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:
+    """The mean times the mean mask, `(dim,)`; or, to drift, times each own mask `(workers, dim)`.
+
+    A worker whose vector is not finite has no mask: it is left out of the mean mask, and applies
+    the mean as it is.
+    """
+    kept = kept_half(mean, vectors)
+    finite = torch.isfinite(vectors).all(dim=-1, keepdim=True)
+    if correction == "shared":
+        return mean * ((kept & finite).sum(dim=0) / finite.sum()).to(mean.dtype)
+    return mean * (kept | ~finite)
+
+
+def mask_bytes(dim: int, workers: int) -> tuple[int, int]:
+    """What one worker's mask costs, and what their sum does: headers included.
+
+    A mask is a bit for each coordinate; a sum of masks takes the bits that a count of the workers
+    takes.
+
+    >>> mask_bytes(7850, 10)
+    (1030, 3973)
+    """
+    own, total = dim, dim * workers.bit_length()
+    return HEADER_BYTES + -(-own // 8), HEADER_BYTES + -(-total // 8)
+
+
+def relative_drift(weights: Tensor) -> float:
+    """How far workers' models `(workers, dim)` are from their mean, on average, over its norm."""
+    mean = weights.mean(dim=0)
+    distances = torch.linalg.vector_norm(weights - mean, dim=-1)
+    norm = torch.linalg.vector_norm(mean)
+    return float(distances.mean() / norm) if float(norm) > 0 else 0.0
+
+
+def without_claim(claim: Claim) -> NoClaim:
+    """What is left of a claim if masks are used."""
+    return NoClaim(claim.scope, "the mask of the error correction carries the raw gradients")
+
+
+@dataclass(frozen=True)
+class NoiseControl(Method):
+    """A control: another method whose published sum is replaced by Gaussian noise of its norm.
+
+    Nothing of the vectors is left in what it decodes to. What still learns with it does not learn
+    from the messages.
+
+    Args:
+        dim: Length of the vectors.
+        inner: The method that is replaced.
+    """
+
+    name: ClassVar[str] = "noise-control"
+    inner: Method
+
+    @property
+    def message_format(self) -> MessageFormat:
+        """That of the method."""
+        return self.inner.message_format
+
+    @property
+    def total_format(self) -> MessageFormat:
+        """That of the method."""
+        return self.inner.total_format
+
+    def publish(self, total: Tensor, noise: Noise) -> Tensor:
+        """Noise with the norm of the sum."""
+        drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0].to(total.device)
+        if not total.is_floating_point():
+            raise ArgumentError(f"total must be floating point, got {total.dtype}")
+        factor: Tensor = torch.linalg.vector_norm(total) / torch.linalg.vector_norm(drawn)
+        return drawn * factor
+
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:
+        return self.inner.claim_for(present, seed)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return self.inner.encode(batch, seed, noise)
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+        return self.inner.decode(total, seed, count=count)

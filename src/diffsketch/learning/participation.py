@@ -1,0 +1,308 @@
+"""What a run has cost its clients so far, and a stop before it costs too much.
+
+A client pays for the rounds that it takes part in, and the run's epsilon is that of a client who
+paid at least as much as anyone did. Who takes part is no secret then, and does not depend on what
+the clients hold; a client that "is not there" sends zeros in its rounds. For samples that are
+secret (Poisson sampling under central trust) every round counts for everyone, at its amplified
+price: then there is one account.
+
+Three prices add up over a client's rounds:
+
+* Gaussian noise: the squared shift `1 / noise_multiplier**2`, so that rounds of different noise
+  are composed exactly;
+* the probability that a guarantee fails altogether;
+* anything else: how often it happened.
+
+The run's price is the largest of each over the clients. That is exact if all rounds are alike, or
+have Gaussian noise only; else it may be more than any single client paid, and never less.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.claim import (
+    Basis,
+    Claim,
+    Epsilon,
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+
+__all__ = ["Participation"]
+
+_Account: TypeAlias = npt.NDArray[np.float64]  # (2, clients): sums, and what rounding took off
+_Prices: TypeAlias = Mapping[str, float]  # of a round, or the largest of each over the clients
+
+_SQUARE, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
+_ROUNDING = 2.0**-50  # relative, and more than is lost in adding the prices up
+
+
+@dataclass(frozen=True, eq=False)
+class Participation:
+    """The accounts of all clients. A value: `after` gives the accounts after one more round.
+
+    Guarantees (`tests/learning/test_participation.py`): epsilon is that of an `Accountant` that is
+    told the rounds of the busiest client if all rounds are alike, and never less than that of any
+    client; the budget is never exceeded, and a round is refused before it is run.
+
+    Args:
+        clients: How many there are; 1 if every round counts for everyone.
+        budget: Where to stop, if anywhere.
+
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
+    >>> accounts = Participation(clients=3)
+    >>> for cohort in ([0, 1], [1, 2], [0, 1]):
+    ...     accounts = accounts.after(claim, np.array(cohort))
+    >>> print(accounts.epsilon(1e-5))
+    epsilon = 3.709 at delta = 1e-05 over 3 rounds (proven; client unit, replace, local trust)
+    """
+
+    clients: int
+    budget: Budget | None = None
+    rounds: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _accounts: Mapping[str, _Account] = field(init=False, repr=False, default_factory=dict)
+    _most: _Prices = field(init=False, repr=False, default_factory=dict)
+    _within: _Prices = field(init=False, repr=False, default_factory=dict)
+    _weakest: Claim | None = field(init=False, repr=False, default=None)
+    _last: tuple[ProvenClaim, _Prices] | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        check(self.clients >= 1, "clients", "be >= 1", self.clients)
+        object.__setattr__(self, "rounds", np.zeros(self.clients, np.int64))
+
+    def after(self, claim: Claim, cohort: npt.NDArray[np.int64]) -> Participation:
+        """The accounts if these clients take part in a round with this claim. Ask before it.
+
+        Raises:
+            BudgetExceeded: Somebody would have paid more than the budget.
+            MismatchError: The claim is about something else than those of other rounds.
+        """
+        weakest = self._weaker(claim)
+        rounds = self.rounds.copy()
+        rounds[cohort] += 1
+        if not isinstance(claim, ProvenClaim):
+            if self.budget is not None:
+                raise BudgetExceeded(
+                    f"the budget of {self.budget.epsilon:g} is for what is proven: this round's "
+                    f"epsilon is {claim.basis}; nothing was spent ({claim})"
+                )
+            return self._with(rounds=rounds, _weakest=weakest)
+        prices = self._prices(claim)
+        accounts, most = dict(self._accounts), dict(self._most)
+        for name, price in prices.items():
+            account = accounts[name].copy() if name in accounts else np.zeros((2, self.clients))
+            accounts[name] = account
+            if len(cohort):
+                paid = _add(account, cohort, price)
+                most[name] = max(most.get(name, 0.0), paid)
+        within = self._admitted(most, int(rounds.max()), claim.scope)
+        return self._with(
+            rounds=rounds,
+            _accounts=accounts,
+            _most=most,
+            _within=within,
+            _weakest=weakest,
+            _last=(claim, prices),
+        )
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What the run costs the client who paid most.
+
+        Proven claims are composed. Of claims without proof the largest is given, for one round:
+        they do not compose. Where nothing is claimed it is infinite. The weakest claim of all
+        rounds decides which it is.
+        """
+        rounds, claim = int(self.rounds.max()), self._weakest
+        if claim is None or rounds == 0:
+            scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL) if not claim else claim.scope
+            return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
+        if isinstance(claim, PaperClaim):
+            return claim.epsilon(delta=max(delta, claim.per_round.delta), rounds=1)
+        if not isinstance(claim, ProvenClaim):
+            return claim.epsilon(delta=delta, rounds=rounds)
+        value = epsilon_for(_event(self._most), delta)
+        budget = self.budget
+        if budget is not None and delta >= budget.delta:
+            value = min(value, budget.epsilon)  # or a round would have been refused
+        return Epsilon(value, delta, rounds, Basis.PROVEN, claim.scope)
+
+    def state(self) -> dict[str, Tensor | str]:
+        """For a checkpoint: tensors, and the weakest claim as text."""
+        state: dict[str, Tensor | str] = {"rounds": torch.from_numpy(self.rounds.copy())}
+        for name, account in self._accounts.items():
+            state[f"paid.{name}"] = torch.from_numpy(account.copy())
+        state["claim"] = json.dumps(_claim_to_json(self._weakest))
+        return state
+
+    def restored(self, state: Mapping[str, Any]) -> Participation:
+        """With these clients and this budget, in a state from `state()`.
+
+        Raises:
+            MismatchError: It is of another number of clients.
+        """
+        accounts = {
+            name.removeprefix("paid."): value.numpy().copy()
+            for name, value in state.items()
+            if name.startswith("paid.")
+        }
+        rounds = state["rounds"].numpy().copy()
+        for name, value in {"rounds": rounds, **accounts}.items():
+            if value.shape[-1:] != (self.clients,):
+                raise MismatchError(f"{name} must be of {self.clients} clients, got {value.shape}")
+        most = {name: float(account.sum(axis=0).max()) for name, account in accounts.items()}
+        claim = _claim_from_json(json.loads(state["claim"]))
+        return self._with(rounds=rounds, _accounts=accounts, _most=most, _within={}, _weakest=claim)
+
+    def _with(self, **changes: object) -> Participation:
+        other = object.__new__(Participation)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.update(changes)
+        return other
+
+    def _prices(self, claim: ProvenClaim) -> _Prices:
+        """Of one round; claims mostly are those of the round before."""
+        if self._last is not None and (self._last[0] is claim or self._last[0] == claim):
+            return self._last[1]
+        return _prices(claim)
+
+    def _weaker(self, claim: Claim) -> Claim:
+        """The claim that all rounds together can have."""
+        known = self._weakest
+        if known is claim:
+            return claim
+        ranks = {Basis.PROVEN: 0, Basis.CLAIMED: 1, Basis.NONE: 2}
+        if claim.basis not in ranks:
+            raise ArgumentError(f"claim must be of a mechanism, not {claim.basis}, got {claim}")
+        if known is None:
+            return claim
+        if known.scope != claim.scope:
+            raise MismatchError(
+                f"claims of one run must be about the same: {known.scope}, got {claim.scope}"
+            )
+        if isinstance(known, PaperClaim) and isinstance(claim, PaperClaim):
+            return max(known, claim, key=lambda one: float(one.per_round))
+        return claim if ranks[claim.basis] > ranks[known.basis] else known
+
+    def _admitted(self, most: _Prices, rounds: int, scope: Scope) -> _Prices:
+        """Prices that include `most` and are within the budget, so as not to compose each round."""
+        budget = self.budget
+        if budget is None or all(most[name] <= self._within.get(name, 0.0) for name in most):
+            return self._within
+
+        def within(factor: float) -> bool:
+            return epsilon_for(_event(_more(most, factor)), budget.delta) <= budget.epsilon
+
+        if not within(1.0):
+            total = epsilon_for(_event(most), budget.delta)
+            raise BudgetExceeded(
+                f"1 more round would bring epsilon to {total:.6g} at delta = {budget.delta:g}, "
+                f"above the budget of {budget.epsilon:g} ({scope}); nothing was spent"
+            )
+        low, high = 1.0, 2.0
+        if within(high):
+            return _more(most, high)
+        while (high - low) * rounds > 0.5:  # less than a round further, nothing is gained
+            middle = (low + high) / 2
+            low, high = (middle, high) if within(middle) else (low, middle)
+        return _more(most, low)
+
+
+def _add(account: _Account, cohort: npt.NDArray[np.int64], price: float) -> float:
+    """Let a cohort pay, and the most that one of its members has paid then.
+
+    What rounding takes off a sum is kept beside it, lest thousands of rounds cost more, or less,
+    than as many times the price.
+    """
+    high = account[0, cohort]
+    total = high + price
+    added = total - high
+    account[0, cohort] = total
+    low = account[1, cohort] + ((high - (total - added)) + (price - added))
+    account[1, cohort] = low
+    return float((total + low).max())
+
+
+def _more(prices: _Prices, factor: float) -> _Prices:
+    """So many times as much; of what is counted, whole numbers."""
+    return {
+        name: price * factor if name in (_SQUARE, _FAILURE) else float(math.floor(price * factor))
+        for name, price in prices.items()
+    }
+
+
+def _prices(claim: ProvenClaim) -> _Prices:
+    prices: dict[str, float] = {}
+    for leaf, count in events.leaves(claim.event):
+        data = events.to_json(leaf)
+        if data["kind"] == "gaussian":
+            name, price = _SQUARE, count / data["noise_multiplier"] ** 2
+        elif data["kind"] == "approximate" and data["epsilon"] == 0:
+            name, price = _FAILURE, count * data["delta"]
+        else:
+            name, price = json.dumps(data, sort_keys=True), float(count)
+        prices[name] = prices.get(name, 0.0) + price
+    return prices
+
+
+def _event(prices: _Prices) -> events.Event:
+    """What has at least these prices."""
+    parts = []
+    for name, price in prices.items():
+        if price == 0:
+            continue
+        above = price * (1 + _ROUNDING)
+        if name == _SQUARE:
+            parts.append(events.gaussian(1 / math.sqrt(above)))
+        elif name == _FAILURE:
+            parts.append(events.approximate(0.0, min(above, math.nextafter(1.0, 0.0))))
+        else:
+            parts.append(events.repeated(events.from_json(json.loads(name)), int(price)))
+    return events.composed(*parts)
+
+
+def _claim_to_json(claim: Claim | None) -> dict[str, Any] | None:
+    if claim is None:
+        return None
+    scope = claim.scope
+    data: dict[str, Any] = {"scope": [scope.unit, scope.relation, scope.trust]}
+    if isinstance(claim, ProvenClaim):
+        return {**data, "event": events.to_json(claim.event), "mechanism": claim.mechanism}
+    if isinstance(claim, PaperClaim):
+        number = claim.per_round
+        values = {"epsilon": float(number), "delta": number.delta, "source": claim.source}
+        return {**data, **values}
+    if isinstance(claim, NoClaim):
+        return {**data, "reason": claim.reason}
+    raise ArgumentError(f"claim must be of a mechanism, not {claim.basis}, got {claim}")
+
+
+def _claim_from_json(data: Mapping[str, Any] | None) -> Claim | None:
+    if data is None:
+        return None
+    scope = Scope(*data["scope"])
+    if "event" in data:
+        return ProvenClaim(scope, events.from_json(data["event"]), data["mechanism"])
+    if "source" in data:
+        number = Epsilon(data["epsilon"], data["delta"], 1, Basis.CLAIMED, scope)
+        return PaperClaim(scope, number, data["source"])
+    return NoClaim(scope, data["reason"])

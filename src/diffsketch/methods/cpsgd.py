@@ -1,0 +1,150 @@
+"""cpSGD: a few levels per coordinate and binomial noise, under a secure sum."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check, check_positive
+from diffsketch.methods.base import Encoded, Method, check_whole
+from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation
+from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
+from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import MessageFormat
+
+__all__ = ["CpSgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpSgd(Method):
+    """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
+
+    * Compression: the vector is clipped to norm `clip`, rotated if asked, its coordinates are
+      clipped to `[-limit, limit]` and rounded at random to one of `levels` levels.
+    * Noise: a binomial number of `trials` fair trials is added to each level.
+    * Aggregation and query: the sum, less the noise's mean, over the number of workers.
+
+    Under distributed trust: the noise of all workers together hides one client, if there is enough
+    of it; `claim_for` says what is proven, and that nothing is where the theorem's condition fails.
+
+    *The paper's settings* are those of `PAPER_SETTINGS`: `claimed=5.0` or `10.0`, with `bits` 4
+    (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
+    round, break the theorem's condition by far, and are shown as claimed. The paper does not say
+    which range it took for coordinates; `limit=1` is one that needs no look at the data.
+
+    Args:
+        dim: Length of the vectors.
+        cohort: Workers of a round, at most.
+        clip: Norm of a vector. If not given, `limit * sqrt(dim)`: none that fits the range is
+            clipped, and the claim is accordingly weak.
+        limit: Range of a coordinate, X in the paper.
+        levels: Of a coordinate, k in the paper.
+        trials: Of the noise, m in the paper.
+        delta: That the claim is made for.
+        claimed: An epsilon of the paper's table.
+        bits: Of a number in a message, to choose from the paper's table. Else they follow.
+        rotate: Spread the vector over all coordinates by a random rotation, which the round's
+            seed gives; messages then are as long as the next power of two.
+        relation: Which data sets are neighbours.
+
+    >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
+    3973
+    """
+
+    cohort: int
+    clip: float | None = None
+    limit: float = 1.0
+    levels: int | None = None
+    trials: int | None = None
+    delta: float = 1e-5
+    claimed: float | None = None
+    bits: int | None = None
+    rotate: bool = False
+    relation: Relation = Relation.REPLACE
+
+    name: ClassVar[str] = "cpsgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("cohort", self.cohort, least=1)
+        check_positive("limit", self.limit)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+        check(isinstance(self.rotate, bool), "rotate", "be true or false", self.rotate)
+        object.__setattr__(self, "relation", self._unrotated.relation)
+
+    @cached_property
+    def _levels_and_trials(self) -> tuple[int, int]:
+        """As given, or from the paper's table if its epsilon is to be claimed."""
+        if self.claimed is not None:
+            setting = self._setting()
+            return setting.levels, setting.trials
+        if self.bits is not None:
+            raise ArgumentError("bits must come with claimed: levels and trials decide them")
+        if self.levels is None or self.trials is None:
+            missing = "levels" if self.levels is None else "trials"
+            raise ArgumentError(f"{missing} must be given, or claimed for the paper's settings")
+        check_whole("levels", self.levels, least=2)
+        check_whole("trials", self.trials, least=1)
+        return self.levels, self.trials
+
+    def _setting(self) -> PaperSetting:
+        given = (self.claimed, self.bits, self.levels, self.trials)
+        for setting in PAPER_SETTINGS:
+            if all(own is None or own == its for own, its in zip(given, setting, strict=True)):
+                return setting
+        table = "; ".join(f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
+        raise ArgumentError(
+            "claimed, bits, levels and trials must be a row of the paper's table "
+            f"({table}), got claimed={self.claimed}, bits={self.bits}, levels={self.levels}, "
+            f"trials={self.trials}"
+        )
+
+    @cached_property
+    def _unrotated(self) -> BinomialMechanism:
+        levels, trials = self._levels_and_trials
+        clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
+        return BinomialMechanism(
+            self.dim, clip, self.limit, levels, trials, self.cohort, self.delta,
+            rotation_seed=0 if self.rotate else None, relation=self.relation, claimed=self.claimed,
+        )  # fmt: skip
+
+    def mechanism(self, seed: HashSeed) -> BinomialMechanism:
+        """What clips, rotates and adds noise in a round."""
+        if not self.rotate:
+            return self._unrotated
+        digest = hashlib.blake2b(key=seed.value, digest_size=8, person=b"ds-cpsgd-rotate")
+        rotation = int.from_bytes(digest.digest(), "little")
+        return replace(self._unrotated, rotation_seed=rotation)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """Numbers in `[0, levels + trials)`."""
+        length, bits = self._unrotated.length, self._unrotated.bits
+        return MessageFormat(self.name, self.dim, (length,), "unsigned", bits)
+
+    @cached_property
+    def total_format(self) -> MessageFormat:
+        """With room for the sum of the cohort, which does not wrap."""
+        bits = self._unrotated.sum_bits
+        return MessageFormat(self.name, self.dim, self.message_format.shape, "unsigned", bits)
+
+    @cached_property
+    def _claim(self) -> ProvenClaim | PaperClaim | NoClaim:
+        return self._unrotated.claim
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim | NoClaim:  # noqa: ARG002
+        # The same for every rotation.
+        return self._claim if present == self.cohort else self._unrotated.claim_for(present)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return Encoded(self.mechanism(seed).release(batch, noise))
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+        return self.mechanism(seed).decode(total, count).float()

@@ -1,0 +1,143 @@
+"""DiffSketch as the paper has it: Algorithm 2, validated by Theorem 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import check_positive
+from diffsketch.methods.base import Encoded, check_whole
+from diffsketch.methods.paper import add_laplace, paper_claim
+from diffsketch.methods.sketch import TableMethod
+from diffsketch.privacy.claim import PaperClaim
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimates
+from diffsketch.sketch.count_sketch import CountSketch
+from diffsketch.sketch.hashing import HashSeed
+
+__all__ = ["DiffSketch", "PaddedTables", "in_groups"]
+
+_GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedTables(TableMethod):
+    """Tables of vectors that `padding` random numbers are appended to.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        padding: How many numbers are appended.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+    """
+
+    padding: int
+
+    def __post_init__(self) -> None:
+        check_whole("padding", self.padding, least=0)
+        super().__post_init__()
+
+    @cached_property
+    def sketch(self) -> CountSketch:
+        """Of the extended vectors: with it the tables are made, and must be queried."""
+        check_whole("dim", self.dim, least=1)
+        return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+        mean = (total / count).float()
+        # Only the vector's own coordinates, not those of the appended numbers.
+        out = mean.new_empty(self.dim)
+        return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSketch(PaddedTables):
+    """Algorithm 2 of the paper, at the workers.
+
+    * Compression: the table of the vector, with `padding` numbers appended that have the normal
+      distribution of the vector's own standard deviation ("the same Gaussian").
+    * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
+      sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
+      claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
+      sensitivity is `2 alpha rows`, so the scale is `2 alpha rows / per_round`.
+    * Aggregation and query: the sum; the query of the mean table.
+
+    **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
+    coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
+    and the other methods are for when it counts.
+
+    `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        per_round: The epsilon that is to be claimed for each message.
+        padding: How many numbers are appended. Without any, Theorem 1 claims something only for
+            tables that are very small for the length of the vector.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+    """
+
+    per_round: float
+    padding: int = 0
+
+    name: ClassVar[str] = "diffsketch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+
+    @cached_property
+    def _claim(self) -> PaperClaim:
+        source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
+        return paper_claim(self.per_round, source)
+
+    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
+        return self._claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        alpha, sigma = estimates(batch)
+        claimed = claimed_per_round(self.sketch.dim, self.rows, self.cols, alpha=alpha, sigma=sigma)
+        tables = self._tables(batch, sigma, seed, noise)
+        noised = ~(claimed <= self.per_round)
+        count = int(noised.sum())
+        if count == len(batch):
+            tables = self._noisy(tables, batch, noise, alpha)
+        elif count:
+            some = self._noisy(tables[noised], batch[noised], noise.part(noised), alpha[noised])
+            tables[noised] = some
+        return Encoded(tables, claimed, noised)
+
+    def _tables(self, batch: Tensor, sigma: Tensor, seed: HashSeed, noise: Noise) -> Tensor:
+        if not self.padding:
+            return self.sketch.encode(batch, seed)
+        tables = batch.new_empty(len(batch), self.rows, self.cols)
+        for some, own in in_groups(len(batch), self.sketch.dim, noise):
+            shape = (some.stop - some.start, self.padding)
+            appended = own.normal(shape, 1.0, dtype=batch.dtype).to(batch.device)
+            appended *= sigma[some, None].to(batch.dtype)
+            extended = torch.cat([batch[some], appended], dim=-1)
+            tables[some] = self.sketch.encode(extended, seed)
+        return tables
+
+    def _noisy(self, tables: Tensor, batch: Tensor, noise: Noise, alpha: Tensor) -> Tensor:
+        return add_laplace(
+            tables, batch, noise, alpha=alpha, rows=self.rows, per_round=self.per_round
+        )
+
+
+def in_groups(workers: int, length: int, noise: Noise) -> list[tuple[slice, Noise]]:
+    """Groups of workers whose vectors of this length fit into memory, with the noise of each."""
+    size = max(1, _GROUP // length)
+    if workers <= size:
+        return [(slice(0, workers), noise)]
+    starts = range(0, workers, size)
+    groups = [slice(start, min(start + size, workers)) for start in starts]
+    return [(some, noise.part(torch.arange(some.start, some.stop))) for some in groups]

@@ -1,0 +1,56 @@
+"""What the paper's methods share: its alpha, its sensitivities, and noise that fits them.
+
+The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
+probability" and takes the 90th percentile of each worker's own vector for it. One coordinate whose
+value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in the
+L1 norm, by
+
+    2 alpha          for a raw vector,
+    2 alpha rows     for a table, where it is in one cell of each row.
+
+Laplace noise has the scale `sensitivity / per_round`. Since one coordinate in ten exceeds alpha,
+and alpha comes from the private vector, these are no sensitivities, and what follows from them is
+claimed and not proven.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffsketch.privacy.claim import Basis, Epsilon, PaperClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.noise import Noise
+
+__all__ = ["SCOPE", "add_laplace", "paper_claim"]
+
+SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+"""What the paper's epsilons are about."""
+
+
+def paper_claim(per_round: float, source: str) -> PaperClaim:
+    """An epsilon that the paper claims for each round."""
+    return PaperClaim(SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, SCOPE), source)
+
+
+def add_laplace(
+    messages: Tensor, vectors: Tensor, noise: Noise, *, alpha: Tensor, rows: int, per_round: float
+) -> Tensor:
+    """Messages `(workers, ...)` with Laplace noise of scale `2 alpha rows / per_round`.
+
+    A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
+    rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
+    are).
+
+    Args:
+        messages: One for each vector.
+        vectors: `(workers, dim)`.
+        noise: With a row for each of them.
+        alpha: Of each vector, float64.
+        rows: In which a coordinate is: 1 for raw vectors.
+        per_round: The epsilon that is claimed.
+    """
+    if float(alpha.min()) == 0:
+        alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())
+    scales = (alpha * (2 * rows / per_round)).to(messages.dtype)
+    drawn = noise.laplace(tuple(messages.shape), 1.0, dtype=messages.dtype).to(messages.device)
+    return torch.addcmul(messages, drawn, scales.reshape(-1, *(1,) * (messages.dim() - 1)))

@@ -1,0 +1,60 @@
+"""Numbers in words: bytes, and what an epsilon is worth, short enough for a line."""
+
+from __future__ import annotations
+
+import math
+
+from diffsketch.privacy.claim import Basis, Epsilon
+
+__all__ = ["bytes_in_words", "epsilon_in_words", "sentence", "time_in_words"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def bytes_in_words(count: float) -> str:
+    """A number of bytes, in the unit that suits it.
+
+    >>> bytes_in_words(664), bytes_in_words(33_200_000)
+    ('664 B', '33.2 MB')
+    """
+    for unit in _UNITS:
+        if count < 999.5 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def epsilon_in_words(epsilon: Epsilon) -> str:
+    """An epsilon with its basis: what is claimed is for one round, what is proven for all of them.
+
+    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+    >>> epsilon_in_words(Epsilon(3.21, 1e-5, 100, Basis.PROVEN, scope))
+    'eps 3.21 (proven, client, distributed)'
+    >>> epsilon_in_words(Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope))
+    'eps 1 per round (claimed)'
+    """
+    value = float(epsilon)
+    if epsilon.basis is Basis.NONE or math.isinf(value):
+        return "no claim"
+    if epsilon.basis is Basis.CLAIMED:
+        return f"eps {value:.3g} per round (claimed)"
+    return f"eps {value:.3g} ({epsilon.basis}, {epsilon.scope.unit}, {epsilon.scope.trust})"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter and a full stop.
+
+    >>> sentence("interrupted after 3 rounds")
+    'Interrupted after 3 rounds.'
+    """
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def time_in_words(seconds: float) -> str:
+    """A time, in the unit that suits it.
+
+    >>> time_in_words(0.00389), time_in_words(1.132)
+    ('3.89 ms', '1.13 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,154 @@
+"""One of each method, and some settings that take other ways, for vectors of `DIM` numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffsketch.methods import (
+    CpSgd,
+    DiffSketch,
+    Method,
+    PlainSketch,
+    ProjUnitMean,
+    ProvenDiffSketch,
+    RawLaplace,
+    SketchGaussian,
+    SketchLaplace,
+    SketchSkellam,
+    Uncompressed,
+)
+from diffsketch.privacy import CohortNoise, Noise, NoiseKey, estimate_alpha, estimate_sigma
+from diffsketch.privacy.claim import Relation, Trust
+from diffsketch.sketch import HashSeed, SketchKey
+
+DIM, WORKERS = 40, 12
+KEY, NOISE_KEY = SketchKey.from_integer(8), NoiseKey.from_integer(8)
+SEED = KEY.seed(0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, the words of its claim, and the variance of the noise that it states.
+
+    Attributes:
+        method: The method.
+        words: Basis and scope of its claim for the whole cohort.
+        variance: Of the noise in a cell of a message, on average over the cells and workers; of
+            the published sum for central trust. In steps for whole numbers. None: no such number.
+        rounding: What random rounding adds to it, at most.
+    """
+
+    method: Method
+    words: str
+    variance: float | None = 0.0
+    rounding: float = 0.0
+
+
+def make_vectors() -> Tensor:
+    """With a common part, so that there is a mean; coordinates below 1, norms below 2."""
+    generator = torch.Generator().manual_seed(3)
+    common = torch.randn(DIM, generator=generator)
+    vectors = common + 0.4 * torch.randn(WORKERS, DIM, generator=generator)
+    return (vectors * 0.2).clamp(-0.9, 0.9)
+
+
+VECTORS = make_vectors()
+ALPHA, SIGMA = estimate_alpha(VECTORS), estimate_sigma(VECTORS)
+CLIENT = "client unit, replace,"
+COORDINATE = "coordinate unit, replace, local trust"
+CLAIMED, PROVEN = f"claimed: {COORDINATE}", f"proven: {COORDINATE}"
+
+
+def laplace_variance(rows: int, per_round: float) -> float:
+    """By the paper's alpha: the scale is `2 alpha rows / per_round`, the variance 2 scale^2."""
+    scales = 2 * ALPHA * rows / per_round
+    return float((2 * scales.square()).mean())
+
+
+def build_cases() -> dict[str, Case]:
+    laplace = RawLaplace(DIM, per_round=4.0, clip=1.0)
+    sketch_laplace = SketchLaplace(DIM, 2, 20, per_round=20.0, clip=1.0)
+    local = SketchGaussian(DIM, 2, 20, clip=6.0, noise_multiplier=0.1)
+    central = SketchGaussian(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, trust=Trust.CENTRAL)
+    shared = SketchSkellam(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, cohort=WORKERS)
+    own = SketchSkellam(
+        DIM, 2, 20, clip=6.0, noise_multiplier=0.1, cohort=WORKERS, trust=Trust.LOCAL, bits=16,
+        relation=Relation.ADD_OR_REMOVE,
+    )  # fmt: skip
+    proven = ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1)
+    levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
+    rotated = CpSgd(
+        dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
+        limit=2.0,
+    )  # fmt: skip
+    paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
+    secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
+    padding = float(SIGMA.square().mean())
+    return {
+        "none": Case(Uncompressed(DIM), f"none: {nobody}"),
+        "sketch": Case(PlainSketch(DIM, 2, 20), f"none: {nobody}"),
+        "sketch-median": Case(
+            PlainSketch(DIM, 5, 20, family="pairwise", combine="median"), f"none: {nobody}"
+        ),
+        "diffsketch": Case(
+            DiffSketch(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
+        ),
+        "diffsketch-padded": Case(
+            DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
+        ),
+        "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
+        "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
+        "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 1.0 / 4.0) ** 2),
+        "sketch-laplace": Case(
+            SketchLaplace(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
+        ),
+        "sketch-laplace-clipped": Case(sketch_laplace, PROVEN, 2 * (2 * 1.0 * 2 / 20.0) ** 2),
+        "cpsgd": Case(levels, f"proven: {secure_sum}", 3200 / 4, 0.25),
+        "cpsgd-rotated": Case(rotated, f"proven: {secure_sum}", 3200 / 4, 0.25),
+        "cpsgd-paper": Case(paper, f"claimed: {secure_sum}", 9 / 4, 0.25),
+        "sketch-gaussian": Case(local, f"proven: {nobody}", (0.1 * 12.0) ** 2),
+        "sketch-gaussian-central": Case(
+            central, f"proven: {CLIENT} central trust", (0.3 * 12.0) ** 2
+        ),
+        "sketch-skellam": Case(
+            shared, f"proven: {secure_sum}",
+            # The norm that rounding leaves is a little above `clip`, and counts twice.
+            (0.3 * 2 * shared.mechanism.quantizer.norm(2)) ** 2 / WORKERS, 0.25,
+        ),
+        "sketch-skellam-local": Case(
+            own, "proven: client unit, add-or-remove, local trust",
+            (0.1 * own.mechanism.quantizer.norm(2)) ** 2, 0.25,
+        ),
+        "projunit": Case(
+            ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None
+        ),
+    }  # fmt: skip
+
+
+CASES = build_cases()
+
+
+def sources(round_index: int, key: NoiseKey = NOISE_KEY) -> tuple[Noise, Noise]:
+    """The workers' noise and the server's."""
+    workers = CohortNoise(key, range(WORKERS), round_index=round_index)
+    return workers, CohortNoise(key, [1 << 62], round_index=round_index)
+
+
+def published(
+    method: Method, vectors: Tensor, seed: HashSeed, noise: tuple[Noise, Noise]
+) -> Tensor:
+    """The sum of a round's messages as the server makes it known."""
+    return method.publish(method.encode(vectors, seed, noise[0]).messages.sum(dim=0), noise[1])
+
+
+def standard_errors(errors: Tensor) -> float:
+    """How many standard errors the mean of independent errors is away from 0.
+
+    Rounding to float32 counts as an error of its own.
+    """
+    spread = float(errors.std()) / math.sqrt(len(errors)) + 1e-6
+    return abs(float(errors.mean())) / spread

@@ -1,0 +1,212 @@
+"""The paper's methods do what its algorithms say, line by line, and claim no more than it does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError
+from diffsketch.methods import (
+    DiffSketch,
+    PlainSketch,
+    ProvenDiffSketch,
+    RawLaplace,
+    SketchLaplace,
+)
+from diffsketch.methods import diffsketch as module
+from diffsketch.privacy import (
+    CohortNoise,
+    CoordinateBound,
+    NoClaim,
+    NoiseKey,
+    PaddedGaussian,
+    PaperClaim,
+    ProvenClaim,
+    estimate_alpha,
+    estimate_sigma,
+    theorem1,
+)
+from diffsketch.sketch import CountSketch, SketchKey
+
+DIM, WORKERS = 3000, 6
+KEY, SEED = NoiseKey.from_integer(2), SketchKey.from_integer(2).seed(1)
+
+
+def noise() -> CohortNoise:
+    return CohortNoise(KEY, range(WORKERS), round_index=0)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Tensor:
+    """Worker `i` has one coordinate that makes its sigma larger, and with that claims smaller."""
+    values = torch.randn(WORKERS, DIM, generator=torch.Generator().manual_seed(5))
+    values[:, 7] += 40.0 * torch.arange(WORKERS)
+    return values
+
+
+def test_validation_is_theorem_1(vectors: Tensor) -> None:
+    per_round = 0.05
+    method = DiffSketch(DIM, 3, 2, per_round=per_round)
+    encoded = method.encode(vectors, SEED, noise())
+    assert encoded.claimed is not None
+    assert encoded.noised is not None
+    for worker in range(WORKERS):
+        alpha, sigma = (float(f(vectors[worker])) for f in (estimate_alpha, estimate_sigma))
+        claim = theorem1(DIM, 3, 2, alpha=alpha, sigma=sigma)
+        expected = float(claim.epsilon(delta=0.0, rounds=1))
+        assert float(encoded.claimed[worker]) == pytest.approx(expected, rel=1e-12)
+        assert bool(encoded.noised[worker]) == (not expected <= per_round)
+    assert 0 < int(encoded.noised.sum()) < WORKERS
+    # Noise only where the claim fails: the others send their bare tables.
+    bare = method.sketch.encode(vectors, SEED)
+    same = (encoded.messages == bare).flatten(1).all(dim=1)
+    assert torch.equal(same, ~encoded.noised)
+
+
+def test_the_noise_is_the_workers_own_whoever_else_adds_some(vectors: Tensor) -> None:
+    """Some of a batch, all of it, or one alone: the same numbers."""
+    for per_round in (0.05, 1e-6):
+        method = DiffSketch(DIM, 3, 2, per_round=per_round)
+        together = method.encode(vectors, SEED, noise()).messages
+        for worker in range(WORKERS):
+            own = CohortNoise(KEY, [worker], round_index=0)
+            assert torch.equal(method.encode(vectors[worker], SEED, own).messages, together[worker])
+
+
+def test_nothing_is_claimed_for_the_papers_own_tables(vectors: Tensor) -> None:
+    encoded = DiffSketch(DIM, 7, 22, per_round=1.0).encode(vectors, SEED, noise())
+    assert encoded.claimed is not None
+    assert encoded.noised is not None
+    assert bool(torch.isinf(encoded.claimed[0]))
+    assert bool(encoded.noised[0])
+
+
+def test_padding_counts_in_theorem_1_and_is_sketched(vectors: Tensor) -> None:
+    padding = 20_000
+    method = DiffSketch(DIM, 7, 4, per_round=50.0, padding=padding)
+    encoded = method.encode(vectors, SEED, noise())
+    alpha, sigma = estimate_alpha(vectors), estimate_sigma(vectors)
+    claim = theorem1(DIM + padding, 7, 4, alpha=float(alpha[0]), sigma=float(sigma[0]))
+    assert encoded.claimed is not None
+    assert float(encoded.claimed[0]) == pytest.approx(float(claim.epsilon(delta=0.0, rounds=1)))
+    assert encoded.noised is not None
+    assert not bool(encoded.noised.any())
+    appended = noise().normal((WORKERS, padding), 1.0, dtype=torch.float32)
+    extended = torch.cat([vectors, appended * sigma[:, None].float()], dim=1)
+    longer = CountSketch(DIM + padding, 7, 4)
+    torch.testing.assert_close(encoded.messages, longer.encode(extended, SEED))
+
+
+def test_the_query_is_that_of_the_longer_sketch(vectors: Tensor) -> None:
+    """It leaves the appended numbers out."""
+    method = DiffSketch(DIM, 7, 40, per_round=1.0, padding=5000)
+    table = method.encode(vectors, SEED, noise()).messages.sum(dim=0)
+    longer = CountSketch(DIM + 5000, 7, 40)
+    estimate = method.decode(table, SEED, count=WORKERS)
+    expected = longer.query(table / WORKERS, SEED, combine="mean")[:DIM]
+    assert torch.equal(estimate, expected)
+    wrong = CountSketch(DIM, 7, 40).query(table / WORKERS, SEED, combine="mean")
+    assert not torch.allclose(estimate, wrong)  # the control: the shorter sketch
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DiffSketch(DIM, 3, 4, per_round=20.0, padding=500),
+        ProvenDiffSketch(DIM, 3, 4, clip=1.0, padding=500, std=0.3),
+    ],
+    ids=["claimed", "proven"],
+)
+def test_groups_change_nothing(
+    method: DiffSketch | ProvenDiffSketch, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = method.encode(vectors, SEED, noise()).messages
+    monkeypatch.setattr(module, "_GROUP", 2 * (DIM + 500))
+    assert len(module.in_groups(WORKERS, DIM + 500, noise())) == 3
+    assert torch.equal(method.encode(vectors, SEED, noise()).messages, whole)
+
+
+def test_alpha_of_zero_is_not_no_noise() -> None:
+    """Nine zeros in ten: by the paper's rule alone they would be sent as they are."""
+    vectors = torch.zeros(WORKERS, DIM)
+    vectors[:-1, :10] = 3.0
+    assert float(estimate_alpha(vectors).max()) == 0
+    methods = [
+        RawLaplace(DIM, per_round=1.0),
+        SketchLaplace(DIM, 2, 20, per_round=1.0),
+        DiffSketch(DIM, 2, 20, per_round=1.0),
+    ]
+    for method in methods:
+        messages = method.encode(vectors, SEED, noise()).messages
+        bare = vectors
+        if not isinstance(method, RawLaplace):
+            bare = PlainSketch(DIM, 2, 20).encode(vectors, SEED, noise()).messages
+        added = (messages - bare).flatten(1).abs()
+        rows = 1 if isinstance(method, RawLaplace) else 2
+        # The mean size of Laplace noise is its scale; five standard errors of 40 numbers and more.
+        assert bool((added[:-1].mean(dim=1) > 0.2 * 2 * 3.0 * rows).all())
+        assert float(added[-1].max()) == 0  # only zeros: a largest coordinate of 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_clipped_laplace_is_proven_with_the_sensitivity_of_its_rows(rows: int) -> None:
+    method = SketchLaplace(DIM, rows, 20, per_round=0.5, clip=0.25)
+    assert method.mechanism is not None
+    assert method.mechanism.scale == 2 * 0.25 * rows / 0.5
+    claim = method.claim_for(3, SEED)
+    assert isinstance(claim, ProvenClaim)
+    assert float(claim.epsilon(delta=0.0, rounds=1)) == pytest.approx(0.5, rel=1e-3)
+    # What is sent depends on the clipped vector only.
+    large = torch.full((WORKERS, DIM), 7.0)
+    clipped = torch.full((WORKERS, DIM), 0.25)
+    assert torch.equal(
+        method.encode(large, SEED, noise()).messages, method.encode(clipped, SEED, noise()).messages
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        DiffSketch(DIM, 7, 22, per_round=0.1),
+        RawLaplace(DIM, per_round=0.1),
+        SketchLaplace(DIM, 7, 22, per_round=0.1),
+    ],
+    ids=lambda method: method.name,
+)
+def test_the_papers_readings_are_claimed_for_one_round(
+    method: DiffSketch | RawLaplace | SketchLaplace,
+) -> None:
+    claim = method.claim_for(10, SEED)
+    assert isinstance(claim, PaperClaim)
+    assert float(claim.epsilon(delta=0.0, rounds=1)) == 0.1
+    with pytest.raises(ArgumentError, match="does not compose"):
+        claim.epsilon(delta=1e-5, rounds=2)
+    assert "no guarantee" in str(claim)
+
+
+def test_the_proven_claim_is_that_of_the_rounds_hashes() -> None:
+    method = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=2.0)
+    key = SketchKey.from_integer(4)
+    claims = [method.claim_for(10, key.seed(index)) for index in range(3)]
+    bare = CountSketch(DIM, 2, 10)
+    for index, claim in enumerate(claims):
+        padded = PaddedGaussian(bare, key.seed(index), CoordinateBound(1.0), 400, 2.0)
+        assert claim == padded.claim
+    values = [float(claim.epsilon(delta=1e-5, rounds=1)) for claim in claims]
+    assert len(set(values)) == 3
+    assert max(values) < math.inf
+    few = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=19, std=2.0)
+    assert isinstance(few.claim_for(10, SEED), NoClaim)
+
+
+def test_the_mechanism_is_kept_with_its_seed() -> None:
+    """Two methods must not get each other's."""
+    seed = SketchKey.from_integer(5).seed(0)
+    one = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=2.0)
+    two = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=4.0)
+    assert one.mechanism(seed) is one.mechanism(seed)
+    assert two.mechanism(seed).std == 4.0
+    assert one.mechanism(seed).std == 2.0

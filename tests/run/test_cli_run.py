@@ -1,0 +1,301 @@
+"""`diffsketch run`: its files, what it prints, and errors in one line that write nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from diffsketch import files
+from diffsketch.cli import app
+from diffsketch.engines.simulate import Simulation
+from diffsketch.run.build import build
+from diffsketch.run.config import RunConfig
+from diffsketch.run.config_files import read_settings
+from diffsketch.run.settings import describe
+
+SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
+
+
+def plain(text: str) -> str:
+    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
+    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
+
+
+def invoke(*arguments: str | Path) -> Result:
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "100"})
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory that commands are run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run and what it printed."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    result = invoke("run", *SMALL, "--output", path)
+    assert result.exit_code == 0, result.output
+    return path, plain(result.output)
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_help_shows_every_setting() -> None:
+    printed = plain(CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output)
+    for item in describe(RunConfig).values():
+        assert f"{item.flag} " in printed
+    for text in ("--resume", "--config", "Task", "Privacy", "sketch-skellam", "[default: (fresh)]"):
+        assert text in printed
+
+
+def test_files_of_a_run(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    assert {item.name for item in path.iterdir()} == {
+        "config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json",
+        "times.json", "checkpoint.safetensors",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 10, 20, 30]
+    # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
+    assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
+    assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
+    assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
+    assert lines[-1]["epsilon"] == {
+        "value": 1.0, "delta": 1e-05, "basis": "claimed", "unit": "coordinate",
+        "relation": "replace", "trust": "local", "rounds": 1,
+    }  # fmt: skip
+    assert not any("second" in key for line in lines for key in line)
+
+
+def test_summary(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    summary = read(path / "summary.json")
+    assert summary["outcome"] == "finished"
+    assert summary["rounds"] == summary["planned_rounds"] == 30
+    assert summary["bytes_up"] == 30 * 4 * 664
+    assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
+    assert 0 <= summary["noised_share"] <= 1
+    assert summary["claim"].startswith("Claimed, not proven")
+    assert summary["config"]["rows"] == 7
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["command"][0] == "diffsketch"
+    assert set(read(path / "times.json")) == {"training", "total"}
+
+
+def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    weights = load_file(path / "model.safetensors")
+    built = build(RunConfig(**read_settings(path / "config.toml")))  # type: ignore[arg-type]
+    assert {name: tuple(part.shape) for name, part in weights.items()} == {
+        name: tuple(part.shape) for name, part in built.model.named_parameters()
+    }
+    for name, part in built.model.named_parameters():
+        part.data.copy_(weights[name])
+    test = built.simulation.task.test
+    with torch.no_grad():
+        right = built.model(test.inputs).argmax(dim=1) == test.labels
+    assert float(right.double().mean()) == pytest.approx(read(path / "summary.json")["accuracy"])
+
+
+def test_what_is_printed(finished: tuple[Path, str]) -> None:
+    path, printed = finished
+    for text in (
+        "round 30/30", "eps 1 per round (claimed)", "compression 47.3x", "664 B for 7,850 numbers",
+        "coordinate unit, replace, local trust", "noise needed", "so this is no guarantee",
+        f"Wrote {path / 'summary.json'}",
+    ):  # fmt: skip
+        assert text in printed, text
+
+
+def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    before = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    result = invoke("run", "--resume", path)
+    assert result.exit_code == 0
+    assert "is finished: there is nothing to continue" in plain(result.output)
+    assert "compression 47.3x" in plain(result.output)
+    after = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    assert after == before
+
+
+def test_config_file_and_flags(here: Path) -> None:
+    (here / "run.toml").write_text('method = "none"\nrounds = 5\nworkers = 3\nsamples = 20\n')
+    result = invoke("run", "--config", "run.toml", "--rounds", "4", "--output", "out")
+    assert result.exit_code == 0, result.output
+    settings = read_settings(here / "out" / "config.toml")
+    assert (settings["method"], settings["rounds"], settings["workers"]) == ("none", 4, 3)
+    assert "no claim" in plain(result.output)
+    # The resolved file is a file of settings like any other, and gives the same run.
+    again = invoke("run", "--config", "out/config.toml", "--output", "again")
+    assert again.exit_code == 0, again.output
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
+        assert (here / "again" / name).read_bytes() == (here / "out" / name).read_bytes()
+
+
+def test_runs_get_names_of_their_own(here: Path) -> None:
+    for _ in range(2):
+        assert invoke("run", *SMALL, "--rounds", "1", "--method", "none").exit_code == 0
+    names = sorted(item.name for item in (here / "runs").iterdir())
+    assert names == ["mnist-none", "mnist-none-2"]
+
+
+def test_existing_run_is_kept_unless_told(here: Path) -> None:
+    arguments = ["run", *SMALL, "--rounds", "1", "--method", "none", "--output", "out"]
+    assert invoke(*arguments).exit_code == 0
+    before = (here / "out" / "summary.json").read_bytes()
+    refused = invoke(*arguments, "--seed", "1")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "--output must be a new or empty directory" in refused.stderr
+    assert (here / "out" / "summary.json").read_bytes() == before
+    replaced = invoke(*arguments, "--seed", "1", "--overwrite")
+    assert replaced.exit_code == 0, replaced.output
+    assert read(here / "out" / "summary.json")["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "--rounds must be a whole number >= 1, got --rounds=0"),
+        (["--workers", "0"], "--workers must be a whole number >= 1, got --workers=0"),
+        (["--learning-rate", "nan"], "--learning-rate must be a number > 0"),
+        (["--local-epochs", "2"], "--local-epochs must not be given with --algorithm sgd"),
+        (["--method", "none", "--rows", "7"], "--rows must not be given with --method none"),
+        (["--method", "projunit"], "--size must be given for --method projunit"),
+        (
+            ["--method", "sketch-skellam", "--clip", "1"],
+            "--noise-multiplier must be given for --method sketch-skellam, or a --budget",
+        ),
+        (["--budget", "1"], "--budget must not be given where nothing is proven"),
+        (["--top-k", "5"], "--top-k needs hashes='fixed'"),
+        (["--data-dir", "none"], "none"),
+        (["--workers", "40000", "--samples", "2"], "--workers"),
+        (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
+        (["--config", "none.toml"], "none.toml: No such file"),
+        (["--overwrite"], "--overwrite needs --output"),
+        (["--resume", "none"], "none: not the directory of a run"),
+        (["--resume", "none", "--seed", "1"], "--resume takes all settings from none/config.toml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_writes_nothing(
+    here: Path, arguments: list[str], said: str
+) -> None:
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda_device(here: Path) -> None:
+    result = invoke("run", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "--device must be cpu where PyTorch finds no CUDA device" in result.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "x"], ["--method", "x"], ["--round", "3"]])
+def test_wrong_usage(here: Path, arguments: list[str]) -> None:
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_unknown_key_in_a_file(here: Path) -> None:
+    (here / "run.toml").write_text("learning_rat = 1\n")
+    result = invoke("run", "--config", "run.toml")
+    assert result.exit_code == 2
+    assert "run.toml: unknown key 'learning_rat'; did you mean learning_rate?" in result.stderr
+    assert [item.name for item in here.iterdir()] == ["run.toml"]
+
+
+def test_budget_stops_the_run(here: Path) -> None:
+    result = invoke(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--budget", "3", "--output", "out",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "budget"
+    assert 1 <= summary["rounds"] < 30
+    assert summary["epsilon"]["value"] <= 3
+    assert summary["epsilon"]["basis"] == "proven"
+    printed = plain(result.output)
+    assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
+    assert "(proven, client, local)" in printed
+
+
+def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = files._write, 0
+
+    def full(path: Path, content: bytes) -> None:
+        nonlocal calls
+        calls += "checkpoint" in path.name
+        if calls == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, content)
+
+    monkeypatch.setattr(files, "_write", full)
+    result = invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "No space left on device; the checkpoint after 2 rounds is intact" in result.stderr
+    assert "diffsketch run --resume out" in result.stderr
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert invoke("run", "--resume", "out").exit_code == 0
+    assert read(here / "out" / "summary.json")["rounds"] == 30
+
+
+def test_damaged_checkpoint_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, rounds = Simulation.step, 0
+
+    def step(self: Simulation) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            signal.raise_signal(signal.SIGINT)
+        return real(self)
+
+    monkeypatch.setattr(Simulation, "step", step)
+    result = invoke("run", *SMALL, "--output", "out")
+    assert result.exit_code == 130
+    assert "Interrupted after 5 rounds. Continue with: diffsketch run --resume out" in result.output
+    path = here / "out" / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = invoke("run", "--resume", "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "out/checkpoint.safetensors: damaged checkpoint" in result.stderr
+    assert path.read_bytes() == content
+
+
+def test_divergence_is_said_and_kept(here: Path) -> None:
+    result = invoke("run", *SMALL, "--method", "none", "--learning-rate", "1e38", "--output", "out")
+    assert result.exit_code == 2, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "diverged"
+    assert summary["diverging"]
+    assert "diverged" in plain(result.output)
+    assert all(math.isfinite(float(part.sum())) for part in load_file(
+        here / "out" / "model.safetensors"
+    ).values())  # fmt: skip

@@ -1,0 +1,96 @@
+"""What is shown while a run trains: a bar on a terminal, lines elsewhere, and warnings once."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from typer.testing import CliRunner
+
+from diffsketch.cli import app
+from diffsketch.learning.local.closed import ClosedForm
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.run import progress
+from diffsketch.run.progress import in_words, showing
+from diffsketch.run.status import Status, Totals
+from diffsketch.run.words import epsilon_in_words
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+SPENT = Epsilon(3.2, 1e-5, 7, Basis.PROVEN, SCOPE)
+
+
+def status(done: int) -> Status:
+    totals = Totals(bytes_up=1_234_000, bytes_down=567)
+    return Status(done, 10, 0.5, 0.875, totals, lambda: SPENT)
+
+
+def shown(console: Console) -> str:
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+
+
+def test_words() -> None:
+    assert in_words(status(1)) == (
+        "loss 0.500 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "eps 3.2 (proven, client, distributed)"
+    )
+    nothing = Epsilon(math.inf, 1e-5, 7, Basis.NONE, SCOPE)
+    assert epsilon_in_words(nothing) == "no claim"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_bar_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_BAR_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with showing(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    text = " ".join(shown(console).split())
+    assert "round 10/10" in text
+    assert "━" in text
+    assert "(proven, client, distributed)" in re.sub(r"\s+", " ", text)
+    assert "…" not in text
+
+
+def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with showing(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert shown(console).splitlines() == [f"round 10/10 | {in_words(status(10))}"]
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), width=40)
+    with showing(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert len(shown(console).splitlines()) == 10
+
+
+def test_worker_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ClosedForm.gradients
+
+    def broken(self: ClosedForm, weights: Tensor, *rest: Any) -> Tensor:
+        vectors = real(self, weights, *rest)
+        return torch.cat([vectors[:1] * math.nan, vectors[1:]])
+
+    monkeypatch.setattr(ClosedForm, "gradients", broken)
+    path = tmp_path / "run"
+    arguments = ["run", "--workers", "3", "--samples", "10", "--rounds", "6", "--method", "none"]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(path)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.output.splitlines() if line.startswith("warning: round")]
+    assert len(warnings) == 3  # and not one for each round
+    assert "'worker-0'" in warnings[0]
+    assert "left out of the mean" in warnings[0]
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["left_out"], summary["messages"]) == (6, 12)
+    assert summary["accuracy"] > 0

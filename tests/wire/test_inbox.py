@@ -1,0 +1,162 @@
+"""A round's messages: each sender's once, in any order, and refused ones leave no trace."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.wire import SERVER, DuplicateError, Inbox, Message, MessageFormat, WireError
+
+ABOUT: dict[str, Any] = {"round_index": 3, "fingerprint": bytes(range(8))}
+TABLE = MessageFormat("sketch", 7850, (2, 3), "float32", 32)
+LEVELS = MessageFormat("cpsgd", 4, (4,), "unsigned", 4)
+
+
+def table_of(sender: int) -> Message:
+    cells = torch.randn(2, 3, generator=torch.Generator().manual_seed(sender))
+    return Message(TABLE, cells, **ABOUT, sender=sender)
+
+
+def levels_of(sender: int, *, value: int = 15, count: int = 1) -> Message:
+    return Message(LEVELS, torch.full((4,), value), **ABOUT, sender=sender, count=count)
+
+
+def test_sums_floats_in_any_order() -> None:
+    messages = [table_of(sender) for sender in range(100)]
+    totals = []
+    for seed in range(3):
+        inbox = Inbox(TABLE, **ABOUT)
+        for message in random.Random(seed).sample(messages, len(messages)):
+            inbox.add(message.to_bytes())
+        totals.append(inbox.total().to_bytes())
+        assert inbox.count == 100
+        assert inbox.heard == tuple(range(100))
+    assert totals[0] == totals[1] == totals[2]
+    total = Message.from_bytes(totals[0], TABLE, **ABOUT, count=100)
+    assert total.sender == SERVER
+    expected = sum(message.cells.double() for message in messages)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(total.cells, expected.float(), rtol=2e-7, atol=0)
+
+
+def test_sums_whole_numbers_as_the_total_says() -> None:
+    wrapping, holding = Inbox(LEVELS, **ABOUT), replace(LEVELS, bits=8)
+    wide = Inbox(LEVELS, **ABOUT, total_format=holding)
+    for sender in range(10):
+        wrapping.add(levels_of(sender).to_bytes())
+        wide.add(levels_of(sender).to_bytes())
+    assert wrapping.total().cells.tolist() == [150 % 16] * 4
+    total = wide.total()
+    assert (total.format, total.count) == (holding, 10)
+    assert total.cells.tolist() == [150] * 4
+    for sender in range(10, 18):
+        wide.add(levels_of(sender).to_bytes())
+    with pytest.raises(WireError, match="does not fit in the 8 bits"):
+        wide.total()
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    inbox = Inbox(TABLE, **ABOUT, senders=range(5))
+    inbox.add(table_of(1).to_bytes())
+    inbox.add(table_of(2).to_bytes())
+    before = inbox.total().to_bytes()
+    good, other_cells = table_of(3).to_bytes(), replace(table_of(1), cells=torch.ones(2, 3))
+    refused = {
+        "sender 1 has already sent its message of round 3": other_cells.to_bytes(),
+        "sender 2 has already sent": table_of(2).to_bytes(),
+        "sender 5 is not among those of round 3": table_of(5).to_bytes(),
+        "sender 18446744073709551615 is not among": replace(table_of(3), sender=SERVER).to_bytes(),
+        "truncated": good[:-1],
+        "too long": good + b"\0",
+        "altered": good[:-1] + bytes([good[-1] ^ 1]),
+        "of round 4": replace(table_of(3), round_index=4).to_bytes(),
+        "another key": replace(table_of(3), fingerprint=bytes(8)).to_bytes(),
+        "sum of 2 messages, and 1 is expected": replace(table_of(3), count=2).to_bytes(),
+        "method code 6": levels_of(3).to_bytes(),
+    }
+    for reason, data in refused.items():
+        with pytest.raises(WireError, match=reason) as caught:
+            inbox.add(data)
+        assert isinstance(caught.value, DuplicateError) == ("already" in reason)
+        assert (inbox.count, inbox.heard, inbox.missing) == (2, (1, 2), (0, 3, 4))
+        assert inbox.total().to_bytes() == before
+    with pytest.raises(ArgumentError, match="data must be bytes"):
+        inbox.add(None)  # type: ignore[arg-type]
+    assert inbox.add(good).sender == 3
+    assert inbox.missing == (0, 4)
+
+
+def test_nothing_has_no_total() -> None:
+    inbox = Inbox(TABLE, **ABOUT)
+    assert (inbox.count, inbox.heard, inbox.missing) == (0, (), ())
+    with pytest.raises(WireError, match="no message of round 3 has arrived"):
+        inbox.total()
+
+
+def test_a_total_may_be_read_before_the_last_message() -> None:
+    inbox = Inbox(LEVELS, **ABOUT)
+    inbox.add(levels_of(0, value=1).to_bytes())
+    first = inbox.total()
+    inbox.add(levels_of(1, value=2).to_bytes())
+    assert first.cells.tolist() == [1] * 4
+    assert inbox.total().cells.tolist() == [3] * 4
+
+
+def test_sums_of_sums_are_the_sum() -> None:
+    wide = replace(LEVELS, bits=10)
+    top = Inbox(wide, **ABOUT, sums=True)
+    flat = Inbox(LEVELS, **ABOUT, total_format=wide)
+    for aggregator in range(4):
+        below = Inbox(LEVELS, **ABOUT, total_format=wide)
+        for worker in range(aggregator + 1):
+            data = levels_of(10 * aggregator + worker, value=worker + 3).to_bytes()
+            below.add(data)
+            flat.add(data)
+        top.add(below.total(sender=aggregator).to_bytes())
+    assert (top.count, top.heard) == (10, (0, 1, 2, 3))
+    assert top.total().to_bytes() == flat.total().to_bytes()
+    with pytest.raises(DuplicateError):
+        top.add(below.total(sender=3).to_bytes())
+
+
+def test_counts_stay_within_the_header() -> None:
+    inbox = Inbox(LEVELS, **ABOUT, sums=True)
+    inbox.add(levels_of(0, count=2**32 - 2).to_bytes())
+    with pytest.raises(WireError, match="takes no more"):
+        inbox.add(levels_of(1, count=2).to_bytes())
+    inbox.add(levels_of(1).to_bytes())
+    assert inbox.total().count == 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    "total", [replace(LEVELS, bits=3), replace(LEVELS, dim=5), TABLE, replace(LEVELS, shape=(2, 2))]
+)
+def test_a_total_must_hold_the_messages(total: MessageFormat) -> None:
+    with pytest.raises(MismatchError, match="total_format must be that of the messages"):
+        Inbox(LEVELS, **ABOUT, total_format=total)
+
+
+def test_expectations_are_checked_when_made() -> None:
+    with pytest.raises(ArgumentError, match="fingerprint must be the 8 bytes"):
+        Inbox(TABLE, round_index=0, fingerprint=b"")
+    with pytest.raises(ArgumentError, match="round_index must be in"):
+        Inbox(TABLE, round_index=2**32, fingerprint=bytes(8))
+
+
+def test_memory_does_not_grow_with_messages() -> None:
+    layout = MessageFormat("sketch", 10**6, (5, 1000), "float32", 32)
+    inbox = Inbox(layout, **ABOUT)
+    cells = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
+    tracemalloc.start()
+    sizes = []
+    for sender in range(60):
+        inbox.add(Message(layout, cells, **ABOUT, sender=sender).to_bytes())
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert sizes[-1] - sizes[9] < layout.wire_bytes  # 50 messages more, and not one is kept
