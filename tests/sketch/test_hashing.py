@@ -62,6 +62,12 @@ def test_equals_python_integers(family: Family, dim: int, rows: int, cols: int) 
         assert signs[j].tolist() == [sign for _, sign in expected]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+def test_words_of_some_rows_are_the_first(rows: int) -> None:
+    seed = KEY.seed(3)
+    assert seed.words_for(rows).tolist() == seed.words[: 2 + 3 * rows].tolist()
+
+
 KNOWN = {
     "pairwise": (
         [[132, 227, 25, 589, 766], [252, 829, 52, 351, 637]],

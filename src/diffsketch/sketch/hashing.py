@@ -79,15 +79,23 @@ class HashSeed:
 
         Row `j` does not depend on how many rows a sketch has.
         """
-        count = _SIGN_WORDS + _WORDS_PER_ROW * MAX_ROWS
-        stream = b"".join(
-            hashlib.blake2b(
-                i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words"
-            ).digest()
-            for i in range(-(-count // 8))
-        )
-        words = np.frombuffer(stream, dtype="<u8")[:count].astype(np.uint64)
-        words.setflags(write=False)
+        return self.words_for(MAX_ROWS)
+
+    def words_for(self, rows: int) -> Words:
+        """The words of so many rows: the first of `words`, without the work for all of them."""
+        key = "words", rows
+        words: Words | None = self.memo.get(key)
+        if words is None:
+            count = _SIGN_WORDS + _WORDS_PER_ROW * rows
+            stream = b"".join(
+                hashlib.blake2b(
+                    i.to_bytes(8, "little"), key=self.value, person=b"ds-hash-words"
+                ).digest()
+                for i in range(-(-count // 8))
+            )
+            words = np.frombuffer(stream, dtype="<u8")[:count].astype(np.uint64)
+            words.setflags(write=False)
+            self.memo[key] = words
         return words
 
     @cached_property

@@ -88,7 +88,7 @@ def _encode_long(
     run = _runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
     run(
         source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,
-        seed.words, out,
+        seed.words_for(layout.rows), out,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _encode_scattered(
     run = _runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
     run(
         source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
-        seed.words, _BITS[source.itemsize], out,
+        seed.words_for(layout.rows), _BITS[source.itemsize], out,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def query(
         hashes = _hashes(seed, layout, offset, length)
         run = _runner(cpu_short.query, cpu_short.query_parallel, threads)
         return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
-    parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words
+    parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words_for(layout.rows)
     if kind == "scattered":
         run = _runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
         own, like = _block(layout), _BITS[table.itemsize]
@@ -169,7 +169,7 @@ def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
         first, last = offset // geometry.block, (offset + length - 1) // geometry.block
         hashes = cpu_short.hash_blocks(
             first, last - first + 1, layout.rows, layout.cols, geometry.block, geometry.runs,
-            seed.words,
+            seed.words_for(layout.rows),
         )  # fmt: skip
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = hashes
