@@ -6,6 +6,7 @@ changes torch's global random state. Imports nothing of ours but `errors`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,7 +196,14 @@ class _CharModel(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Scores `(batch, letters)` of the character after each window `(batch, length)`."""
         inputs = functional.embedding(windows.t().long(), self.embedding)
-        last = self._recur(inputs)[-1]
+        if inputs.is_cuda:
+            # cuDNN copies weights that lie apart, and says so at each call; ours have no place
+            # for its second bias.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="RNN module weights are not part of")
+                last = self._recur(inputs)[-1]
+        else:
+            last = self._recur(inputs)[-1]
         return functional.linear(last, self.output, self.output_bias)
 
     def _recur(self, inputs: Tensor) -> Tensor:

@@ -27,14 +27,16 @@ class BatchedGRU(Batched):
         model: A `CharGRU`, whose sizes are taken, not its weights.
     """
 
-    examples_at_once = 400  # a worker's states are large: 50 workers take 300 MB
+    examples_at_once = 400  # a worker's states are large: some megabytes each
 
     def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
         workers, size, length = inputs.shape
         split = self._layout.split(current.expand(workers, -1) if current.dim() == 1 else current)
         embedding, first, second = split[0], _Layer(*split[1:4]), _Layer(*split[4:7])
         output, output_bias = split[7], split[8]
-        letters = one_hot(inputs.transpose(1, 2).reshape(workers, -1), embedding.shape[1]).float()
+        letters = one_hot(
+            inputs.transpose(1, 2).reshape(workers, -1).long(), embedding.shape[1]
+        ).float()
         embedded = torch.bmm(letters, embedding).view(workers, length, size, -1)
         below, kept_below = _forward(first, embedded)
         above, kept_above = _forward(second, below)
