@@ -63,7 +63,8 @@ def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
     tensor([[ True, False,  True, False]])
     """
     gaps = (vectors - mean).abs()
-    far = gaps.topk(mean.shape[-1] // 2, dim=-1).indices
+    # Stable, so that equal gaps are the same ones on every device.
+    far = gaps.argsort(dim=-1, descending=True, stable=True)[..., : mean.shape[-1] // 2]
     return torch.ones_like(gaps, dtype=torch.bool).scatter_(-1, far, False)
 
 

@@ -241,7 +241,9 @@ class CharLSTM(_CharModel):
     def _recur(self, inputs: Tensor) -> Tensor:
         start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
         weights = self._kernel_weights()
-        return torch.lstm(inputs, (start, start), weights, True, 2, 0.0, False, False, False)[0]
+        return torch.lstm(
+            inputs, (start, start), weights, True, 2, 0.0, torch.is_grad_enabled(), False, False
+        )[0]
 
 
 class CharGRU(_CharModel):
@@ -264,7 +266,9 @@ class CharGRU(_CharModel):
     def _recur(self, inputs: Tensor) -> Tensor:
         start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
         weights = self._kernel_weights()
-        return torch.gru(inputs, start, weights, True, 2, 0.0, False, False, False)[0]
+        return torch.gru(
+            inputs, start, weights, True, 2, 0.0, torch.is_grad_enabled(), False, False
+        )[0]
 
 
 def _generator(seed: int) -> torch.Generator:

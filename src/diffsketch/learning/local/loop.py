@@ -113,6 +113,13 @@ class _Replica:
             parameter.data = view
         self._trained: list[Tensor] = [p for p in parameters.values() if p.requires_grad]
         self._watch = StateWatch(self._model)
+        self._ready_to_train()
+
+    def _ready_to_train(self) -> None:
+        """Recurrent layers on CUDA have gradients in training mode only; they compute the same."""
+        for module in self._model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.train()
 
     def train(
         self,
@@ -155,11 +162,13 @@ class _Replica:
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy with these weights."""
         self._flat.copy_(weights)
+        mode = self._model.training
         self._model.eval()
         try:
             return mean_scores(self._model, examples)
         finally:
-            self._model.train()
+            self._model.train(mode)
+            self._ready_to_train()
 
 
 def _longest_first(batches: Batches) -> list[int]:
