@@ -57,7 +57,7 @@ MAY_IMPORT = {
 # Where a package of others may be imported, if not everywhere.
 ONLY_IN = {
     "triton": "diffsketch/sketch/kernels/gpu*.py",
-    "numba": "diffsketch/sketch/kernels/cpu*.py",
+    "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/learning/local/closed_cpu.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
     "matplotlib": "diffsketch/demo.py diffsketch/audit/pictures.py",
     "dp_accounting": "diffsketch/privacy/accounting/*.py",

@@ -7,6 +7,7 @@ mistake that has a clear message from a bug. Imports nothing of ours; anyone may
 from __future__ import annotations
 
 import math
+from enum import Enum
 
 __all__ = [
     "ArgumentError",
@@ -45,7 +46,8 @@ def check(condition: bool, name: str, requirement: str, value: object) -> None:
     diffsketch.errors.ArgumentError: rows must be > 0, got rows=-1
     """
     if not condition:
-        raise ArgumentError(f"{name} must {requirement}, got {name}={value!r}")
+        shown = value.value if isinstance(value, Enum) else value
+        raise ArgumentError(f"{name} must {requirement}, got {name}={shown!r}")
 
 
 def check_positive(name: str, value: float) -> None:

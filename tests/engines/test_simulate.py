@@ -89,7 +89,8 @@ def test_fresh_and_fixed_hashes() -> None:
 
 def test_noise_is_that_of_the_workers() -> None:
     """What is published is what the devices of the cohort would send, one by one."""
-    simulation = simulate(LOCAL)
+    key = NoiseKey.from_integer(17)
+    simulation = simulate(LOCAL, noise_key=key)
     simulation.step()
     before = simulation.weights
     result = simulation.step()
@@ -104,7 +105,7 @@ def test_noise_is_that_of_the_workers() -> None:
             seed=5,
             round_index=1,
         )
-        noise = CohortNoise(NoiseKey.from_integer(5), [device], round_index=1)
+        noise = CohortNoise(key, [device], round_index=1)
         total += LOCAL.encode(vector, SketchKey.from_integer(5).seed(1), noise).messages[0]
     assert torch.allclose(result.published.total, total, atol=1e-5)
 
@@ -187,13 +188,15 @@ def test_poisson_counts_every_round_at_its_amplified_price() -> None:
 
 
 def test_empty_rounds_publish_noise() -> None:
-    simulation = simulate(CENTRAL, sampler=PoissonDevices.of(DEVICES, 0.3, seed=5))
+    key = NoiseKey.from_integer(17)
+    sampler = PoissonDevices.of(DEVICES, 0.3, seed=5)
+    simulation = simulate(CENTRAL, sampler=sampler, noise_key=key)
     while True:
         before = simulation.weights
         result = simulation.step()
         if not len(result.cohort):
             break
-    noise = CohortNoise(NoiseKey.from_integer(5), [1 << 62], round_index=result.round_index).normal(
+    noise = CohortNoise(key, [1 << 62], round_index=result.round_index).normal(
         (1, 3, 5), CENTRAL.mechanism.std, dtype=torch.float32
     )[0]
     assert torch.equal(result.published.total, noise)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.engines.simulate import Simulation
+from diffsketch.engines.simulate import DivergedRound, Simulation
 from diffsketch.learning.aggregate import Diverged, NonFiniteUpdate
 from diffsketch.learning.devices import Batches, Devices, Examples
 from diffsketch.learning.fedavg import FedAvg
-from diffsketch.learning.sampling import AllDevices, UniformSampler
+from diffsketch.learning.sampling import AllDevices, PoissonDevices, UniformSampler
 from diffsketch.learning.server import ServerOptimizer
 from diffsketch.learning.task import Task
 from diffsketch.methods.base import Method
@@ -24,7 +24,8 @@ from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.registry import build_method
 from diffsketch.methods.sketch import PlainSketch
 from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.privacy.claim import Claim, PaperClaim
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.cohort import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
@@ -34,6 +35,8 @@ from tests.learning.reference import DIM, ReferenceTrainer, make_task
 SIZES = (6, 9, 4, 5, 7)
 DEVICES = len(SIZES)
 LOCAL = SketchGaussian(DIM, 3, 5, clip=0.5, noise_multiplier=2.0)
+NOISY = SketchGaussian(DIM, 3, 5, clip=50.0, noise_multiplier=2.0)
+KEY = NoiseKey.from_integer(5)
 
 
 def spoilt(*broken: int, value: float = float("nan")) -> Task:
@@ -102,12 +105,12 @@ def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None
 
 def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
     """Its noise is there, it is counted, and the claim is that of the whole cohort."""
-    simulation, healthy = simulate(LOCAL, spoilt(2)), simulate(LOCAL)
+    simulation, healthy = simulate(LOCAL, spoilt(2), noise_key=KEY), simulate(LOCAL)
     vectors = updates(simulation, simulation.weights, 0)
     vectors[2] = 0.0
     with pytest.warns(NonFiniteUpdate, match="'device-2', which count as zeros"):
         result = simulation.step()
-    noise = CohortNoise(NoiseKey.from_integer(5), range(DEVICES), round_index=0)
+    noise = CohortNoise(KEY, range(DEVICES), round_index=0)
     messages = LOCAL.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
     assert torch.allclose(result.published.total, messages.sum(dim=0), atol=1e-6)
     assert float(messages[2].norm()) > 1  # noise alone
@@ -121,11 +124,11 @@ def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
 def test_left_out_workers_draw_no_noise_and_others_their_own() -> None:
     settings = {"rows": 3, "cols": 5, "per_round": 1.0}
     method = build_method("diffsketch", dim=DIM, cohort=DEVICES, settings=settings)
-    simulation = simulate(method, spoilt(1))
+    simulation = simulate(method, spoilt(1), noise_key=KEY)
     vectors = updates(simulation, simulation.weights, 0)[[0, 2, 3, 4]]
     with pytest.warns(NonFiniteUpdate, match="device-1"):
         result = simulation.step()
-    noise = CohortNoise(NoiseKey.from_integer(5), [0, 2, 3, 4], round_index=0)
+    noise = CohortNoise(KEY, [0, 2, 3, 4], round_index=0)
     messages = method.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
     assert torch.allclose(result.published.total, messages.sum(dim=0), atol=1e-5)
     assert isinstance(result.claim, PaperClaim)
@@ -158,21 +161,94 @@ def test_worker_whose_message_overflows_is_left_out() -> None:
     assert bool(torch.isfinite(simulation.weights).all())
 
 
-@pytest.mark.parametrize("method", [Uncompressed(DIM), LOCAL])
-def test_all_workers_broken_stops_the_run(method: Method) -> None:
-    simulation = simulate(method, spoilt(*range(DEVICES)))
+def test_all_workers_broken_stops_the_run_where_nothing_is_proven() -> None:
+    simulation = simulate(task=spoilt(*range(DEVICES)))
     before = simulation.state()
-    with pytest.raises(Diverged, match="all 5 workers of round 0"):
+    for _ in range(2):
+        with pytest.raises(Diverged, match="all 5 workers of round 0"):
+            simulation.step()
+        assert same(simulation.state(), before)  # nothing was sent
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_all_workers_broken_send_their_noise_where_it_is_proven(cohort: int) -> None:
+    """To stop would tell which data a single device holds."""
+    simulation = simulate(
+        LOCAL,
+        spoilt(*range(DEVICES)),
+        sampler=UniformSampler(DEVICES, cohort, seed=5),
+        noise_key=KEY,
+    )
+    with pytest.warns(NonFiniteUpdate, match="which count as zeros, with their noise"):
+        result = simulation.step()
+    noise = CohortNoise(KEY, result.cohort.tolist(), round_index=0)
+    messages = LOCAL.encode(torch.zeros(cohort, DIM), SketchKey.from_integer(5).seed(0), noise)
+    assert torch.allclose(result.published.total, messages.messages.sum(dim=0), atol=1e-6)
+    assert (result.published.count, len(result.left_out)) == (cohort, cohort)
+    assert isinstance(result.claim, ProvenClaim)
+    assert simulation.participation.rounds.sum() == cohort
+
+
+def test_secret_samples_of_broken_devices_are_published() -> None:
+    """Also if a single device is drawn, and is broken."""
+    central = SketchGaussian(
+        DIM, 3, 5, clip=0.5, noise_multiplier=2.0,
+        relation=Relation.ADD_OR_REMOVE, trust=Trust.CENTRAL,
+    )  # fmt: skip
+    sampler = PoissonDevices.of(DEVICES, 1.0, seed=5)
+    simulation = simulate(central, spoilt(*range(DEVICES)), sampler=sampler)
+    sizes = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteUpdate)
+        for _ in range(12):
+            sizes.add(len(simulation.step().cohort))
+    assert {0, 1, 2} <= sizes
+    assert simulation.epsilon(1e-5).rounds == 12
+
+
+def diverging(**options: Any) -> Simulation:
+    """Proven and finite messages, but the step is too large for the weights."""
+    return simulate(NOISY, server=ServerOptimizer(server_step=1e38, averaging=0.5), **options)
+
+
+def test_a_diverged_round_is_paid_for() -> None:
+    """Its messages were sent: bytes and epsilon have it, and the model has not."""
+    simulation, healthy = diverging(budget=Budget(30.0, 1e-5)), simulate(NOISY)
+    healthy.step()
+    weights = simulation.weights
+    with pytest.raises(DivergedRound, match="new weights would not be finite") as caught:
         simulation.step()
-    assert same(simulation.state(), before)
+    result = caught.value.result
+    assert float(simulation.epsilon(1e-5)) == float(healthy.epsilon(1e-5)) > 0
+    assert simulation.participation.rounds.tolist() == [1] * DEVICES
+    assert simulation.bytes_up == healthy.bytes_up == result.bytes_up == DEVICES * NOISY.wire_bytes
+    assert (result.round_index, result.published.count) == (0, DEVICES)
+    assert simulation.round_index == 0
+    assert torch.equal(simulation.weights, weights)
+    assert torch.equal(simulation.averaged_weights, weights)
+
+
+def test_a_diverged_round_is_the_last_and_paid_once() -> None:
+    simulation = diverging()
+    with pytest.raises(DivergedRound) as first:
+        simulation.step()
+    after = simulation.state()
+    again = diverging()
+    again.load_state(after)
+    for one in (simulation, again):
+        with pytest.raises(Diverged) as second:
+            one.step()
+        assert not isinstance(second.value, DivergedRound)
+        assert str(second.value) == str(first.value)
+        assert same(one.state(), after)
 
 
 def test_weights_that_overflow_are_an_error() -> None:
     simulation = simulate(trainer=Fixed(torch.full((DEVICES, DIM), 2e38)))
-    before = simulation.state()
+    before = simulation.weights
     with pytest.raises(Diverged, match="round 0: the sum of the messages would not be finite"):
         simulation.step()
-    assert same(simulation.state(), before)
+    assert torch.equal(simulation.weights, before)
     rows = torch.zeros(DEVICES, DIM)
     rows[0] = 3e38
     server = ServerOptimizer(server_step=1e3)

@@ -21,6 +21,7 @@ from diffsketch.learning.sampling import (
 )
 from diffsketch.learning.server import ServerOptimizer
 from diffsketch.learning.sgd import DistributedSGD
+from diffsketch.learning.task import Task
 from diffsketch.methods.registry import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from tests.learning.reference import DIM, ReferenceTrainer, make_task
@@ -87,8 +88,9 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def simulate(name: str, **changes: Any) -> Simulation:
+def simulate(name: str, task: Task | None = None, **changes: Any) -> Simulation:
     method, settings, options = RUNS[name]
+    settings = {**settings, **changes.pop("settings", {})}
     sampler = options.get("sampler")
     cohort = DEVICES if sampler is None else round(sampler.expected)
     arguments: dict[str, Any] = {
@@ -100,7 +102,7 @@ def simulate(name: str, **changes: Any) -> Simulation:
         **changes,
     }
     return Simulation(
-        make_task(*SIZES),
+        make_task(*SIZES) if task is None else task,
         method=build_method(method, dim=DIM, cohort=cohort, settings=settings),
         **arguments,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diffsketch.errors import ArgumentError
-from diffsketch.learning.catchup import Downloads
+from diffsketch.learning.catchup import Downloads, behind
 
 DOWNLOADS = Downloads(round_bytes=100, model_bytes=350)
 
@@ -47,3 +47,9 @@ def test_bad_input() -> None:
         Downloads(0, 1)
     with pytest.raises(ArgumentError, match="model_bytes must be >= 1"):
         Downloads(1, 0)
+
+
+def test_who_is_behind() -> None:
+    synced = np.array([0, 3, 2, 3])
+    assert behind(synced, np.array([0, 1, 2]), round_index=3) == 2
+    assert behind(np.zeros(4, np.int64), np.array([0, 1]), round_index=0) == 0

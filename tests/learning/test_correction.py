@@ -20,7 +20,9 @@ from diffsketch.learning.sgd import DistributedSGD
 from diffsketch.methods.base import Method
 from diffsketch.methods.sketch import PlainSketch
 from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.privacy.claim import NoClaim
+from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.cohort import CohortNoise
 from tests.learning.reference import DIM, ReferenceTrainer, make_task
 
 SKETCH = PlainSketch(DIM, 3, 5)
@@ -115,6 +117,28 @@ def _seeded(method: Method, correction: Correction, seed: int) -> float:
         seed=seed,
     )
     return trained(simulation)[1]
+
+
+def test_control_publishes_the_norm_of_what_is_private_only() -> None:
+    """Under central trust the norm is that of the sum with the server's noise."""
+    inner = SketchGaussian(DIM, 3, 5, clip=1.0, noise_multiplier=2.0, trust=Trust.CENTRAL)
+    control, key = NoiseControl(DIM, inner), NoiseKey.from_integer(3)
+    simulation = Simulation(
+        make_task(*[20] * 6),
+        method=control,
+        trainer=ReferenceTrainer(),
+        algorithm=DistributedSGD(0.1, 10),
+        rounds=1,
+        noise_key=key,
+    )
+    result = simulation.step()
+    assert isinstance(result.claim, ProvenClaim)
+    raw = result.summed.total
+    assert raw is not None
+    private = inner.publish(raw, CohortNoise(key, [1 << 62], round_index=0))
+    assert float(result.published.total.norm()) == pytest.approx(float(private.norm()), rel=1e-5)
+    assert float(raw.norm()) != pytest.approx(float(private.norm()), rel=0.05)
+    assert not torch.allclose(result.published.total, private, rtol=0.05)
 
 
 @pytest.mark.parametrize("correction", ["shared", "drift"])

@@ -11,6 +11,7 @@ from diffsketch.learning.fetch import FetchSGD
 from diffsketch.learning.server import Published
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.sketch import PlainSketch
+from diffsketch.methods.sketch_skellam import SketchSkellam
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
 
 DIM = 40
@@ -100,6 +101,9 @@ def test_bytes() -> None:
 def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="method whose messages are tables, got method='none'"):
         FetchSGD(3).check_method(Uncompressed(DIM), fresh=False)
+    whole = SketchSkellam(DIM, 3, 16, clip=1.0, noise_multiplier=1.0, cohort=4)
+    with pytest.raises(ArgumentError, match="tables of float32, got method='sketch-skellam'"):
+        FetchSGD(3).check_method(whole, fresh=False)
     with pytest.raises(ArgumentError, match="hashes='fixed'"):
         FetchSGD(3).check_method(SMALL, fresh=True)
     with pytest.raises(ArgumentError, match="top_k must be at most dim=40"):

@@ -46,7 +46,7 @@ def test_each_epoch_has_each_example_once(sizes: tuple[int, ...], epochs: int) -
     devices, cohort = make_devices(*sizes), torch.tensor([0, 2])
     batches = device_batches(devices, cohort, seed=1, round_index=5, batch_size=4, epochs=epochs)
     most = max(sizes[0], sizes[2])
-    assert batches.indices.shape == (2, epochs * -(-most // 4), 4)
+    assert batches.indices.shape == (2, epochs * -(-most // 4), min(4, most))
     for row, device in enumerate(cohort.tolist()):
         start, end = devices.starts[device : device + 2].tolist()
         found = taken(batches, row)
@@ -110,16 +110,26 @@ def chi_square(counts: Counter[tuple[int, ...]], draws: int) -> float:
 
 def test_orders_are_uniform() -> None:
     devices, draws = make_devices(3), 3000
-    rounds = [epoch_of(devices, 0, round_index=i) for i in range(draws)]
+    rounds = [epoch_of(devices, 0, round_index=i, batch_size=1) for i in range(draws)]
     assert chi_square(Counter(tuple(order) for order in rounds), draws) > CHANCE
-    epochs = torch.tensor(epoch_of(devices, 0, epochs=draws)).reshape(draws, 3)
+    epochs = torch.tensor(epoch_of(devices, 0, epochs=draws, batch_size=1)).reshape(draws, 3)
     assert chi_square(Counter(map(tuple, epochs.tolist())), draws) > CHANCE
     many = make_devices(*[3] * draws)
     batches = device_batches(
-        many, torch.arange(draws), seed=0, round_index=0, batch_size=3, epochs=1
+        many, torch.arange(draws), seed=0, round_index=0, batch_size=1, epochs=1
     )
     own = batches.indices.reshape(draws, 3) - many.starts[:-1, None]
     assert chi_square(Counter(map(tuple, own.tolist())), draws) > CHANCE
+
+
+def test_one_batch_of_all_examples_has_them_as_they_lie() -> None:
+    devices = make_devices(3, 9, 4)
+    batches = device_batches(
+        devices, torch.arange(3), seed=0, round_index=0, batch_size=4, epochs=2
+    )
+    assert taken(batches, 0) == [0, 1, 2] * 2
+    assert taken(batches, 2) == [12, 13, 14, 15] * 2
+    assert sorted(taken(batches, 1)[:9]) == list(range(3, 12)) != taken(batches, 1)[:9]
 
 
 def test_a_biased_shuffle_is_found() -> None:

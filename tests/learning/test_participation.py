@@ -140,6 +140,32 @@ def test_budget_is_kept_after_a_restart() -> None:
         accounts.after(GAUSSIAN, of(0))
 
 
+def test_restored_accounts_say_what_was_paid_and_not_the_budget() -> None:
+    """The budget caps what is said only if every round was admitted under it."""
+    free = Participation(2)
+    for _ in range(10):
+        free = free.after(GAUSSIAN, of(0))
+    paid = float(free.epsilon(DELTA))
+    small, large = Budget(paid / 4, DELTA), Budget(2 * paid, DELTA)
+    for accounts in (
+        Participation(2, small).restored(free.state()),
+        Participation(2, small).restored(Participation(2, large).restored(free.state()).state()),
+    ):
+        assert float(accounts.epsilon(DELTA)) == paid
+        assert accounts.epsilon(DELTA).basis is Basis.PROVEN
+        with pytest.raises(BudgetExceeded):
+            accounts.after(GAUSSIAN, of(1))
+    enough = Participation(2, large).restored(free.state())
+    allowed = Accountant(SCOPE, large).rounds_left(GAUSSIAN)
+    for _ in range(allowed - 10):
+        enough = enough.after(GAUSSIAN, of(0))
+    assert paid < float(enough.epsilon(DELTA)) <= large.epsilon
+    # The cap itself, where rounding puts the exact number above: still there after a restart.
+    exact = Budget(float(enough.epsilon(DELTA)), DELTA)
+    again = Participation(2, exact).restored(enough.state())
+    assert float(again.epsilon(DELTA)) <= exact.epsilon
+
+
 def test_nothing_is_changed_in_place() -> None:
     accounts = Participation(3).after(GAUSSIAN, of(0, 1))
     before = accounts.epsilon(DELTA), accounts.rounds.tolist()
@@ -192,8 +218,45 @@ def test_budget_is_for_what_is_proven(claim: Claim) -> None:
 
 
 def test_before_the_first_round() -> None:
-    found = Participation(2).epsilon(DELTA)
+    accounts = Participation(2)
+    found = accounts.epsilon(DELTA)
     assert (float(found), found.rounds) == (0.0, 0)
+    assert accounts.claim is None
+
+
+@pytest.mark.parametrize("basis", [Basis.PROVEN, Basis.CLAIMED, Basis.NONE])
+def test_before_the_first_round_it_is_what_is_planned(basis: Basis) -> None:
+    scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+    number = Epsilon(0.5, 0.0, 1, Basis.CLAIMED, scope)
+    claims: dict[Basis, Claim] = {
+        Basis.PROVEN: ProvenClaim(scope, events.gaussian(3.0), "noise"),
+        Basis.CLAIMED: PaperClaim(scope, number, "a paper"),
+        Basis.NONE: NoClaim(scope, "nothing is hidden"),
+    }
+    planned = claims[basis]
+    accounts = Participation(2, planned=planned)
+    for one in (accounts, Participation(2, planned=planned).restored(accounts.state())):
+        found = one.epsilon(DELTA)
+        assert float(found) == (math.inf if basis is Basis.NONE else 0.0)
+        assert (found.rounds, found.basis, found.scope) == (0, basis, scope)
+        assert one.claim == planned
+
+
+def test_the_claim_of_a_run_is_the_weakest() -> None:
+    none = NoClaim(SCOPE, "nothing is hidden")
+    accounts = Participation(2, planned=GAUSSIAN)
+    expected: list[tuple[Claim, Claim]] = [
+        (GAUSSIAN, GAUSSIAN),
+        (claimed(0.1), claimed(0.1)),
+        (claimed(0.7), claimed(0.7)),
+        (GAUSSIAN, claimed(0.7)),
+        (none, none),
+        (GAUSSIAN, none),
+    ]
+    for claim, weakest in expected:
+        accounts = accounts.after(claim, of(0))
+        assert accounts.claim == weakest
+        assert Participation(2).restored(accounts.state()).claim == weakest
 
 
 def test_nobody_pays_for_an_empty_round() -> None:

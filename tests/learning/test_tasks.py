@@ -115,7 +115,7 @@ def _first(examples: Examples, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         ({"name": "mnist-devices", "samples": 11}, "workers=6000, samples=11"),
         ({"name": "shakespeare", "samples": 10}, "samples must not be given"),
         ({"name": "shakespeare", "workers": 0}, "workers must be a whole number >= 1"),
-        ({"name": "shakespeare", "workers": 5000}, "count must be <="),
+        ({"name": "shakespeare", "workers": 5000}, "workers must be <= 138"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

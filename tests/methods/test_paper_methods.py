@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -106,10 +107,21 @@ def test_the_query_is_that_of_the_longer_sketch(vectors: Tensor) -> None:
     table = method.encode(vectors, SEED, noise()).messages.sum(dim=0)
     longer = CountSketch(DIM + 5000, 7, 40)
     estimate = method.decode(table, SEED, count=WORKERS)
-    expected = longer.query(table / WORKERS, SEED, combine="mean")[:DIM]
+    expected = longer.query(table / WORKERS, SEED)[:DIM]
     assert torch.equal(estimate, expected)
-    wrong = CountSketch(DIM, 7, 40).query(table / WORKERS, SEED, combine="mean")
+    wrong = CountSketch(DIM, 7, 40).query(table / WORKERS, SEED)
     assert not torch.allclose(estimate, wrong)  # the control: the shorter sketch
+
+
+def test_algorithm_1_queries_by_the_median(vectors: Tensor) -> None:
+    method = DiffSketch(DIM, 7, 40, per_round=1.0)
+    table = method.encode(vectors, SEED, noise()).messages.sum(dim=0)
+    estimate = method.decode(table, SEED, count=WORKERS)
+    for combine in ("median", "mean"):
+        asked = dataclasses.replace(method, combine=combine)
+        same = torch.equal(asked.decode(table, SEED, count=WORKERS), estimate)
+        assert same == (combine == "median")
+    assert PlainSketch(DIM, 7, 40).combine == "mean"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from diffsketch.methods import (
     Uncompressed,
 )
 from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, PaperClaim, SecureNoise, Trust
-from diffsketch.privacy.claim import NoClaim
+from diffsketch.privacy.claim import NoClaim, ProvenClaim
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS
 from diffsketch.sketch import SketchKey
 
@@ -62,7 +62,23 @@ def test_the_papers_cpsgd_is_claimed(setting: tuple[float, int, int, int]) -> No
 
 
 def test_cpsgd_takes_four_bits_where_nothing_is_said() -> None:
-    assert CpSgd(dim=100, cohort=10, claimed=10.0).message_format.bits == 4
+    method = CpSgd(dim=100, cohort=10, claimed=10.0)
+    assert method.message_format.bits == 4
+    # A secure sum of ten such numbers needs more, and the claim says that there is no room.
+    assert method.total_format.bits == 8
+    for present in (9, 10):
+        assert "4 bits that leave no room for a secure sum" in str(method.claim_for(present, SEED))
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_messages_of_a_secure_sum_have_its_modulus(rotate: bool) -> None:
+    method = CpSgd(dim=DIM, cohort=10, levels=12, trials=4, rotate=rotate)
+    assert method.message_format == method.total_format
+    assert method.message_format.bits == (10 * 15).bit_length()
+    # With very many workers the paper's numbers are proven, and then not of the paper's bits.
+    many = CpSgd(dim=DIM, cohort=1000, claimed=5.0, rotate=rotate)
+    assert isinstance(many.claim_for(1000, SEED), ProvenClaim)
+    assert many.message_format == many.total_format
 
 
 @pytest.mark.parametrize(
@@ -115,6 +131,17 @@ def test_the_largest_sum_fits_its_format() -> None:
 
 
 # Skellam
+
+
+def test_members_who_know_their_own_noise_learn_more() -> None:
+    """The numbers of `docs/privacy.md`: a member sees the sum with one share of the noise less."""
+    shown = {}
+    for cohort in (2, 1000):
+        method = SketchSkellam(7850, 7, 22, clip=1.0, noise_multiplier=4.0, cohort=cohort)
+        claims = [method.claim_for(present, SEED) for present in (cohort, cohort - 1)]
+        shown[cohort] = [float(claim.epsilon(delta=1e-5, rounds=1)) for claim in claims]
+    assert shown[2] == pytest.approx([1.018, 1.489], abs=5e-4)
+    assert shown[1000][0] < shown[1000][1] < shown[1000][0] * 1.001
 
 
 def test_skellam_steps_follow_the_rule() -> None:

@@ -84,9 +84,9 @@ def test_text_of_a_paper_with_a_delta() -> None:
     claim = PaperClaim(scope, Epsilon(5.0, 1e-9, 1, Basis.CLAIMED, scope), "the paper's table")
     assert str(claim) == (
         "Claimed, not proven: the paper's table says that epsilon = 5 at delta = 1e-09 per round "
-        "limits how well anyone who sees the secure sum of the messages, but no single one, can "
-        "tell whether one client sends its data or zeros; its proof does not hold, so this is no "
-        "guarantee."
+        "limits how well anyone who sees the secure sum of the messages, but no single message "
+        "and no member's noise, can tell whether one client sends its data or zeros; its proof "
+        "does not hold, so this is no guarantee."
     )
 
 
@@ -97,6 +97,21 @@ def test_every_scope_has_its_own_sentence() -> None:
     for scope in scopes:
         assert scope.sentence.startswith("how well anyone who sees ")
         assert str(scope) == f"{scope.unit} unit, {scope.relation}, {scope.trust} trust"
+
+
+@pytest.mark.parametrize("trust", Trust)
+def test_only_a_secret_sample_hides_who_took_part(trust: Trust) -> None:
+    scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, trust)
+    plain = str(ProvenClaim(scope, events.gaussian(1.0), "noise"))
+    assert plain.endswith("can tell whether one client sends its data or zeros.")
+    if trust is Trust.CENTRAL:
+        event = events.poisson_sampled(0.1, events.gaussian(1.0))
+        assert str(ProvenClaim(scope, event, "noise")) == (
+            "Proven: noise limits how well anyone who sees what a trusted server publishes, but no "
+            "message, can tell whether one client took part."
+        )
+        example = Scope(Unit.EXAMPLE, Relation.ADD_OR_REMOVE, trust)
+        assert str(ProvenClaim(example, event, "noise")).endswith("training example was used.")
 
 
 def test_scopes_take_plain_words() -> None:

@@ -69,9 +69,17 @@ def test_other_servers_and_samplers() -> None:
     assert build(config).simulation.algorithm.correction == "shared"
 
 
-def test_cpsgd_gets_the_runs_delta() -> None:
+def test_cpsgd_gets_its_share_of_the_runs_delta() -> None:
     config = RunConfig(method="cpsgd", delta=1e-3, **SMALL, **NEEDED["cpsgd"])
-    assert "delta=0.001" in str(build(config).simulation.method)
+    built = build(config)
+    assert "delta=0.0005" in str(built.simulation.method)  # in each of two rounds
+    assert built.config.delta == 1e-3
+    # Four devices, two a round: each takes part once in a pass of two rounds.
+    devices = RunConfig(
+        task="mnist-devices", method="cpsgd", delta=1e-3, sampling="shuffled", cohort=2, **SMALL,
+        **NEEDED["cpsgd"],
+    )  # fmt: skip
+    assert "delta=0.001" in str(build(devices).simulation.method)
 
 
 def test_models_of_tasks() -> None:

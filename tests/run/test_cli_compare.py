@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import signal
 from pathlib import Path
@@ -16,9 +17,12 @@ from typer.testing import CliRunner, Result
 from diffsketch.cli import app
 from diffsketch.engines.simulate import Simulation
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.run import compare_report
 from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare_plan import contenders_of, parse_method
 from diffsketch.run.config import RunConfig
+from diffsketch.run.metrics import epsilon_data
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "20", "--evaluate-every", "10"]
 
@@ -64,7 +68,12 @@ def test_table_and_files(here: Path) -> None:
         "±",
         "no claim",
         "0.5 a round",
-        "claimed",
+        "at 1e-05",
+        "claimed;",
+        "coordinate,",
+        "replace,",
+        "local ",
+        "sketch-laplace: Simulated: the noise follows from the seed",
         "diverged",
         "ratio",
     ):
@@ -86,6 +95,19 @@ def test_table_and_files(here: Path) -> None:
     assert len(table) == 8
     assert table[2]["basis"] == "claimed"
     assert (table[1]["epsilon"], table[1]["trust"]) == ("", "local")
+
+
+def test_epsilons_of_the_table_have_all_their_words() -> None:
+    scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+
+    def shown(value: float) -> str:
+        data = epsilon_data(Epsilon(value, 1e-5, 3, Basis.PROVEN, scope))
+        return compare_report._epsilon({"epsilon": data})
+
+    assert shown(7.981) == "7.99\nat 1e-05\nproven;\nclient,\nreplace,\ndistributed"
+    assert shown(math.inf) == (
+        "proven per round,\nnothing at 1e-05\nover 3 rounds\nclient,\nreplace,\ndistributed"
+    )
 
 
 def test_processes_give_the_same_and_can_be_interrupted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -18,10 +19,14 @@ from typer.testing import CliRunner, Result
 from diffsketch import files
 from diffsketch.cli import app
 from diffsketch.engines.simulate import Simulation
+from diffsketch.methods import SketchGaussian
+from diffsketch.privacy.claim import NoClaim
 from diffsketch.run.build import build
 from diffsketch.run.config import RunConfig
 from diffsketch.run.config_files import read_settings
 from diffsketch.run.settings import describe
+from diffsketch.run.words import epsilon_in_words
+from diffsketch.sketch import HashSeed, SketchKey
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
 
@@ -69,7 +74,7 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     path, _ = finished
     assert {item.name for item in path.iterdir()} == {
         "config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json",
-        "times.json", "checkpoint.safetensors",
+        "times.json", "checkpoint.safetensors", "command.txt",
     }  # fmt: skip
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 10, 20, 30]
@@ -93,9 +98,9 @@ def test_summary(finished: tuple[Path, str]) -> None:
     assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
     assert 0 <= summary["noised_share"] <= 1
     assert summary["claim"].startswith("Claimed, not proven")
+    assert len(summary["assumes"]) == 1
     assert summary["config"]["rows"] == 7
     assert summary["versions"]["torch"] == torch.__version__
-    assert summary["command"][0] == "diffsketch"
     assert set(read(path / "times.json")) == {"training", "total"}
 
 
@@ -117,8 +122,9 @@ def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
 def test_what_is_printed(finished: tuple[Path, str]) -> None:
     path, printed = finished
     for text in (
-        "round 30/30", "eps 1 per round (claimed)", "compression 47.3x", "664 B for 7,850 numbers",
-        "coordinate unit, replace, local trust", "noise needed", "so this is no guarantee",
+        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
+        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "Simulated: the noise follows from the seed", "do not publish it as a private release",
         f"Wrote {path / 'summary.json'}",
     ):  # fmt: skip
         assert text in printed, text
@@ -183,7 +189,7 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
             "--noise-multiplier must be given for --method sketch-skellam, or a --budget",
         ),
         (["--budget", "1"], "--budget must not be given where nothing is proven"),
-        (["--top-k", "5"], "--top-k needs hashes='fixed'"),
+        (["--top-k", "5"], "--top-k needs --hashes='fixed'"),
         (["--data-dir", "none"], "none"),
         (["--workers", "40000", "--samples", "2"], "--workers"),
         (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
@@ -241,7 +247,47 @@ def test_budget_stops_the_run(here: Path) -> None:
     assert summary["epsilon"]["basis"] == "proven"
     printed = plain(result.output)
     assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
-    assert "(proven, client, local)" in printed
+    assert "at 1e-05 (proven; client, replace, local)" in printed
+    assert "Who takes part in which round is taken as public. Simulated: " in printed
+
+
+def test_claim_is_that_of_the_whole_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round without a claim, and the run has none, whatever the last round has."""
+    real, bad = SketchGaussian._claim_for, SketchKey.from_integer(0).seed(5)
+
+    def claim_for(self: SketchGaussian, present: int, seed: HashSeed) -> Any:
+        claim = real(self, present, seed)
+        return NoClaim(claim.scope, "of a test") if seed == bad else claim
+
+    monkeypatch.setattr(SketchGaussian, "_claim_for", claim_for)
+    result = invoke(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--output", "out",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["claim"].startswith("No claim: of a test")
+    assert (summary["epsilon"]["basis"], summary["assumes"]) == ("none", [])
+    assert "No claim: of a test" in plain(result.output)
+
+
+def test_proven_rounds_that_add_up_to_nothing(here: Path) -> None:
+    """A share of the run's delta for each round is what keeps cpSGD's epsilon finite."""
+    arguments = [
+        "run", *SMALL, "--rounds", "3", "--method", "cpsgd", "--levels", "4", "--trials", "4000",
+        "--output",
+    ]  # fmt: skip
+    result = invoke(*arguments, "out")
+    assert result.exit_code == 0, result.output
+    epsilon = read(here / "out" / "summary.json")["epsilon"]
+    assert (epsilon["basis"], epsilon["rounds"]) == ("proven", 3)
+    assert epsilon["value"] is not None
+    built = build(RunConfig(**read_settings(here / "out" / "config.toml")))  # type: ignore[arg-type]
+    # With all of it for each round, nothing is left.
+    whole = dataclasses.replace(built.simulation.method, delta=1e-5)  # type: ignore[call-arg]
+    lost = whole.claim_for(4, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=3)
+    assert float(lost) == math.inf
+    assert epsilon_in_words(lost).startswith("proven per round, nothing at 1e-05 over 3 rounds")
 
 
 def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +296,7 @@ def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(path: Path, content: bytes) -> None:
         nonlocal calls
         calls += "checkpoint" in path.name
-        if calls == 3:
+        if calls == 4:  # the first one is before the first round
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, content)
 
@@ -299,3 +345,13 @@ def test_divergence_is_said_and_kept(here: Path) -> None:
     assert all(math.isfinite(float(part.sum())) for part in load_file(
         here / "out" / "model.safetensors"
     ).values())  # fmt: skip
+
+
+def test_drifting_models_are_measured(here: Path) -> None:
+    masks = ["--method", "sketch", "--hashes", "fixed", "--correction", "drift"]
+    result = invoke("run", *SMALL, *masks, "--output", here / "run")
+    assert result.exit_code == 0, result.output
+    lines = (here / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    drifts = [json.loads(line)["drift"] for line in lines]
+    assert drifts[0] == 0
+    assert drifts[-1] > 0.01

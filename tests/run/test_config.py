@@ -34,7 +34,7 @@ def values_of(item: Setting) -> st.SearchStrategy[Any]:
         return st.text(min_size=1, max_size=20)
     limits = item.metadata
     least = max(limits["least"] or 0, limits["above"] or 0)
-    most = min(x for x in (limits["most"], limits["below"], 2**62) if x is not None)
+    most = min(x for x in (limits["most"], limits["below"], limits["cap"], 2**62) if x is not None)
     if item.kind is int:
         return st.integers(int(least), int(most) - (limits["below"] is not None))
     return st.floats(
@@ -70,7 +70,7 @@ def test_file_is_read_with_types(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("round = 3", "unknown key 'round'; did you mean rounds"),
-        ("xyz = 3", "unknown key 'xyz'; there are task, model"),
+        ("xyz = 3", "unknown key 'xyz'; see --help for all of them"),
         ("rounds = 1.5", "rounds must be a whole number >= 1, got rounds=1.5"),
         ("rounds = true", "rounds must be a whole number >= 1, got rounds=True"),
         ("rounds = 0", "rounds must be a whole number >= 1, got rounds=0"),

@@ -21,16 +21,16 @@ COMMAND = ["diffsketch", "run"]
 
 def begin(path: Path) -> None:
     with RunDirectory.create(path, CONFIG, command=COMMAND) as directory:
-        directory.write_checkpoint(b"content", {"total": 1.0})
+        directory.write_checkpoint(b"content", {"training": 0.5, "total": 1.0})
 
 
 def test_begun_and_opened(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     with RunDirectory.open(tmp_path / "run") as directory:
         assert directory.config == CONFIG
-        assert directory.start["command"] == COMMAND
+        assert (tmp_path / "run" / "command.txt").read_text() == "diffsketch run\n"
         assert directory.checkpoint.read_bytes() == b"content"
-        assert directory.times() == {"total": 1.0}
+        assert directory.times() == {"training": 0.5, "total": 1.0}
         assert directory.summary() is None
         directory.write_results(model=b"model", summary={"accuracy": 0.5})
         assert directory.summary() == {"accuracy": 0.5}
@@ -45,7 +45,7 @@ def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
     RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True).close()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"config.toml", "run.json", "notes.txt"}
+    assert names == {"command.txt", "config.toml", "run.json", "notes.txt"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -21,10 +21,10 @@ from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Uni
 from diffsketch.run import progress
 from diffsketch.run.progress import in_words, showing
 from diffsketch.run.status import Status, Totals
-from diffsketch.run.words import epsilon_in_words
+from diffsketch.run.words import epsilon_in_words, rounded_up
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
-SPENT = Epsilon(3.2, 1e-5, 7, Basis.PROVEN, SCOPE)
+SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 
 
 def status(done: int) -> Status:
@@ -40,11 +40,23 @@ def shown(console: Console) -> str:
 
 def test_words() -> None:
     assert in_words(status(1)) == (
-        "loss 0.500 | accuracy 87.5% | up 1.23 MB, down 567 B | "
-        "eps 3.2 (proven, client, distributed)"
+        "loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
     )
     nothing = Epsilon(math.inf, 1e-5, 7, Basis.NONE, SCOPE)
     assert epsilon_in_words(nothing) == "no claim"
+    lost = Epsilon(math.inf, 1e-5, 7, Basis.PROVEN, SCOPE)
+    assert epsilon_in_words(lost) == (
+        "proven per round, nothing at 1e-05 over 7 rounds (client, replace, distributed)"
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-7, 0.1, 0.3, 1.0, 2.0001, 7.994, 9.991, 123.4, 1e6 + 1])
+def test_epsilons_are_never_shown_smaller(value: float) -> None:
+    shown = float(rounded_up(value))
+    assert value <= shown <= value * 1.01
+    assert shown == value or float(f"{value:.3g}") <= shown
+    assert float(rounded_up(shown)) == shown
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -57,7 +69,7 @@ def test_bar_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(shown(console).split())
     assert "round 10/10" in text
     assert "━" in text
-    assert "(proven, client, distributed)" in re.sub(r"\s+", " ", text)
+    assert "at 1e-05 (proven; client, replace, distributed)" in re.sub(r"\s+", " ", text)
     assert "…" not in text
 
 

@@ -60,7 +60,8 @@ def test_full_disk_keeps_the_checkpoint(killed: dict[str, Any]) -> None:
     assert "File too large; the checkpoint after 2 rounds is intact" in result["message"]
     assert f"diffsketch run --resume {killed['directory'] / 'full'}" in result["message"]
     assert result["files"] == [
-        "checkpoint.safetensors", "config.toml", "metrics.jsonl", "run.json", "times.json",
+        "checkpoint.safetensors", "command.txt", "config.toml", "metrics.jsonl", "run.json",
+        "times.json",
     ]  # fmt: skip
     assert result["same"]
 

@@ -54,7 +54,7 @@ def audit(
     Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
     on epsilon: it can refute a claim, never prove one.
     """
-    with errors_in_one_line(debug=bool(context.obj)):
+    with errors_in_one_line(context):
         from rich.progress import Progress
 
         from diffsketch.audit import report as reports

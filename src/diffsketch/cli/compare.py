@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from diffsketch.cli.consoles import LastingConsole
 from diffsketch.cli.errors import errors_in_one_line
 from diffsketch.cli.options import with_settings
 from diffsketch.errors import ArgumentError
@@ -55,12 +55,16 @@ def compare(
     """Run several methods on the same batches and devices, and print one table.
 
     Settings below are for all runs; those of methods (such as --rows) for the methods that have
-    them.
-    """
-    with errors_in_one_line(debug=bool(context.obj)):
-        from diffsketch.run.compare_plan import parse_method, read_comparison
+    them. What a NAME:key=value has goes first; a table of --config that has another value is
+    an error.
 
-        console, command = Console(), ["diffsketch", *sys.argv[1:]]
+    Exit status: 0 if all runs ended, even if some diverged (the last line says so), 2 on an error,
+    130 after Ctrl-C and 143 after SIGTERM.
+    """
+    with errors_in_one_line(context):
+        from diffsketch.run.compare_plan import check_flags, parse_method, read_comparison
+
+        console, command = LastingConsole(), ["diffsketch", *sys.argv[1:]]
         if resume is not None:
             if method or config or output or settings or seeds != 1:
                 raise ArgumentError(
@@ -71,6 +75,7 @@ def compare(
             status = sessions.resume(resume, console, jobs=jobs, command=command)
         else:
             shared, each = read_comparison(config) if config is not None else ({}, [])
+            check_flags(settings or {}, each)
             each = [*each, *(parse_method(text) for text in method or ())]
             from diffsketch.run import compare_sessions as sessions
 

@@ -33,7 +33,7 @@ def demo(
 
     Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
     """
-    with errors_in_one_line(debug=bool(context.obj)):
+    with errors_in_one_line(context):
         from rich.progress import Progress
 
         from diffsketch import demo as logic

@@ -72,7 +72,7 @@ def _option(item: Setting) -> inspect.Parameter:
         # It would leave no room for the text beside it.
         text, metavar = f"{text} One of {', '.join(item.choices)}.", "<name>"
     option = typer.Option(
-        item.flag,
+        f"{item.flag}/--no-{item.flag[2:]}" if item.kind is bool else item.flag,
         help=text,
         metavar=metavar,
         rich_help_panel=item.metadata["section"],

@@ -63,7 +63,7 @@ def plan(
 
     Compares vectors and sketches with several kinds of noise, and predicts their errors.
     """
-    with errors_in_one_line(debug=bool(context.obj)):
+    with errors_in_one_line(context):
         import json
 
         from diffsketch import plan as logic

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from diffsketch.cli.consoles import LastingConsole
 from diffsketch.cli.errors import errors_in_one_line
 from diffsketch.cli.options import with_settings
 from diffsketch.errors import ArgumentError
@@ -51,10 +51,14 @@ def run(
     from the method.
 
     Writes config.toml, metrics.jsonl, model.safetensors, summary.json and checkpoints,
-    from which --resume continues to the same bits after any interruption.
+    from which --resume continues to the same bits after any interruption. The same settings write
+    the same files, but for command.txt and times.json.
+
+    Exit status: 0 if all rounds are done or the budget is spent, 2 on an error or if training
+    diverged, 130 after Ctrl-C and 143 after SIGTERM.
     """
-    with errors_in_one_line(debug=bool(context.obj)):
-        console = Console()
+    with errors_in_one_line(context):
+        console = LastingConsole()
         if resume is not None:
             others = {"output": output, "config": config, "overwrite": overwrite or None}
             given = [name for name, value in others.items() if value is not None]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.engines.state import RoundResult, RunState
+from diffsketch.engines.identity import Identity, tensor_digest
+from diffsketch.engines.state import DivergedRound, RoundResult, RunState, diverged
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.learning.aggregate import (
     Aggregate,
     Diverged,
     Secrets,
+    device_scales,
     empty_total,
     is_finite,
     server_noise,
@@ -29,16 +31,16 @@ from diffsketch.learning.devices import Examples
 from diffsketch.learning.local.base import LocalTrainer
 from diffsketch.learning.participation import Participation
 from diffsketch.learning.rounds import Algorithm
-from diffsketch.learning.sampling import AllDevices, Sampler
+from diffsketch.learning.sampling import AllDevices, Sampler, check_sampler
 from diffsketch.learning.server import Correct, Model, Published, Server, ServerOptimizer
-from diffsketch.learning.task import Task
+from diffsketch.learning.task import Task, check_task
 from diffsketch.methods.base import Method, check_whole
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Epsilon, ProvenClaim
+from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
-__all__ = ["Hashes", "RoundResult", "Simulation"]
+__all__ = ["DivergedRound", "Hashes", "RoundResult", "Simulation"]
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 
@@ -48,14 +50,21 @@ _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts fo
 class Simulation:
     """A run of distributed SGD or FedAvg, round by round.
 
-    Everything random follows from the seed and the round (and the device), so a run is determined
-    by its arguments: `state` is small, and `load_state` continues to the same bits.
+    Everything random follows from the arguments and the round (and the device), so a run is
+    determined by its arguments: `state` is small, and `load_state` continues to the same bits.
+
+    Runs with one seed have the same devices, batches and hashes, whatever their method, and the
+    same noise only if all else that changes what is released is the same too, the data included
+    (`diffsketch.engines.identity`): else the difference of two runs would show what the noise of
+    each hides. The trainer, and where it computes, are not among it: they change the rounding.
 
     Guarantees: without compression a round is the textbook's (`tests/learning/test_sgd.py` and
-    `test_fedavg.py`); a round that raises, or is interrupted, has not changed anything
+    `test_fedavg.py`); a round that raises, or is interrupted, has not changed anything, unless its
+    messages were sent and it diverged, when it is paid for and the last one
     (`tests/engines/test_simulate_failures.py`); the budget stops a run before the round that would
     exceed it, and all bytes are counted (`tests/engines/test_simulate.py`); a state that is loaded
-    continues bit-identically (`tests/engines/test_simulate_state.py`).
+    continues bit-identically (`tests/engines/test_simulate_state.py`); different runs have
+    different noise (`tests/engines/test_identity.py`).
 
     Args:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
@@ -63,13 +72,15 @@ class Simulation:
         trainer: Of the task's model.
         algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
         rounds: How many are planned; schedules depend on it.
-        seed: Fixes weights, batches, devices, hashes and noise.
+        seed: Fixes weights, batches, devices and hashes; and, with all other settings, the noise.
         sampler: Who takes part; everyone if not given.
         server: What is done with the mean.
         hashes: `fresh` in each round, or `fixed` to those of the first.
         importance: `p_k` of each device, if devices count differently: the vector of device `k` is
             multiplied by `devices * p_k / sum(p)` before it is encoded, so that sums stay sums.
         budget: Where to stop. Only proven claims can be within one.
+        noise_key: The secret of the noise, if it is not to follow from the other arguments. For
+            simulation. One key is for one release: never give it to runs that differ in anything.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -90,6 +101,7 @@ class Simulation:
         hashes: Hashes = "fresh",
         importance: Tensor | None = None,
         budget: Budget | None = None,
+        noise_key: NoiseKey | None = None,
     ) -> None:
         check_whole("rounds", rounds, least=1)
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
@@ -97,9 +109,10 @@ class Simulation:
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
         self.sampler = algorithm.sampler(task.devices) if sampler is None else sampler
         self.server = ServerOptimizer() if server is None else server
-        self._key, self._noise_key = SketchKey.from_integer(seed), NoiseKey.from_integer(seed)
+        self._key = SketchKey.from_integer(seed)
         self._fixed_seed = self._key.seed(0)
-        self._scales = _scales(importance, len(task.devices))
+        self._scales = device_scales(importance, len(task.devices))
+        self._identity = Identity(task, seed, self._settings(), noise_key)
         self._claims = RoundClaims(method, self.sampler, algorithm.correction)
         self._check_options()
         self._claims.check(self._fixed_seed, budget=budget is not None)
@@ -113,7 +126,10 @@ class Simulation:
 
     @property
     def round_index(self) -> int:
-        """Rounds that were done: the index of the next one."""
+        """Rounds that were done: the index of the next one.
+
+        A last round that diverged is not among them, though it is paid for.
+        """
         return self._state.round_index
 
     @property
@@ -121,6 +137,12 @@ class Simulation:
         """Of the model as it is, `(dim,)`; the mean of the workers' models where they drift."""
         weights = self._state.model.weights
         return weights if weights.dim() == 1 else weights.mean(dim=0)
+
+    @property
+    def drift(self) -> float | None:
+        """How far apart the workers' models are (`relative_drift`), where they may drift."""
+        weights = self._state.model.weights
+        return relative_drift(weights) if weights.dim() == 2 else None
 
     @property
     def averaged_weights(self) -> Tensor:
@@ -151,6 +173,14 @@ class Simulation:
         """The clients' accounts."""
         return self._state.participation
 
+    @property
+    def claim(self) -> Claim:
+        """What holds for the whole run so far: the weakest claim of its rounds.
+
+        Before the first round, what one is expected to claim (`Participation.claim`).
+        """
+        return self._state.participation.claim or self._claims.planned(self._fixed_seed)
+
     def epsilon(self, delta: float) -> Epsilon:
         """What the run has cost the client who paid most, with the basis of that number."""
         return self._state.participation.epsilon(delta)
@@ -166,15 +196,23 @@ class Simulation:
     def step(self) -> RoundResult:
         """Do the next round.
 
-        If this raises, or is interrupted, everything is as before the round.
+        If this raises, or is interrupted, everything is as before the round; but for
+        `DivergedRound`. Then messages were sent: the model is as before, but bytes and epsilon
+        have the round, and it was the last one.
 
         Raises:
             BudgetExceeded: The round would cost too much. It was not run.
-            Diverged: No worker's vector is finite, or the new weights are not.
-            ArgumentError: All rounds are done.
+            DivergedRound: The new weights are not finite.
+            Diverged: No worker's vector is finite, where nothing is proven; or a round diverged
+                before.
+            ArgumentError: All rounds are done, or the sampler draws devices more than once.
         """
+        if self._state.ended:
+            raise Diverged(self._state.ended)
         state, result = self._round(self._state)
         self._state = state
+        if state.ended:
+            raise DivergedRound(state.ended, result)
         return result
 
     def advance(self, model: Model, published: Published) -> Model:
@@ -192,20 +230,21 @@ class Simulation:
 
     def state(self) -> dict[str, Any]:
         """All that has to be kept to continue: tensors, numbers and texts."""
-        return self._state.pack(self._settings())
+        return self._state.pack(self._identity.text)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, in a simulation with the same arguments.
 
         Raises:
-            MismatchError: It is the state of a simulation with other settings, or not all of it.
+            MismatchError: It is the state of a simulation with other settings or data, or not all
+                of it.
         """
-        self._state = self._state.unpacked(state, self._settings())
+        self._state = self._state.unpacked(state, self._identity.text)
 
     def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
         index, method, algorithm = state.round_index, self.method, self.algorithm
         check(index < self.rounds, "round_index", f"be below rounds={self.rounds}", index)
-        cohort, seed = self.sampler.draw(index), self._seed_of(index)
+        cohort, seed = self._drawn(index), self._seed_of(index)
         drawn = cohort.shape[0]
         claim = self._claims.of(drawn, seed)
         payers = cohort.numpy() if self.sampler.fixed_size else _EVERYONE
@@ -219,27 +258,29 @@ class Simulation:
             claim = self._claims.of(summed.count, seed)
             participation = state.participation.after(claim, payers)
         published = self._published(summed, drawn, seed=seed, round_index=index)
-        model = self._next_model(state.model, published, summed)
+        model, ended = state.model, ""
+        try:
+            model = self._next_model(state.model, published, summed)
+        except Diverged as error:  # what was sent is known, whatever became of it
+            ended = str(error)
         left_out = tuple(self.task.devices.names[device] for device in summed.broken)
         up = algorithm.bytes_up(self._message_bytes, summed.count, method.dim)
         drift = relative_drift(model.weights) if model.weights.dim() == 2 else None
-        result = RoundResult(index, cohort, published, up, down, claim, left_out, summed, drift)
+        got = algorithm.downloads(state.synced, cohort=cohort, round_index=index)
+        result = RoundResult(
+            index, cohort, published, up, down, claim, left_out, summed, drift, downloads=got
+        )
         if left_out:
             warn_of(left_out, index, stay=stay)
+        up, down = state.bytes_up + up, state.bytes_down + down
+        if ended:
+            paid = replace(state, participation=participation, synced=synced)
+            return replace(paid, bytes_up=up, bytes_down=down, ended=ended), result
         average = state.average
         if average is not None:
             share = self.server.averaging
             average = torch.add(average * share, model.weights, alpha=1 - share)
-        after = RunState(
-            index + 1,
-            model,
-            average,
-            participation,
-            synced,
-            state.bytes_up + up,
-            state.bytes_down + down,
-        )
-        return after, result
+        return RunState(index + 1, model, average, participation, synced, up, down), result
 
     def _summed(
         self, model: Model, cohort: Tensor, *, seed: HashSeed, round_index: int, stay: bool
@@ -261,7 +302,7 @@ class Simulation:
             cohort,
             vectors_of,
             method=self.method,
-            secrets=Secrets(seed, self._noise_key, round_index),
+            secrets=Secrets(seed, self._identity.noise_key, round_index),
             stay=stay,
             keep=self.algorithm.correction != "off",
         )
@@ -274,7 +315,7 @@ class Simulation:
         if total is None:
             total = empty_total(method, self._state.model.weights.device)
         if type(method).publish is not Method.publish:
-            secrets = Secrets(seed, self._noise_key, round_index)
+            secrets = Secrets(seed, self._identity.noise_key, round_index)
             total = method.publish(total, server_noise(secrets))
         if self.sampler.fixed_size:
             return Published(total, summed.count, seed, round_index)
@@ -295,10 +336,10 @@ class Simulation:
             after = self._advance(model, published, correct)
         except ArgumentError as error:
             if published.total.is_floating_point() and not is_finite(published.total):
-                raise _diverged(index, "the sum of the messages") from error
+                raise diverged(index, "the sum of the messages") from error
             raise
         if not is_finite(after.weights):
-            raise _diverged(index, "the new weights")
+            raise diverged(index, "the new weights")
         return after
 
     def _advance(self, model: Model, published: Published, correct: Correct | None) -> Model:
@@ -306,11 +347,23 @@ class Simulation:
         step = self.algorithm.step * factor
         return self.server.advance(model, published, method=self.method, step=step, correct=correct)
 
+    def _drawn(self, round_index: int) -> Tensor:
+        cohort = self.sampler.draw(round_index)
+        members = cohort.numpy()
+        if not (members[1:] > members[:-1]).all():
+            # Whoever is drawn twice would add the same noise twice.
+            raise ArgumentError(
+                f"the sampler must draw devices once each, in ascending order, got {members}"
+            )
+        return cohort
+
     def _seed_of(self, round_index: int) -> HashSeed:
         return self._key.seed(round_index) if self.hashes == "fresh" else self._fixed_seed
 
     def _first_state(self, target: torch.device, budget: Budget | None) -> RunState:
-        parameters = [one.detach().reshape(-1) for one in self.task.model(self.seed).parameters()]
+        first = self.task.model(self.seed)
+        check_task(self.task, first)
+        parameters = [one.detach().reshape(-1) for one in first.parameters()]
         weights = torch.cat(parameters).to(target, torch.float32)
         if not len(weights) == self.method.dim == self.trainer.dim:
             raise MismatchError(
@@ -325,17 +378,15 @@ class Simulation:
             round_index=0,
             model=self.server.start(weights, self.method),
             average=torch.zeros_like(weights) if self.server.averaging else None,
-            participation=Participation(clients, budget),
+            participation=Participation(clients, budget, self._claims.planned(self._fixed_seed)),
             synced=np.zeros(devices, np.int64),
         )
 
     def _check_options(self) -> None:
-        devices, sampler = len(self.task.devices), self.sampler
-        if sampler.members != devices:
-            raise MismatchError(
-                f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
-            )
+        sampler = self.sampler
+        check_sampler(sampler, devices=len(self.task.devices), method=self.method)
         self.server.check_method(self.method, fresh=self.hashes == "fresh")
+        self.server.check_factor(self.algorithm.step)
         if self.algorithm.correction != "off":
             everyone = isinstance(sampler, AllDevices)
             check(everyone, "sampler", "be of all devices with correction", sampler)
@@ -343,34 +394,10 @@ class Simulation:
             check(plain, "server", "be a ServerOptimizer with correction", self.server)
 
     def _settings(self) -> str:
-        """What a state belongs to, in words."""
+        """What changes the rounds, besides the task and the seed, in words."""
         planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
-        scales = "" if self._scales is None else f", importance={_digest(self._scales)}"
+        scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
         return (
-            f"task={self.task.name!r}, devices={len(self.task.devices)}, method={self.method}, "
-            f"algorithm={self.algorithm}, sampler={self.sampler}, server={self.server}, "
-            f"hashes={self.hashes!r}, seed={self.seed}{planned}{scales}"
+            f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
+            f"server={self.server}, hashes={self.hashes!r}{planned}{scales}"
         )
-
-
-def _scales(importance: Tensor | None, devices: int) -> Tensor | None:
-    """What each device's vector is multiplied by."""
-    if importance is None:
-        return None
-    good = importance.shape == (devices,)
-    check(good, "importance", f"have the shape ({devices},)", tuple(importance.shape))
-    shares = importance.to("cpu", torch.float64)
-    good = bool(((shares > 0) & torch.isfinite(shares)).all())
-    check(good, "importance", "be > 0 and finite", importance)
-    return shares * (devices / shares.sum())
-
-
-def _digest(values: Tensor) -> str:
-    return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _diverged(round_index: int, what: str) -> Diverged:
-    return Diverged(
-        f"round {round_index}: {what} would not be finite: training diverges; the state before "
-        "this round is kept. A smaller learning_rate, server_step or update_clip may help"
-    )

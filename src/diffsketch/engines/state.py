@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffsketch.engines.identity import difference
 from diffsketch.errors import MismatchError
-from diffsketch.learning.aggregate import Aggregate
+from diffsketch.learning.aggregate import Aggregate, Diverged
 from diffsketch.learning.catchup import Synced
 from diffsketch.learning.participation import Participation
 from diffsketch.learning.server import Model, Published
 from diffsketch.privacy.claim import Claim
 
-__all__ = ["RoundResult", "RunState"]
+__all__ = ["DivergedRound", "RoundResult", "RunState", "diverged"]
 
 _ACCOUNTS = "participation."
 
@@ -37,6 +38,7 @@ class RoundResult:
         summed: What the cohort sent, and what its members know of their own privacy.
         drift: How far apart the workers' models are, if they may be (`relative_drift`).
         loss: None: `Simulation.evaluate` measures it.
+        downloads: Devices that received something: as many vectors, if nothing were compressed.
     """
 
     round_index: int
@@ -49,6 +51,7 @@ class RoundResult:
     summed: Aggregate
     drift: float | None = None
     loss: float | None = None
+    downloads: int = 0
 
     @property
     def noised(self) -> float | None:
@@ -72,18 +75,41 @@ class RoundResult:
         return None if claimed is None else float(claimed.max())
 
 
+class DivergedRound(Diverged):
+    """The messages of a round were sent, and what they give is not finite. The round is paid for.
+
+    Attributes:
+        result: What the round did, but for a new model.
+    """
+
+    def __init__(self, message: str, result: RoundResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def diverged(round_index: int, what: str) -> Diverged:
+    """The error of a round whose messages were sent and came to something that is not finite."""
+    return Diverged(
+        f"round {round_index}: {what} would not be finite: training diverges; the model before "
+        "this round is kept, and what was sent is counted. A smaller learning_rate, server_step or "
+        "update_clip may help"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class RunState:
     """All that a round changes. Replaced as a whole, so that a round happens or does not.
 
     Attributes:
-        round_index: Rounds that were done.
+        round_index: Rounds that changed the model.
         model: Weights, and what the server's rule remembers.
         average: The exponential average of the weights, before its bias is corrected.
         participation: The clients' accounts.
         synced: Rounds that each device's model contains.
         bytes_up: Sent by all devices so far.
         bytes_down: Sent to all devices so far.
+        ended: Why there can be no further round, if so. The accounts have the round of which
+            nothing came, and the model has not.
     """
 
     round_index: int
@@ -93,6 +119,7 @@ class RunState:
     synced: Synced
     bytes_up: int = 0
     bytes_down: int = 0
+    ended: str = ""
 
     def pack(self, settings: str) -> dict[str, Any]:
         """As tensors, numbers and texts.
@@ -105,6 +132,7 @@ class RunState:
             "round_index": self.round_index,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "ended": self.ended,
             "weights": self.model.weights.clone(),
             "synced": torch.from_numpy(self.synced.copy()),
         }
@@ -121,10 +149,8 @@ class RunState:
             MismatchError: It belongs to other settings, or is not all of it.
         """
         if state.get("settings") != settings:
-            raise MismatchError(
-                f"the state must be that of the same simulation ({settings}), got "
-                f"{state.get('settings')}"
-            )
+            why = difference(settings, str(state.get("settings")))
+            raise MismatchError(f"the state must be that of the same simulation, but {why}")
         own = self.pack(settings)
         needed = {name for name in own if not name.startswith(f"{_ACCOUNTS}paid.")}
         if missing := sorted(needed - state.keys()):
@@ -148,4 +174,5 @@ class RunState:
             synced=state["synced"].cpu().numpy().copy(),
             bytes_up=state["bytes_up"],
             bytes_down=state["bytes_down"],
+            ended=state["ended"],
         )

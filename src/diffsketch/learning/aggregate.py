@@ -5,8 +5,8 @@ up in the same order every time.
 
 A worker whose vector is not finite (its training diverged, or its data is broken) must not spoil
 the mean. Where the round's claim is proven, its vector counts as zeros, with all the noise that it
-owes, and stays in the count: to leave it out would tell something about its data. Elsewhere it is
-left out, and the count is smaller.
+owes, and stays in the count, even if there is no other: to leave it out, or to stop, would tell
+something about its data. Elsewhere it is left out, and the count is smaller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.cohort import CohortNoise
@@ -31,6 +31,7 @@ __all__ = [
     "Diverged",
     "NonFiniteUpdate",
     "Secrets",
+    "device_scales",
     "empty_total",
     "is_finite",
     "part_size",
@@ -51,7 +52,7 @@ class NonFiniteUpdate(UserWarning):
 
 
 class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
-    """A round gave nothing finite: training diverges. The state is that before the round."""
+    """A round gave nothing finite: training diverges. The model is that before the round."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,22 @@ class Aggregate:
     noised: Tensor | None = None
 
 
+def device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
+    """What each device's vector is multiplied by, so that devices count by their importance.
+
+    Raises:
+        ArgumentError: It is not a number > 0 for each device.
+    """
+    if importance is None:
+        return None
+    good = importance.shape == (devices,)
+    check(good, "importance", f"have the shape ({devices},)", tuple(importance.shape))
+    shares = importance.to("cpu", torch.float64)
+    good = bool(((shares > 0) & torch.isfinite(shares)).all())
+    check(good, "importance", "be > 0 and finite", importance)
+    return shares * (devices / shares.sum())
+
+
 def part_size(dim: int) -> int:
     """How many vectors are encoded at a time."""
     return max(1, _PART_CELLS // dim)
@@ -115,7 +132,7 @@ def sum_messages(
         keep: Whether to keep the vectors, all in one part.
 
     Raises:
-        Diverged: No worker has a finite vector.
+        Diverged: No worker has a finite vector, and none stays. Nothing was sent.
     """
     workers = cohort.shape[0]
     size = workers if keep else part_size(method.dim)
@@ -136,7 +153,7 @@ def sum_messages(
         count += one.messages.shape[0]
         claimed.append(one.claimed)
         noised.append(one.noised)
-    if broken and len(broken) == workers:
+    if broken and len(broken) == workers and not stay:
         raise Diverged(
             f"all {workers} workers of round {secrets.round_index} have vectors with NaN or "
             "infinite values: training diverges, or the data is broken"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from diffsketch.errors import check
 
-__all__ = ["Downloads", "Synced"]
+__all__ = ["Downloads", "Synced", "behind"]
 
 Synced: TypeAlias = npt.NDArray[np.int64]
 """For each device the number of rounds that its model contains."""
@@ -61,3 +61,12 @@ class Downloads:
     def broadcast(self, devices: int) -> int:
         """Bytes of what one round published, to all devices."""
         return devices * self.round_bytes
+
+
+def behind(synced: Synced, cohort: npt.NDArray[np.int64], *, round_index: int) -> int:
+    """How many of the cohort lack a round: without compression each downloads one model.
+
+    >>> behind(np.array([0, 3, 2]), np.array([0, 1]), round_index=3)
+    1
+    """
+    return int((synced[cohort] < round_index).sum())

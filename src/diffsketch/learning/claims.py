@@ -52,9 +52,17 @@ class RoundClaims:
             self._amplified = known = claim, sampler.lottery.amplified(claim)
         return known[1]
 
+    def planned(self, seed: HashSeed) -> Claim:
+        """Of a round as expected, with these hashes: known before there is one.
+
+        Raises:
+            ArgumentError: Rounds cannot have a claim.
+        """
+        return self.of(max(1, round(self._sampler.expected)), seed)
+
     def check(self, seed: HashSeed, *, budget: bool) -> None:
         """Raise an `ArgumentError` unless rounds can have a claim, and a budget if there is one."""
-        claim = self.of(max(1, round(self._sampler.expected)), seed)
+        claim = self.planned(seed)
         if budget and not isinstance(claim, ProvenClaim):
             raise ArgumentError(
                 "budget must not be given where nothing is proven: the epsilon of "

@@ -111,8 +111,9 @@ def without_claim(claim: Claim) -> NoClaim:
 class NoiseControl(Method):
     """A control: another method whose published sum is replaced by Gaussian noise of its norm.
 
-    Nothing of the vectors is left in what it decodes to. What still learns with it does not learn
-    from the messages.
+    Nothing of the vectors but that norm is left in what it decodes to. What still learns with it
+    does not learn from the messages. The method's claim holds: the norm is one of what it
+    publishes.
 
     Args:
         dim: Length of the vectors.
@@ -133,7 +134,11 @@ class NoiseControl(Method):
         return self.inner.total_format
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
-        """Noise with the norm of the sum."""
+        """Noise with the norm of what the method publishes.
+
+        Its own noise is in there first: the norm of a sum without it would tell something.
+        """
+        total = self.inner.publish(total, noise)
         drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0].to(total.device)
         if not total.is_floating_point():
             raise ArgumentError(f"total must be floating point, got {total.dtype}")

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from diffsketch.errors import check_positive
-from diffsketch.learning.catchup import Downloads, Synced
+from diffsketch.learning.catchup import Downloads, Synced, behind
 from diffsketch.learning.correction import Correction
 from diffsketch.learning.devices import Devices
 from diffsketch.learning.local.base import LocalTrainer
 from diffsketch.learning.orders import device_batches
 from diffsketch.learning.sampling import AllDevices, Sampler
+from diffsketch.learning.server import check_step
 from diffsketch.methods.base import check_whole
 
 __all__ = ["FedAvg"]
@@ -43,7 +43,7 @@ class FedAvg:
     local_epochs: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_positive("learning_rate", self.learning_rate)
+        check_step("learning_rate", self.learning_rate)
         check_whole("batch_size", self.batch_size, least=1)
         check_whole("local_epochs", self.local_epochs, least=1)
 
@@ -88,3 +88,7 @@ class FedAvg:
         """What the sampled devices download before they train."""
         del dim
         return downloads.catch_up(synced, cohort.numpy(), round_index=round_index)
+
+    def downloads(self, synced: Synced, *, cohort: Tensor, round_index: int) -> int:
+        """The sampled devices that have missed a round; none before the first one."""
+        return behind(synced, cohort.numpy(), round_index=round_index)

@@ -68,6 +68,11 @@ class FetchSGD(Server):
             raise ArgumentError(
                 f"top_k needs a method whose messages are tables, got method={method.name!r}"
             )
+        cells = method.message_format.cells
+        if cells != "float32":
+            raise ArgumentError(
+                f"top_k needs tables of float32, got method={method.name!r}, whose are {cells}"
+            )
         if fresh:
             raise ArgumentError(
                 "top_k needs hashes='fixed': tables of different hashes do not add up"

@@ -68,7 +68,8 @@ def device_batches(
     """All examples of each device of a cohort, `epochs` times, each time in a fresh order.
 
     The last batch of an epoch may be short. Devices with fewer examples than others have empty
-    places at the end of each epoch.
+    places at the end of each epoch. A device whose examples fit into one batch takes them as they
+    lie: an order within a batch means nothing.
 
     Guarantees (`tests/learning/test_orders.py`): each epoch has each of the device's examples
     once; orders are uniform, and depend on the seed, the round, the epoch and the device alone.
@@ -88,13 +89,13 @@ def device_batches(
     starts, sizes = _spans(devices, members)
     most = int(sizes.max())
     even = int(sizes.min()) == most
+    batch_size = min(batch_size, most)  # more places would stay empty
     steps = -(-most // batch_size)
-    counters = members.view(np.uint64) * _DEVICE_STRIDE
-    if epochs > 1:
-        epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
-        counters = (counters[:, None] + epoch).reshape(-1)
-    each = np.repeat(sizes, epochs) if epochs > 1 and not even else sizes
-    orders = _orders(counters, None if even else each, most, words)
+    if steps == 1:
+        orders = np.arange(most)[None].repeat(len(members) * epochs, axis=0)
+    else:
+        orders = _epochs(members, sizes, epochs=epochs, even=even, words=words)
+        orders[(sizes <= batch_size).repeat(epochs)] = np.arange(most)
     orders = orders.reshape(len(members), epochs, most)
     shape = (len(members), epochs * steps, batch_size)
     room = steps * batch_size
@@ -109,6 +110,23 @@ def device_batches(
     return _on_device(devices, filled.reshape(shape), present.reshape(shape))
 
 
+def _epochs(
+    members: _Whole,
+    sizes: _Whole,
+    *,
+    epochs: int,
+    even: bool,
+    words: tuple[np.uint64, np.uint64],
+) -> _Whole:
+    """An order of each member's examples for each epoch, `(members * epochs, largest size)`."""
+    counters = members.view(np.uint64) * _DEVICE_STRIDE
+    if epochs > 1:
+        epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
+        counters = (counters[:, None] + epoch).reshape(-1)
+    each = np.repeat(sizes, epochs) if epochs > 1 and not even else sizes
+    return _orders(counters, None if even else each, int(sizes.max()), words)
+
+
 def one_batch(
     devices: Devices, cohort: Tensor, *, seed: int, round_index: int, batch_size: int
 ) -> Batches:
@@ -121,6 +139,7 @@ def one_batch(
     members = _members(cohort)
     starts, sizes = _spans(devices, members)
     most = int(sizes.max())
+    batch_size = min(batch_size, most)  # more places would stay empty
     passes, step = np.divmod(round_index, -(-sizes // batch_size))
     words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes of theirs
     counters = members.view(np.uint64) * _DEVICE_STRIDE + passes.view(np.uint64) * _EPOCH_STRIDE

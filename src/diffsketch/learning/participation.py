@@ -62,11 +62,13 @@ class Participation:
 
     Guarantees (`tests/learning/test_participation.py`): epsilon is that of an `Accountant` that is
     told the rounds of the busiest client if all rounds are alike, and never less than that of any
-    client; the budget is never exceeded, and a round is refused before it is run.
+    client; the budget is never exceeded, and a round is refused before it is run; accounts that
+    are restored under a budget that they exceed still say what was paid.
 
     Args:
         clients: How many there are; 1 if every round counts for everyone.
         budget: Where to stop, if anywhere.
+        planned: What a round is expected to claim: what accounts without rounds are about.
 
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
@@ -79,16 +81,28 @@ class Participation:
 
     clients: int
     budget: Budget | None = None
+    planned: Claim | None = field(default=None, repr=False)
     rounds: npt.NDArray[np.int64] = field(init=False, repr=False)
     _accounts: Mapping[str, _Account] = field(init=False, repr=False, default_factory=dict)
     _most: _Prices = field(init=False, repr=False, default_factory=dict)
     _within: _Prices = field(init=False, repr=False, default_factory=dict)
     _weakest: Claim | None = field(init=False, repr=False, default=None)
     _last: tuple[ProvenClaim, _Prices] | None = field(init=False, repr=False, default=None)
+    _watched: bool = field(init=False, repr=False, default=True)  # all was within the budget
 
     def __post_init__(self) -> None:
         check(self.clients >= 1, "clients", "be >= 1", self.clients)
         object.__setattr__(self, "rounds", np.zeros(self.clients, np.int64))
+
+    @property
+    def claim(self) -> Claim | None:
+        """What holds for the whole run: the weakest claim of its rounds.
+
+        Nothing is claimed if nothing is for a single round. Of claims without proof it is the
+        largest; of proven ones, which `epsilon` composes, it is the first round's. Before the
+        first round it is what is planned, if that is known.
+        """
+        return self.planned if self._weakest is None else self._weakest
 
     def after(self, claim: Claim, cohort: npt.NDArray[np.int64]) -> Participation:
         """The accounts if these clients take part in a round with this claim. Ask before it.
@@ -130,19 +144,23 @@ class Participation:
 
         Proven claims are composed. Of claims without proof the largest is given, for one round:
         they do not compose. Where nothing is claimed it is infinite. The weakest claim of all
-        rounds decides which it is.
+        rounds decides which it is. Before the first round it is 0 over 0 rounds, or infinite where
+        nothing will be claimed, with the basis and the scope of what is planned.
         """
-        rounds, claim = int(self.rounds.max()), self._weakest
-        if claim is None or rounds == 0:
-            scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL) if not claim else claim.scope
+        rounds, claim = int(self.rounds.max()), self.claim
+        if claim is None:
+            scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
             return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
+        if rounds == 0:
+            value = math.inf if isinstance(claim, NoClaim) else 0.0
+            return Epsilon(value, delta, 0, claim.basis, claim.scope)
         if isinstance(claim, PaperClaim):
             return claim.epsilon(delta=max(delta, claim.per_round.delta), rounds=1)
         if not isinstance(claim, ProvenClaim):
             return claim.epsilon(delta=delta, rounds=rounds)
         value = epsilon_for(_event(self._most), delta)
         budget = self.budget
-        if budget is not None and delta >= budget.delta:
+        if self._watched and budget is not None and delta >= budget.delta:
             value = min(value, budget.epsilon)  # or a round would have been refused
         return Epsilon(value, delta, rounds, Basis.PROVEN, claim.scope)
 
@@ -155,7 +173,7 @@ class Participation:
         return state
 
     def restored(self, state: Mapping[str, Any]) -> Participation:
-        """With these clients and this budget, in a state from `state()`.
+        """With these clients and this budget, in a state from `state()`, of whatever budget.
 
         Raises:
             MismatchError: It is of another number of clients.
@@ -171,7 +189,14 @@ class Participation:
                 raise MismatchError(f"{name} must be of {self.clients} clients, got {value.shape}")
         most = {name: float(account.sum(axis=0).max()) for name, account in accounts.items()}
         claim = _claim_from_json(json.loads(state["claim"]))
-        return self._with(rounds=rounds, _accounts=accounts, _most=most, _within={}, _weakest=claim)
+        return self._with(
+            rounds=rounds,
+            _accounts=accounts,
+            _most=most,
+            _within={},
+            _weakest=claim,
+            _watched=self._allows(most),
+        )
 
     def _with(self, **changes: object) -> Participation:
         other = object.__new__(Participation)
@@ -203,6 +228,13 @@ class Participation:
             return max(known, claim, key=lambda one: float(one.per_round))
         return claim if ranks[claim.basis] > ranks[known.basis] else known
 
+    def _allows(self, most: _Prices) -> bool:
+        """Whether these prices are within the budget."""
+        budget = self.budget
+        if budget is None or not any(most.values()):
+            return True
+        return epsilon_for(_event(most), budget.delta) <= budget.epsilon
+
     def _admitted(self, most: _Prices, rounds: int, scope: Scope) -> _Prices:
         """Prices that include `most` and are within the budget, so as not to compose each round."""
         budget = self.budget
@@ -210,7 +242,7 @@ class Participation:
             return self._within
 
         def within(factor: float) -> bool:
-            return epsilon_for(_event(_more(most, factor)), budget.delta) <= budget.epsilon
+            return self._allows(_more(most, factor))
 
         if not within(1.0):
             total = epsilon_for(_event(most), budget.delta)

@@ -52,3 +52,6 @@ class Algorithm(Protocol):
         self, downloads: Downloads, synced: Synced, *, cohort: Tensor, round_index: int, dim: int
     ) -> tuple[int, Synced]:
         """All that the devices receive, and which rounds their models contain then."""
+
+    def downloads(self, synced: Synced, *, cohort: Tensor, round_index: int) -> int:
+        """How many devices receive something: as many vectors, if nothing were compressed."""

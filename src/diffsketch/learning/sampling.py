@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import DataError, check
+from diffsketch.errors import ArgumentError, DataError, MismatchError, check
 from diffsketch.learning.orders import round_words
-from diffsketch.methods.base import check_whole
+from diffsketch.methods.base import Method, check_whole
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
@@ -27,6 +27,7 @@ __all__ = [
     "ShuffledSampler",
     "UniformSampler",
     "WeightedSampler",
+    "check_sampler",
 ]
 
 _Whole: TypeAlias = npt.NDArray[np.int64]
@@ -242,7 +243,8 @@ class PoissonDevices:
     """Each device with the same probability, independently: `PoissonSampler` with a seed.
 
     The number of devices varies and may be 0. For central trust, where it amplifies the claim; a
-    mean is then the sum over `expected`.
+    mean is then the sum over `expected`, which only messages of floating-point numbers allow:
+    whole numbers are decoded by the number of messages, which is secret here.
     """
 
     lottery: PoissonSampler
@@ -273,6 +275,25 @@ class PoissonDevices:
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
         return self.lottery.draw(self._key.source(worker=_LOTTERY, round_index=round_index))
+
+
+def check_sampler(sampler: Sampler, *, devices: int, method: Method) -> None:
+    """Raise an error unless it draws from so many devices, and means of its samples can be decoded.
+
+    Raises:
+        MismatchError: It draws from another number of devices.
+        ArgumentError: Numbers of devices vary, and the messages are not of float32.
+    """
+    if sampler.members != devices:
+        raise MismatchError(
+            f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
+        )
+    cells = method.message_format.cells
+    if not sampler.fixed_size and cells != "float32":
+        raise ArgumentError(
+            "poisson sampling is for messages of float32: whole numbers are decoded by how many "
+            f"messages there are, which is secret, got method={method.name!r}, whose are {cells}"
+        )
 
 
 def _first_distinct(values_at: Callable[[npt.NDArray[np.uint64]], _Whole], count: int) -> Tensor:

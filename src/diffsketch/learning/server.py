@@ -20,7 +20,18 @@ from diffsketch.methods.base import Method
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import HEADER_BYTES
 
-__all__ = ["Correct", "Model", "Published", "Schedule", "Server", "ServerOptimizer", "scaled"]
+__all__ = [
+    "Correct",
+    "Model",
+    "Published",
+    "Schedule",
+    "Server",
+    "ServerOptimizer",
+    "check_step",
+    "scaled",
+]
+
+_LARGEST = 1e38  # float32 has no room for more
 
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -87,7 +98,7 @@ class Server(ABC):
     averaging: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_positive("server_step", self.server_step)
+        check_step("server_step", self.server_step)
         check(self.schedule in _SCHEDULES, "schedule", f"be one of {_SCHEDULES}", self.schedule)
         if self.update_clip is not None:
             check_positive("update_clip", self.update_clip)
@@ -107,6 +118,12 @@ class Server(ABC):
         done = round_index / rounds
         share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.server_step * share
+
+    def check_factor(self, step: float) -> None:
+        """Raise an `ArgumentError` if the step of an algorithm times ours is too large."""
+        most = _LARGEST / max(abs(step), 1.0)
+        requirement = f"be at most {most:g} with such a learning_rate"
+        check(self.server_step <= most, "server_step", requirement, self.server_step)
 
     @abstractmethod
     def check_method(self, method: Method, *, fresh: bool) -> None:
@@ -202,6 +219,12 @@ class ServerOptimizer(Server):
     def model_bytes(self, dim: int) -> int:
         """The weights; and the momentum, without which a device could not apply further sums."""
         return super().model_bytes(dim) * (2 if self.momentum else 1)
+
+
+def check_step(name: str, value: float) -> None:
+    """Raise an `ArgumentError` unless it is a number > 0 that float32 can be multiplied by."""
+    check_positive(name, value)
+    check(value <= _LARGEST, name, f"be at most {_LARGEST:g}", value)
 
 
 def scaled(vectors: Tensor, limit: float) -> Tensor:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check_positive
 from diffsketch.learning.catchup import Downloads, Synced
 from diffsketch.learning.correction import Correction, check_correction, mask_bytes
 from diffsketch.learning.devices import Batches, Devices
 from diffsketch.learning.local.base import LocalTrainer
 from diffsketch.learning.orders import one_batch
 from diffsketch.learning.sampling import AllDevices, Sampler
+from diffsketch.learning.server import check_step
 from diffsketch.methods.base import check_whole
 
 __all__ = ["DistributedSGD"]
@@ -42,7 +42,7 @@ class DistributedSGD:
     correction: Correction = field(default="off", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_positive("learning_rate", self.learning_rate)
+        check_step("learning_rate", self.learning_rate)
         check_whole("batch_size", self.batch_size, least=1)
         check_correction(self.correction)
 
@@ -90,6 +90,11 @@ class DistributedSGD:
         workers = len(synced)
         mask = mask_bytes(dim, len(cohort))[1] if self.correction == "shared" else 0
         return downloads.broadcast(workers) + workers * mask, synced
+
+    def downloads(self, synced: Synced, *, cohort: Tensor, round_index: int) -> int:
+        """Every worker."""
+        del cohort, round_index
+        return len(synced)
 
 
 def _only(batches: Batches, row: int) -> Batches:

@@ -163,7 +163,12 @@ def _roles(
 ) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
     """Training and test samples of the chosen roles."""
     if directory is None:
-        return split_roles(select_roles(load_shakespeare(), count=workers or _ROLES))
+        all_roles = load_shakespeare()
+        fitting = sum(_SMALLEST <= len(role) <= _LARGEST for role in all_roles)
+        wanted = _ROLES if workers is None else workers
+        requirement = f"be <= {fitting}, the roles with {_SMALLEST} to {_LARGEST} samples"
+        check(wanted <= fitting, "workers", requirement, wanted)
+        return split_roles(select_roles(all_roles, count=wanted))
     if not any((directory / half).is_dir() for half in ("train", "test")):
         roles = load_shakespeare(directory)
         sizes = {role.name: len(role) for role in roles}

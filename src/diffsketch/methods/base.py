@@ -26,7 +26,7 @@ from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["Encoded", "Method", "check_whole"]
+__all__ = ["Encoded", "Method", "check_sums", "check_whole"]
 
 _NAMED = 5  # rows that an error lists
 
@@ -127,10 +127,8 @@ class Method(ABC):
         batch = values if values.dim() == 2 else values[None]
         encoded = self._encode(batch, seed, noise)
         messages = encoded.messages
-        if messages is not batch and messages.is_floating_point() and not _is_finite(messages):
-            raise ArgumentError(
-                "vectors must be small enough for float32, but sums of their coordinates overflow"
-            )
+        if messages is not batch and messages.is_floating_point():
+            check_sums(messages)
         return encoded if values.dim() == 2 else encoded.single()
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
@@ -216,6 +214,21 @@ def check_whole(name: str, value: int, *, least: int) -> None:
 def _is_finite(values: Tensor) -> bool:
     """A sum is finite only if its terms are, and quick; it may overflow, so look again then."""
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def check_sums(tables: Tensor) -> Tensor:
+    """The tables `(workers, ...)` of finite vectors, if they are finite as well.
+
+    Raises:
+        ArgumentError: One is not; the error names its row, where there are several.
+    """
+    if not _is_finite(tables):
+        rows = _rows_of(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
+        raise ArgumentError(
+            "vectors must be small enough for float32, but sums of their coordinates overflow"
+            f"{rows}"
+        )
+    return tables
 
 
 def _rows_of(bad: Tensor) -> str:

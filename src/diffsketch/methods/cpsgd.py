@@ -33,10 +33,16 @@ class CpSgd(Method):
     Under distributed trust: the noise of all workers together hides one client, if there is enough
     of it; `claim_for` says what is proven, and that nothing is where the theorem's condition fails.
 
+    A member of a secure sum sends numbers modulo that of the sum, so a message has as many bits a
+    number as the sum of the cohort needs.
+
     *The paper's settings* are those of `PAPER_SETTINGS`: `claimed=5.0` or `10.0`, with `bits` 4
     (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
-    round, break the theorem's condition by far, and are shown as claimed. The paper does not say
-    which range it took for coordinates; `limit=1` is one that needs no look at the data.
+    round, break the theorem's condition by far, and are shown as claimed. Messages then have the
+    paper's 4 or 5 bits, which hold one worker's number and leave no room for a secure sum: that is
+    the paper's accounting. (With so many workers that something is proven they have the sum's.)
+    The paper does not say which range it took for coordinates; `limit=1` is one that needs no look
+    at the data.
 
     Args:
         dim: Length of the vectors.
@@ -48,13 +54,15 @@ class CpSgd(Method):
         trials: Of the noise, m in the paper.
         delta: That the claim is made for.
         claimed: An epsilon of the paper's table.
-        bits: Of a number in a message, to choose from the paper's table. Else they follow.
+        bits: To choose from the paper's table.
         rotate: Spread the vector over all coordinates by a random rotation, which the round's
             seed gives; messages then are as long as the next power of two.
         relation: Which data sets are neighbours.
 
     >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
     3973
+    >>> CpSgd(dim=7850, cohort=10, levels=12, trials=4).wire_bytes
+    7898
     """
 
     cohort: int
@@ -125,23 +133,34 @@ class CpSgd(Method):
 
     @cached_property
     def message_format(self) -> MessageFormat:
-        """Numbers in `[0, levels + trials)`."""
-        length, bits = self._unrotated.length, self._unrotated.bits
-        return MessageFormat(self.name, self.dim, (length,), "unsigned", bits)
+        """As the total, under a secure sum; the paper's, if its claim is all that there is."""
+        if not isinstance(self._claim, PaperClaim):
+            return self.total_format
+        return replace(self.total_format, bits=self._unrotated.bits)
 
     @cached_property
     def total_format(self) -> MessageFormat:
         """With room for the sum of the cohort, which does not wrap."""
-        bits = self._unrotated.sum_bits
-        return MessageFormat(self.name, self.dim, self.message_format.shape, "unsigned", bits)
+        length, bits = self._unrotated.length, self._unrotated.sum_bits
+        return MessageFormat(self.name, self.dim, (length,), "unsigned", bits)
 
     @cached_property
     def _claim(self) -> ProvenClaim | PaperClaim | NoClaim:
-        return self._unrotated.claim
+        return self._claim_of(self.cohort)
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim | NoClaim:  # noqa: ARG002
         # The same for every rotation.
-        return self._claim if present == self.cohort else self._unrotated.claim_for(present)
+        return self._claim if present == self.cohort else self._claim_of(present)
+
+    def _claim_of(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
+        claim = self._unrotated.claim_for(present)
+        if not isinstance(claim, PaperClaim):
+            return claim
+        bits = self._unrotated.bits
+        source = (
+            f"{claim.source}, with messages of {bits} bits that leave no room for a secure sum,"
+        )
+        return replace(claim, source=source)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))

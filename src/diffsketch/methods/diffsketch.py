@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import PaperClaim
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimates
-from diffsketch.sketch.count_sketch import CountSketch
+from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import HashSeed
 
 __all__ = ["DiffSketch", "PaddedTables", "in_groups"]
@@ -66,7 +66,7 @@ class DiffSketch(PaddedTables):
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
       claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
       sensitivity is `2 alpha rows`, so the scale is `2 alpha rows / per_round`.
-    * Aggregation and query: the sum; the query of the mean table.
+    * Aggregation and query: the sum; the query of the mean table, by the median of its rows.
 
     **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
     coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
@@ -82,11 +82,13 @@ class DiffSketch(PaddedTables):
         padding: How many numbers are appended. Without any, Theorem 1 claims something only for
             tables that are very small for the length of the vector.
         family: Of the hashes.
-        combine: How the rows' estimates become one.
+        combine: How the rows' estimates become one: by their median, as in Algorithm 1. (For other
+            methods it is the mean, if nothing is given.)
     """
 
     per_round: float
     padding: int = 0
+    combine: Combine = field(default="median", kw_only=True)
 
     name: ClassVar[str] = "diffsketch"
 

@@ -17,6 +17,9 @@ from diffsketch.wire.formats import MessageFormat
 __all__ = ["Uncompressed"]
 
 
+_CLAIM = NoClaim(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL), "vectors are sent as they are")
+
+
 @dataclass(frozen=True)
 class Uncompressed(Method):
     """No compression and no privacy: messages are the vectors in float32, their mean is exact."""
@@ -29,8 +32,7 @@ class Uncompressed(Method):
         return MessageFormat(self.name, self.dim, (self.dim,), "float32", 32)
 
     def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return NoClaim(scope, "vectors are sent as they are")
+        return _CLAIM
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(batch)

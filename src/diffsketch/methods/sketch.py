@@ -19,6 +19,9 @@ from diffsketch.wire.formats import MessageFormat
 __all__ = ["PlainSketch", "TableMethod"]
 
 
+_CLAIM = NoClaim(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL), "bare tables are sent")
+
+
 @dataclass(frozen=True)
 class TableMethod(Method):
     """What methods share whose messages are Count Sketch tables, most of them in float32.
@@ -68,8 +71,7 @@ class PlainSketch(TableMethod):
     name: ClassVar[str] = "sketch"
 
     def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return NoClaim(scope, "bare tables are sent")
+        return _CLAIM
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(self.sketch.encode(batch, seed))

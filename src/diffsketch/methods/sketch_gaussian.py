@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from diffsketch.errors import check_positive
-from diffsketch.methods.base import Encoded
+from diffsketch.methods.base import Encoded, check_sums
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
 from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
@@ -71,7 +71,7 @@ class SketchGaussian(TableMethod):
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         def encode(vectors: Tensor) -> Tensor:
-            return self.sketch.encode(vectors, seed)
+            return check_sums(self.sketch.encode(vectors, seed))
 
         if self.trust is Trust.LOCAL:
             return Encoded(self.mechanism.release(batch, noise, encode=encode))

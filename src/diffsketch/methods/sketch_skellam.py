@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import Encoded, check_whole
+from diffsketch.methods.base import Encoded, check_sums, check_whole
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
 from diffsketch.privacy.mechanisms import NormBound, Quantizer, SkellamMechanism
@@ -136,7 +136,7 @@ class SketchSkellam(TableMethod):
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         def encode(vectors: Tensor) -> Tensor:
-            return self.sketch.encode(vectors, seed)
+            return check_sums(self.sketch.encode(vectors, seed))
 
         return Encoded(self.mechanism.release(batch, noise, encode=encode))
 

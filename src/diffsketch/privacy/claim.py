@@ -70,13 +70,17 @@ _QUESTIONS = {
     (Unit.COORDINATE, Relation.REPLACE): "which of two values one coordinate of a vector has",
     (Unit.EXAMPLE, Relation.ADD_OR_REMOVE): "whether one training example was used",
     (Unit.EXAMPLE, Relation.REPLACE): "which of two training examples was used",
-    (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client took part",
+    # Who takes part is known, but for secret samples: a client that "is not there" sends zeros.
+    (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client sends its data or zeros",
     (Unit.CLIENT, Relation.REPLACE): "which of two data sets one client holds",
 }
-_ZEROS = "whether one client sends its data or zeros"
+_OF_A_SAMPLE = "whether one client took part"
 _VIEWERS = {
     Trust.LOCAL: "anyone who sees a client's message",
-    Trust.DISTRIBUTED: "anyone who sees the secure sum of the messages, but no single one,",
+    Trust.DISTRIBUTED: (
+        "anyone who sees the secure sum of the messages, but no single message and no member's "
+        "noise,"
+    ),
     Trust.CENTRAL: "anyone who sees what a trusted server publishes, but no message,",
 }
 
@@ -106,12 +110,8 @@ class Scope:
 
     @property
     def sentence(self) -> str:
-        """In words that need no glossary."""
-        question = _QUESTIONS[self.unit, self.relation]
-        if (self.unit, self.relation) == (Unit.CLIENT, Relation.ADD_OR_REMOVE):
-            # Its message, or its share of the noise, shows that it takes part.
-            question = question if self.trust is Trust.CENTRAL else _ZEROS
-        return f"how well {_VIEWERS[self.trust]} can tell {question}"
+        """In words that need no glossary, for rounds whose members are known."""
+        return _telling(self.trust, _QUESTIONS[self.unit, self.relation])
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,10 @@ class ProvenClaim:
         return Epsilon(value, delta, rounds, self.basis, self.scope)
 
     def __str__(self) -> str:
-        return f"Proven: {self.mechanism} limits {self.scope.sentence}."
+        sentence = self.scope.sentence
+        if is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
+            sentence = _telling(self.scope.trust, _OF_A_SAMPLE)
+        return f"Proven: {self.mechanism} limits {sentence}."
 
 
 @dataclass(frozen=True)
@@ -301,6 +304,10 @@ class NoClaim:
 
 
 Claim: TypeAlias = ProvenClaim | PaperClaim | MeasuredClaim | NoClaim
+
+
+def _telling(trust: Trust, question: str) -> str:
+    return f"how well {_VIEWERS[trust]} can tell {question}"
 
 
 def _check_rounds(rounds: int, *, least: int = 1) -> None:

@@ -13,7 +13,7 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.calibration import calibrate
 from diffsketch.privacy.claim import Claim, ProvenClaim
 
-__all__ = ["most_participations", "noise_for_budget"]
+__all__ = ["most_participations", "noise_for_budget", "paying_rounds"]
 
 _LEAST = 1e-2  # less noise than that protects nothing
 _TOLERANCE = 1e-3  # of the noise, relatively: each look may take a Fourier transform
@@ -46,8 +46,13 @@ def noise_for_budget(
             )
         return claim.event
 
-    times = most_participations(sampler, rounds) if sampler.fixed_size else rounds
+    times = paying_rounds(sampler, rounds)
     return calibrate(event_of, budget, rounds=times, least=_LEAST, tolerance=_TOLERANCE)
+
+
+def paying_rounds(sampler: Sampler, rounds: int) -> int:
+    """How many rounds the client pays for that pays most; all of them if samples are secret."""
+    return most_participations(sampler, rounds) if sampler.fixed_size else rounds
 
 
 def most_participations(sampler: Sampler, rounds: int) -> int:

@@ -34,9 +34,10 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.registry import METHODS, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
-from diffsketch.run.budget import noise_for_budget
+from diffsketch.run.budget import noise_for_budget, paying_rounds
 from diffsketch.run.config import RunConfig
 from diffsketch.run.defaults import METHOD_SETTINGS, with_task_defaults
+from diffsketch.run.rehearsal import check_threads, rehearse
 from diffsketch.run.settings import Value, describe
 from diffsketch.sketch.hashing import SketchKey
 
@@ -73,6 +74,7 @@ def build(config: RunConfig) -> Built:
         DataError: The task's data cannot be used.
     """
     _check_device(config.device)
+    check_threads(config.threads)
     fields = settings_of_methods()[config.method]
     config = with_task_defaults(config, fields=fields)
     task = load_task(
@@ -101,6 +103,7 @@ def build(config: RunConfig) -> Built:
         hashes=cast(Hashes, config.hashes),
         budget=_budget(config),
     )
+    rehearse(simulation, config)
     return Built(config, simulation, model)
 
 
@@ -158,7 +161,8 @@ def _method(
     cohort = max(1, round(sampler.expected))
     given = {name: value for name in fields if (value := getattr(config, name)) is not None}
     if "delta" in settings_of(config.method):
-        given["delta"] = config.delta
+        # A claim that is made for one delta has to share the run's with all rounds of a client.
+        given["delta"] = config.delta / paying_rounds(sampler, cast(int, config.rounds))
 
     for name, needed in settings_of(config.method).items():
         if needed and name not in given and name != "noise_multiplier":

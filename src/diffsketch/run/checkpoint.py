@@ -19,7 +19,7 @@ from diffsketch.errors import DataError, MismatchError
 
 __all__ = ["pack", "unpack"]
 
-_FORMAT = "diffsketch checkpoint 1"
+_FORMAT, _ENTRY = "diffsketch checkpoint 1", "checkpoint"
 
 
 def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str) -> bytes:
@@ -41,8 +41,9 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
     rest = {name: value for name, value in state.items() if name not in tensors}
     content = {"format": _FORMAT, "identity": identity, "state": rest, "progress": dict(progress)}
     text = json.dumps(content)
-    metadata = {"content": text, "sha256": _digest(tensors, text)}
-    return safetensors.torch.save(tensors, metadata=metadata)
+    whole = json.dumps({"content": text, "sha256": _digest(tensors, text)})
+    # One entry: several come in any order, and the same checkpoint shall have the same bytes.
+    return safetensors.torch.save(tensors, metadata={_ENTRY: whole})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -60,7 +61,7 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
     try:
         tensors = safetensors.torch.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = header["__metadata__"]
+        metadata = json.loads(header["__metadata__"][_ENTRY])
         text = metadata["content"]
         if _digest(tensors, text) != metadata["sha256"]:
             raise ValueError("its checksum differs")
@@ -68,7 +69,7 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
         kind, owner = found["format"], found["identity"]
         state, progress = {**found["state"], **tensors}, found["progress"]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged checkpoint ({error}); nothing was changed") from error
+        raise DataError(f"{path}: damaged checkpoint ({error}); it was not changed") from error
     if kind != _FORMAT:
         raise MismatchError(f"{path}: must have the format {_FORMAT!r}, got {kind!r}")
     if owner != identity:

@@ -7,25 +7,27 @@ from the checkpoints of its runs.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, cast
 
-from diffsketch.errors import DiffSketchError
-from diffsketch.run.build import build
+from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.learning.aggregate import NonFiniteUpdate
+from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare_plan import Contender
 from diffsketch.run.config import RunConfig
-from diffsketch.run.defaults import TASK_DEFAULTS
+from diffsketch.run.defaults import METHOD_SETTINGS, TASK_DEFAULTS, with_task_defaults
 from diffsketch.run.directory import RunDirectory
+from diffsketch.run.metrics import read_metrics
 from diffsketch.run.sessions import session, threads
 from diffsketch.run.status import Status
 
@@ -56,7 +58,7 @@ class Result:
         name: Of the row in the table.
         seed: Of the run.
         summary: What its `summary.json` says; None if it was interrupted.
-        times: Its seconds.
+        times: Its seconds; empty if they are not known.
         curve: Its measurements.
     """
 
@@ -98,6 +100,7 @@ def run_members(
 
     Raises:
         DiffSketchError: A run failed, for another reason than that it diverged.
+        MismatchError: What is there is not the run of a member.
     """
     tracker = _Tracker(members, on_progress)
     results = {member: found for member in members if (found := _finished(member)) is not None}
@@ -138,7 +141,10 @@ class _Tracker:
         """For runs in other processes: at what they have written."""
         part, names = 0.0, []
         for member in running:
-            curve = _curve(member.path / "metrics.jsonl")
+            try:
+                curve = read_metrics(member.path / "metrics.jsonl")
+            except DataError:
+                continue  # said by whoever needs them; this is only for the display
             if curve:
                 planned = member.config.rounds or TASK_DEFAULTS[member.config.task]["rounds"]
                 part += curve[-1]["round"] / cast(int, planned)
@@ -156,6 +162,7 @@ def _run_one(
     with threads(member.config.threads):
         if (member.path / "run.json").exists():
             with RunDirectory.open(member.path) as directory:
+                _check_member(member, directory)
                 session(build(directory.config), directory, show=show, stop=stop)
                 return _result(member, directory)
         if stop():
@@ -168,24 +175,32 @@ def _run_one(
 
 def _finished(member: Member) -> Result | None:
     """The result of a run, if it is finished."""
-    if not (member.path / "summary.json").exists():
+    if not (member.path / "run.json").exists():
         return None
     with RunDirectory.open(member.path) as directory:
-        return _result(member, directory)
+        _check_member(member, directory)
+        return _result(member, directory) if directory.finished else None
+
+
+def _check_member(member: Member, directory: RunDirectory) -> None:
+    """Raise unless the run that is there has the settings that the plan has for it.
+
+    What the data and the method decide is left out: it follows from the rest.
+    """
+    planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
+    for name, wanted in asdict(planned).items():
+        found = getattr(directory.config, name)
+        decided = name == "workers" or name in METHOD_SETTINGS
+        if found != wanted and not (wanted is None and decided):
+            raise MismatchError(
+                f"{directory.path}: is no run of this comparison, whose plan has {name}={wanted!r} "
+                f"for it: it has {name}={found!r}"
+            )
 
 
 def _result(member: Member, directory: RunDirectory) -> Result:
-    curve = _curve(directory.metrics)
+    curve = read_metrics(directory.metrics)
     return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
-
-
-def _curve(path: Path) -> list[dict[str, Any]]:
-    """The measurements in a file that may be growing: without a line that is not whole yet."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines]
 
 
 _stopped: Event | None = None  # in a process of the pool: set when the comparison is interrupted
@@ -210,7 +225,10 @@ def _in_process(member: Member, command: list[str]) -> Result:
     def stop() -> bool:
         return _stopped is not None and _stopped.is_set()
 
-    return _run_one(member, command, show=lambda _: None, stop=stop)
+    with warnings.catch_warnings():
+        # Counted in the summary; lines of several processes would get into each other.
+        warnings.simplefilter("ignore", NonFiniteUpdate)
+        return _run_one(member, command, show=lambda _: None, stop=stop)
 
 
 def _in_processes(

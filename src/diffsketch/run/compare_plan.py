@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffsketch.errors import ArgumentError, DataError
+from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.run.config import METHOD_NAMES, RunConfig
 from diffsketch.run.config_files import checked_table, read_toml
 from diffsketch.run.settings import Value, describe, nearest
 
-__all__ = ["Contender", "contenders_of", "parse_method", "read_comparison"]
+__all__ = ["Contender", "check_flags", "contenders_of", "parse_method", "read_comparison"]
 
 _TABLES, _NAME = "run", "name"
+_FORMAT = "diffsketch comparison 1"
+_LONGEST, _KEPT = 80, 60  # letters of a directory's name
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,11 @@ class Contender:
 
     @property
     def folder(self) -> str:
-        """A name for its directory."""
-        return re.sub(r"[^A-Za-z0-9.=_-]+", "-", self.name).strip("-.") or "run"
+        """A name for its directory: short enough for any file system."""
+        text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", self.name).strip("-.") or "run"
+        if len(text) <= _LONGEST and not text.startswith("comparison."):
+            return text
+        return f"{text[:_KEPT].rstrip('-.')}-{hashlib.sha256(self.name.encode()).hexdigest()[:12]}"
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Value]]:
@@ -64,6 +70,8 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
                 f"method must be NAME:key=value,..., got method={text!r}: {part!r} is no setting; "
                 f"{hint}"
             )
+        if key in settings:
+            raise ArgumentError(f"method must have {key} once, got method={text!r}")
         settings[key] = known[key].parsed(value.strip())
     return text, settings
 
@@ -92,6 +100,27 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
             raise DataError(f"{where} name must be text, got name={name!r}")
         found.append((name or default, settings))
     return shared, found
+
+
+def check_flags(
+    flags: Mapping[str, Value], tables: Iterable[tuple[str, Mapping[str, Value]]]
+) -> None:
+    """Raise where a flag and a `[[run]]` table say different things: neither may lose silently.
+
+    Args:
+        flags: Given on the command line, for all runs.
+        tables: Name and settings of each.
+
+    Raises:
+        ArgumentError: A table has another value.
+    """
+    for name, settings in tables:
+        for key, value in flags.items():
+            if key in settings and settings[key] != value:
+                raise ArgumentError(
+                    f"{key} must not be given on the command line and differently in the file's "
+                    f"[[{_TABLES}]] {name!r}, got {key}={value!r} and {settings[key]!r} there"
+                )
 
 
 def contenders_of(
@@ -124,7 +153,11 @@ def contenders_of(
             if key not in of_methods or key in fields_of[method]
         }
         used |= set(common)
-        contenders.append(Contender(name, {**common, "method": method, **settings}))
+        own = {**common, "method": method, **settings}
+        if isinstance(own.get("data_dir"), str):
+            # It may be continued from elsewhere.
+            own["data_dir"] = str(Path(str(own["data_dir"])).resolve())
+        contenders.append(Contender(name, own))
     _check_names(contenders)
     for key in shared:
         if key not in used:
@@ -147,10 +180,16 @@ def _check_names(contenders: Iterable[Contender]) -> None:
 def to_data(contenders: Sequence[Contender], seeds: Sequence[int]) -> dict[str, Any]:
     """For the file from which a comparison is continued."""
     runs = [{"name": item.name, "settings": dict(item.settings)} for item in contenders]
-    return {"seeds": list(seeds), "runs": runs}
+    return {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
 
 
 def from_data(data: Mapping[str, Any]) -> tuple[list[Contender], list[int]]:
-    """What `to_data` wrote."""
+    """What `to_data` wrote.
+
+    Raises:
+        MismatchError: It is of another version's format.
+    """
+    if data.get("format") != _FORMAT:
+        raise MismatchError(f"must have the format {_FORMAT!r}, got {data.get('format')!r}")
     runs = [Contender(item["name"], dict(item["settings"])) for item in data["runs"]]
     return runs, [int(seed) for seed in data["seeds"]]

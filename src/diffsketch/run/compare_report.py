@@ -18,8 +18,9 @@ from rich.table import Table
 from diffsketch.files import replace_files
 from diffsketch.privacy.claim import Basis
 from diffsketch.run.compare import Result
+from diffsketch.run.config import METHOD_NAMES
 from diffsketch.run.report import epsilon_from_data
-from diffsketch.run.words import bytes_in_words
+from diffsketch.run.words import bytes_in_words, rounded_up
 
 __all__ = ["report", "rows_of", "write_results"]
 
@@ -55,9 +56,9 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
-            f"{row['rounds']:,}\n{row['milliseconds_per_round']:.3g}",
+            f"{row['rounds']:,}\n{_milliseconds(row)}",
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
-            f"{row['compression']:.3g}x",
+            f"{row['compression']:.3g}x" if row["bytes"] else "-",
             _epsilon(row),
             end_section=True,
         )
@@ -68,7 +69,7 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
         + ". All bytes are those of the messages up and down with their headers; the ratio is that "
         "of vectors in float32 to them."
     )
-    return table, reading
+    return table, reading, *_assumed(rows)
 
 
 def write_results(
@@ -103,8 +104,10 @@ def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:
     accuracies = [one["accuracy"] for one in summaries]
     largest = max((one["epsilon"] for one in summaries), key=_size)
     bytes_of = [one["bytes_up"] + one["bytes_down"] for one in summaries]
-    raw = sum(2 * one["uncompressed_bytes_each_way"] for one in summaries)
-    seconds = sum(one.times["training"] for one in results if one.summary is not None)
+    raw = sum(one["uncompressed_bytes_up"] + one["uncompressed_bytes_down"] for one in summaries)
+    timed = [one for one in results if one.summary is not None and one.times]
+    seconds = sum(one.times["training"] for one in timed)
+    steps = sum(one.summary["rounds"] for one in timed if one.summary is not None)
     ended: dict[str, int] = {}
     for one in summaries:
         kind = "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
@@ -118,8 +121,9 @@ def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:
         "message_bytes": summaries[0]["message_bytes"],
         "bytes": statistics.fmean(bytes_of),
         "compression": raw / max(sum(bytes_of), 1),
-        "milliseconds_per_round": 1000 * seconds / max(sum(one["rounds"] for one in summaries), 1),
+        "milliseconds_per_round": 1000 * seconds / steps if steps else None,
         "epsilon": largest,
+        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
         "ended": ended,
     }
 
@@ -129,9 +133,15 @@ def _size(epsilon: Mapping[str, Any]) -> float:
 
 
 def _name(name: str) -> str:
-    """With its settings below each other."""
-    first, *rest = re.split("[:,]", name)
+    """With its settings below each other, if it is made of them and not a name that was given."""
+    made = name.partition(":")[0] in METHOD_NAMES
+    first, *rest = re.split("[:,]", name) if made else [name]
     return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
+
+
+def _milliseconds(row: Mapping[str, Any]) -> str:
+    value = row["milliseconds_per_round"]
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -146,12 +156,26 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 
 def _epsilon(row: Mapping[str, Any]) -> str:
+    """As `epsilon_in_words`, in a narrow column."""
     epsilon = epsilon_from_data(row["epsilon"])
-    scope = epsilon.scope
     if epsilon.basis is Basis.NONE:
         return "no claim"
+    value, scope, at = float(epsilon), epsilon.scope, f"at {epsilon.delta:g}"
+    about = f"{scope.unit},\n{scope.relation},\n{scope.trust}"
+    if math.isinf(value):
+        rounds = f"over {epsilon.rounds:,} rounds"
+        return f"{epsilon.basis} per round,\nnothing {at}\n{rounds}\n{about}"
     times = " a round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"{float(epsilon):.3g}{times}\n{epsilon.basis}\n{scope.unit}\n{scope.trust}"
+    return f"{rounded_up(value)}{times}\n{at}\n{epsilon.basis};\n{about}"
+
+
+def _assumed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What privacy rests on, and for which methods."""
+    methods: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for text in row["assumes"]:
+            methods.setdefault(text, {})[row["name"].partition(":")[0]] = None
+    return [escape(f"{', '.join(names)}: {text}") for text, names in methods.items()]
 
 
 def _csv_row(result: Result) -> dict[str, Any]:
@@ -162,6 +186,6 @@ def _csv_row(result: Result) -> dict[str, Any]:
         row[column] = summary.get(column, epsilon.get(column))
     row["epsilon"] = epsilon.get("value")
     rounds = summary.get("rounds", 0)
-    if rounds:
+    if rounds and result.times:
         row["milliseconds_per_round"] = 1000 * result.times["training"] / rounds
     return row

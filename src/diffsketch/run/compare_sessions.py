@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.run import compare_report
 from diffsketch.run.build import build, settings_of_methods
-from diffsketch.run.compare import members_of, run_members
+from diffsketch.run.compare import Result, members_of, run_members
 from diffsketch.run.compare_plan import Contender, contenders_of, from_data, to_data
-from diffsketch.run.directory import free_name
+from diffsketch.run.config import RunConfig
+from diffsketch.run.directory import free_name, locked
 from diffsketch.run.interrupts import Interrupts
-from diffsketch.run.settings import Value
+from diffsketch.run.sealed import read_sealed, sealed
+from diffsketch.run.sessions import warnings_in_lines
+from diffsketch.run.settings import Value, describe
 
 __all__ = ["resume", "start"]
 
@@ -52,6 +56,12 @@ def start(
     _check_count("jobs", jobs)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
+    end = describe(RunConfig)["seed"].metadata["below"]
+    if first + seeds > end:
+        raise ArgumentError(
+            f"seeds must be at most {end - first}, so that all are below {end}, got seeds={seeds} "
+            f"and seed={first}"
+        )
     contenders = contenders_of(common, each, fields_of=settings_of_methods())
     numbers = list(range(first, first + seeds))
     for contender in contenders:
@@ -63,24 +73,40 @@ def start(
         )
     path = output or free_name(Path("runs") / "compare")
     prepare_output(path)
-    replace_file(path / _PLAN, json.dumps(to_data(contenders, numbers), indent=1).encode() + b"\n")
-    return _run(contenders, numbers, path, console, jobs=jobs, command=command)
+    with _alone(path):
+        replace_file(path / _PLAN, sealed(to_data(contenders, numbers)))
+        return _run(contenders, numbers, path, console, jobs=jobs, command=command)
 
 
 def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> int:
     """Continue a comparison; the exit status.
 
     Raises:
-        DataError: There is none, or its plan is damaged.
+        DataError: There is none, or its plan is damaged or was changed.
+        MismatchError: A run that is there is not one of the plan.
+        RunBusy: Another process is at it.
     """
     _check_count("jobs", jobs)
     try:
-        contenders, seeds = from_data(json.loads((path / _PLAN).read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
+        contenders, seeds = from_data(read_sealed(path / _PLAN))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"{path}: not the directory of a comparison: no {_PLAN}") from error
+    except MismatchError as error:
+        raise MismatchError(f"{path / _PLAN}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / _PLAN}: damaged: {error!r}") from error
-    return _run(contenders, seeds, path, console, jobs=jobs, command=command)
+    with _alone(path):
+        return _run(contenders, seeds, path, console, jobs=jobs, command=command)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from this comparison."""
+    lock = locked(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _run(
@@ -93,7 +119,11 @@ def _run(
     command: list[str],
 ) -> int:
     members = members_of(contenders, seeds, path)
-    with Interrupts() as interrupts, Progress(console=console, transient=True) as progress:
+    with (
+        Interrupts() as interrupts,
+        Progress(console=console, transient=True) as progress,
+        warnings_in_lines(progress.console),
+    ):
         task = progress.add_task("Comparing", total=1.0)
         results = run_members(
             members,
@@ -114,7 +144,13 @@ def _run(
         console.print(part, highlight=False)
     for file in paths:
         console.print(f"Wrote {file}", highlight=False, markup=False, soft_wrap=True)
+    if diverged := sum(_diverged(result) for result in results):
+        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
     return 0
+
+
+def _diverged(result: Result) -> bool:
+    return result.summary is not None and result.summary["outcome"] == "diverged"
 
 
 def _check(contender: Contender, seed: int) -> None:

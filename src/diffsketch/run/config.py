@@ -68,8 +68,8 @@ class RunConfig:
         "Training",
         choices=("sgd", "fedavg"),
     )
-    rounds: int | None = setting(None, "Rounds of communication.", "Training", least=1)
-    learning_rate: float | None = setting(None, "Step of SGD.", "Training", above=0)
+    rounds: int | None = setting(None, "Rounds of communication.", "Training", least=1, cap=2**32)
+    learning_rate: float | None = setting(None, "Step of SGD.", "Training", above=0, cap=1e38)
     batch_size: int | None = setting(None, "Examples of a step.", "Training", least=1)
     local_epochs: int | None = setting(
         None, "Passes over a device's data in a round (fedavg).", "Training", least=1
@@ -91,6 +91,7 @@ class RunConfig:
         "Threads of PyTorch, on which the last bits of results depend; more help large cohorts.",
         "Training",
         least=1,
+        cap=1024,
     )
 
     # The method
@@ -102,7 +103,8 @@ class RunConfig:
     family: str | None = setting(None, "Hash family.", "Method", choices=("blocked", "pairwise"))
     combine: str | None = setting(
         None,
-        "How rows' estimates become one.",
+        "How rows' estimates become one: by default the paper's median for diffsketch, else the "
+        "mean.",
         "Method",
         choices=("mean", "median"),
     )
@@ -113,18 +115,21 @@ class RunConfig:
         None,
         "Epsilon of one message or round, for methods that are set by it.",
         "Method",
-        above=0,
+        least=1e-6,
     )
     padding: int | None = setting(
         None, "Gaussian numbers appended to each vector.", "Method", least=0
     )
     std: float | None = setting(None, "Standard deviation of appended numbers.", "Method", above=0)
-    clip: float | None = setting(None, "Limit of what a worker contributes.", "Method", above=0)
+    clip: float | None = setting(
+        None, "Limit of what a worker contributes.", "Method", above=0, cap=1e30
+    )
     noise_multiplier: float | None = setting(
         None,
         "Noise over sensitivity.",
         "Method",
-        above=0,
+        least=1e-4,
+        cap=1e9,
         means="what --budget allows for all rounds",
     )
     relation: str | None = setting(
@@ -166,7 +171,7 @@ class RunConfig:
     )
 
     # What the server does with the mean
-    server_step: float = setting(1.0, "Factor of the mean update.", "Server", above=0)
+    server_step: float = setting(1.0, "Factor of the mean update.", "Server", above=0, cap=1e38)
     schedule: str = setting(
         "constant",
         "Of the steps over the rounds.",

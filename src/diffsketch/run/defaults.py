@@ -2,7 +2,8 @@
 
 From the paper: batches of 10, learning rates of 0.01, 0.01 and 0.8, one local epoch, 10 devices a
 round on MNIST* and one on Shakespeare, tables of 51x, 10x and 20x. It does not say how many rounds,
-nor which epsilon a table of MNIST is for: those are ours.
+nor which epsilon a table of MNIST is for: those are ours. (Method `diffsketch` itself has the
+paper's query, the median; the other sketches have the mean.)
 """
 
 from __future__ import annotations

@@ -6,25 +6,24 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
-import platform
+import shlex
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy
-import torch
-
-from diffsketch import __version__
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file, replace_files
 from diffsketch.run.config import RunConfig
 from diffsketch.run.config_files import read_settings, to_toml
+from diffsketch.run.sealed import read_json, read_sealed, sealed
+from diffsketch.run.versions import check_versions, versions
 
-__all__ = ["RunBusy", "RunDirectory", "free_name"]
+__all__ = ["RunBusy", "RunDirectory", "free_name", "locked"]
 
 _FORMAT = "diffsketch run 1"
-_CONFIG, _RUN, _METRICS = "config.toml", "run.json", "metrics.jsonl"
+_CONFIG, _RUN, _METRICS, _COMMAND = "config.toml", "run.json", "metrics.jsonl", "command.txt"
 _CHECKPOINT, _MODEL, _SUMMARY, _TIMES = (
     "checkpoint.safetensors",
     "model.safetensors",
@@ -32,11 +31,11 @@ _CHECKPOINT, _MODEL, _SUMMARY, _TIMES = (
     "times.json",
 )
 # In the order in which a run is removed: what says that there is one comes last.
-_FILES = (_SUMMARY, _MODEL, _CHECKPOINT, _METRICS, _TIMES, _CONFIG, _RUN)
+_FILES = (_SUMMARY, _MODEL, _CHECKPOINT, _METRICS, _TIMES, _COMMAND, _CONFIG, _RUN)
 
 
 class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
-    """Another process is writing to the directory of the run. Nothing was changed."""
+    """Another process is writing to the directory. Nothing was changed."""
 
 
 class RunDirectory:
@@ -49,7 +48,7 @@ class RunDirectory:
         path: The directory.
         config: The settings of the run, all resolved.
         identity: A digest of the settings, by which a checkpoint is known.
-        start: What `run.json` says: versions and the command that began the run.
+        start: What `run.json` says: what the run was begun with.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -68,7 +67,8 @@ class RunDirectory:
         Args:
             path: New or empty, unless it is to be overwritten.
             config: All settings, resolved.
-            command: That began it, for the record.
+            command: That began it, for the record: in a file of its own, since the same run may be
+                begun by different commands.
             overwrite: Whether a run that is there may be removed; other files stay.
 
         Raises:
@@ -77,19 +77,18 @@ class RunDirectory:
             OSError: It cannot be made.
         """
         prepare_output(path)
-        self = cls(path, _locked(path))
+        self = cls(path, locked(path))
         try:
             self._clear(overwrite=overwrite)
             content = to_toml(config).encode()
             self.config, self.identity = config, hashlib.sha256(content).hexdigest()
-            self.start = {
-                "format": _FORMAT,
-                "config": self.identity,
-                "versions": _versions(),
-                "command": command,
+            self.start = {"format": _FORMAT, "config": self.identity, "versions": versions()}
+            files = {
+                path / _CONFIG: content,
+                path / _COMMAND: shlex.join(command).encode(errors="replace") + b"\n",
+                path / _RUN: _json(self.start),
             }
-            text = json.dumps(self.start, indent=2)
-            replace_files({path / _CONFIG: content, path / _RUN: text.encode() + b"\n"})
+            replace_files(files)
         except BaseException:
             self.close()
             raise
@@ -106,7 +105,7 @@ class RunDirectory:
         """
         if not (path / _RUN).is_file() or not (path / _CONFIG).is_file():
             raise DataError(f"{path}: not the directory of a run: {_CONFIG} or {_RUN} is missing")
-        self = cls(path, _locked(path))
+        self = cls(path, locked(path))
         try:
             self.start = _read_start(path / _RUN)
             self.identity = hashlib.sha256((path / _CONFIG).read_bytes()).hexdigest()
@@ -155,13 +154,32 @@ class RunDirectory:
         Raises:
             DataError: The file is damaged.
         """
-        path = self.path / _SUMMARY
-        return _read_json(path) if path.exists() else None
+        try:
+            return read_sealed(self.path / _SUMMARY)
+        except FileNotFoundError:
+            return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is there that a run leaves."""
+        return (self.path / _SUMMARY).exists() and (self.path / _MODEL).exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a checkpoint was written, even if it is gone."""
+        return self.checkpoint.exists() or (self.path / _TIMES).exists()
 
     def times(self) -> dict[str, float]:
-        """Seconds that the run took, all its sessions together; empty before there are any."""
-        path = self.path / _TIMES
-        return _read_json(path) if path.exists() else {}
+        """Seconds that the run took, all its sessions together; empty before there are any.
+
+        Also if the file is damaged: nothing but the time that is shown depends on it.
+        """
+        try:
+            found = read_json(self.path / _TIMES)
+        except (FileNotFoundError, DataError):
+            return {}
+        good = all(_is_time(found.get(name)) for name in ("training", "total"))
+        return {name: found[name] for name in ("training", "total")} if good else {}
 
     def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
         """Replace the checkpoint; on an error the old one stays."""
@@ -170,11 +188,11 @@ class RunDirectory:
 
     def write_results(self, *, model: bytes, summary: dict[str, Any]) -> None:
         """Write what a finished run leaves; the summary last, since it says that it is finished."""
-        replace_files({self.path / _MODEL: model, self.path / _SUMMARY: _json(summary)})
+        replace_files({self.path / _MODEL: model, self.path / _SUMMARY: sealed(summary)})
 
     def files(self) -> list[Path]:
         """What has been written, the most interesting first."""
-        names = (_SUMMARY, _METRICS, _MODEL, _CONFIG, _TIMES, _CHECKPOINT)
+        names = (_SUMMARY, _METRICS, _MODEL, _CONFIG, _COMMAND, _TIMES, _CHECKPOINT)
         return [self.path / name for name in names if (self.path / name).exists()]
 
     def _clear(self, *, overwrite: bool) -> None:
@@ -216,8 +234,12 @@ def free_name(base: Path) -> Path:
             return path
 
 
-def _locked(path: Path) -> int:
-    """Lock a directory until the process ends or closes what comes back. No file is left behind."""
+def locked(path: Path) -> int:
+    """Lock a directory until the process ends or closes what comes back. No file is left behind.
+
+    Raises:
+        RunBusy: Another process has locked it.
+    """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,51 +247,28 @@ def _locked(path: Path) -> int:
         os.close(lock)
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise
-        raise RunBusy(f"{path}: another process is writing to this run") from None
+        raise RunBusy(f"{path}: another process is writing to it") from None
     return lock
 
 
-def _versions() -> dict[str, str]:
-    return {
-        "diffsketch": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-
-
 def _read_start(path: Path) -> dict[str, Any]:
-    start = _read_json(path)
+    start = read_json(path)
     if start.get("format") != _FORMAT:
         raise MismatchError(
             f"{path}: must have the format {_FORMAT!r}, got {start.get('format')!r}: written by "
             "another version of diffsketch"
         )
-    here = _versions()
     try:
-        written = dict(start["versions"])
-        _ = start["config"], start["command"]
-    except (KeyError, TypeError, ValueError) as error:
+        written = {str(name): str(value) for name, value in start["versions"].items()}
+        _ = start["config"]
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged: {error!r}") from error
-    # What the numbers depend on: with another version the result might be another.
-    for name in ("diffsketch", "torch", "numpy", "machine"):
-        if written.get(name) != here[name]:
-            raise MismatchError(
-                f"{path}: the run was begun with {name} {written.get(name)} and can only be "
-                f"continued with that, got {name} {here[name]}"
-            )
+    check_versions(written, path)
     return start
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: damaged or not readable: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: damaged: it holds no JSON object")
-    return found
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def _json(data: dict[str, Any]) -> bytes:

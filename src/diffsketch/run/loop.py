@@ -6,25 +6,27 @@ written: so an interrupted run that continues makes the same decisions.
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from diffsketch.engines.simulate import Simulation
-from diffsketch.errors import DiffSketchError
+from diffsketch.engines.simulate import DivergedRound, Simulation
+from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.learning.aggregate import Diverged
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon
+from diffsketch.privacy.claim import Epsilon
 from diffsketch.run.checkpoint import pack, unpack
 from diffsketch.run.directory import RunDirectory
-from diffsketch.run.metrics import Metrics, epsilon_data, finite
+from diffsketch.run.metrics import Metrics, epsilon_data, finite, read_metrics
 from diffsketch.run.status import Outcome, Status, Totals
 
 __all__ = ["CheckpointFailed", "Loop"]
 
 _FALL = 0.05  # of accuracy below its best
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -41,7 +43,6 @@ class _Progress:
     accuracy: float | None = None
     first_loss: float | None = None
     best_accuracy: float = 0.0
-    claim: str | None = None  # of the last round that was evaluated, in words
 
 
 class Loop:
@@ -59,7 +60,7 @@ class Loop:
         stop: Asked before every round whether to interrupt.
 
     Raises:
-        DataError: The checkpoint or the measurements are damaged.
+        DataError: The checkpoint or the measurements are damaged, or it is missing.
         MismatchError: The checkpoint is of another run.
     """
 
@@ -78,7 +79,6 @@ class Loop:
         self._rounds, self._every = config.rounds or 0, config.evaluate_every or 1
         self._delta, self._pause = config.delta, config.checkpoint_seconds
         self._progress = _Progress()
-        self._claim: Claim | None = None
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
         self._restore()
@@ -89,11 +89,6 @@ class Loop:
     def totals(self) -> Totals:
         """Of all rounds so far."""
         return self._progress.totals
-
-    @property
-    def claim(self) -> str | None:
-        """Of the last round, in words; None if there was none."""
-        return self._progress.claim
 
     @property
     def times(self) -> dict[str, float]:
@@ -142,6 +137,8 @@ class Loop:
         simulation = self._simulation
         if simulation.round_index == 0 and self._progress.evaluated < 0:
             self._evaluate()
+        if self._saved_round is None:
+            self._save()  # so that rounds without a checkpoint mean that it was lost
         while simulation.round_index < self._rounds:
             if self._diverged():
                 return Outcome("diverged", f"the loss after {self._after()} is not a finite number")
@@ -151,12 +148,13 @@ class Loop:
             try:
                 result = simulation.step()
             except (BudgetExceeded, Diverged) as error:
+                if isinstance(error, DivergedRound):
+                    self._progress.totals.add(error.result)
                 self._evaluate()
                 kind = "budget" if isinstance(error, BudgetExceeded) else "diverged"
                 return Outcome(kind, str(error))
             self._times["training"] += time.monotonic() - before
             self._progress.totals.add(result)
-            self._claim = result.claim
             if simulation.round_index % self._every == 0 or simulation.round_index == self._rounds:
                 self._evaluate()
             self._show(self._status())
@@ -203,9 +201,9 @@ class Loop:
             "noised_share": progress.totals.noised_share,
             "left_out": progress.totals.left_out,
         }
+        if self._simulation.drift is not None:
+            record["drift"] = self._simulation.drift
         self._metrics.append(record)
-        if self._claim is not None:
-            progress.claim = str(self._claim)
         progress.evaluated, progress.loss, progress.accuracy = index, loss, accuracy
         progress.best_accuracy = max(progress.best_accuracy, accuracy)
         if progress.first_loss is None:
@@ -244,22 +242,43 @@ class Loop:
     def _restore(self) -> None:
         path = self._directory.checkpoint
         if not path.exists():
+            self._check_new()
             self._metrics.restore(None)
             return
         state, saved = unpack(path.read_bytes(), path, identity=self._directory.identity)
-        self._metrics.restore(saved.pop("metrics"))
+        try:
+            self._simulation.load_state(state)
+        except MismatchError as error:
+            raise MismatchError(f"{path}: {error}") from error
+        self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
         self._progress = _Progress(**{**saved, "totals": Totals(**saved["totals"])})
-        self._simulation.load_state(state)
         self._saved_round = self._simulation.round_index
 
+    def _check_new(self) -> None:
+        """Raise if there were rounds: to begin again would throw away what is known of them."""
+        directory = self._directory
+        try:
+            rounds = max((one["round"] for one in read_metrics(directory.metrics)), default=0)
+        except DataError:
+            rounds = 1  # whatever it is, it is not the beginning of a run
+        if directory.begun or rounds > 0:
+            raise DataError(
+                f"{directory.checkpoint}: missing, though the run had begun: put it back, or begin "
+                f"again with diffsketch run --config {directory.path}/config.toml"
+            )
+
     def _failure(self, error: OSError) -> str:
-        where = error.filename2 or error.filename or self._directory.path
-        kept = (
-            "no checkpoint was written yet"
-            if self._saved_round is None
-            else f"the checkpoint after {self._saved_round:,} rounds is intact"
-        )
+        directory = self._directory
+        where = error.filename2 or error.filename or directory.path
+        said = f"{where}: {error.strerror or error}"
+        if not directory.path.is_dir():
+            return f"{said}; the directory of the run is gone, and its checkpoint with it"
+        if self._saved_round is None:
+            return f"{said}; no checkpoint was written yet"
+        if not directory.checkpoint.exists():
+            return f"{said}; the checkpoint is gone"
+        once = "there is room" if error.errno in _FULL else "it can be written"
         return (
-            f"{where}: {error.strerror or error}; {kept}: once there is room, continue with "
-            f"diffsketch run --resume {self._directory.path}"
+            f"{said}; the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
+            f"continue with diffsketch run --resume {directory.path}"
         )

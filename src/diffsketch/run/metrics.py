@@ -17,7 +17,7 @@ from typing import Any
 from diffsketch.errors import DataError
 from diffsketch.privacy.claim import Epsilon
 
-__all__ = ["Metrics", "epsilon_data", "finite"]
+__all__ = ["Metrics", "epsilon_data", "finite", "read_metrics"]
 
 
 class Metrics:
@@ -32,6 +32,7 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._new = not path.exists()
         # Appending: two programs could never write over each other's lines.
         self._stream = path.open("ab", buffering=0)
         self._digest = hashlib.sha256()
@@ -76,12 +77,36 @@ class Metrics:
         content = self._path.read_bytes()[:length]
         digest = hashlib.sha256(content)
         if state is not None and (len(content), digest.hexdigest()) != (length, state["sha256"]):
+            if self._new:
+                self._path.unlink()
+                raise DataError(f"{self._path}: missing: the checkpoint was made with it")
             raise DataError(
                 f"{self._path}: damaged: its first {length:,} bytes are not those that the "
-                "checkpoint was made with; nothing was changed"
+                "checkpoint was made with; it was not changed"
             )
         self._stream.truncate(length)
         self._digest, self._length = digest, length
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The measurements in a file that may be growing: without a line that is not whole yet.
+
+    Raises:
+        DataError: A line is none that `Metrics` writes.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            _ = int(record["round"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}: damaged: line {number} is no measurement") from error
+        found.append(record)
+    return found
 
 
 def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def in_words(status: Status) -> str:
     """Loss, accuracy, bytes and epsilon with its basis."""
     parts = []
     if status.loss is not None and status.accuracy is not None:
-        parts += [f"loss {status.loss:.3f}", f"accuracy {status.accuracy:.1%}"]
+        parts += [f"loss {status.loss:.4g}", f"accuracy {status.accuracy:.1%}"]
     up, down = status.totals.bytes_up, status.totals.bytes_down
     parts.append(f"up {bytes_in_words(up)}, down {bytes_in_words(down)}")
     parts.append(epsilon_in_words(status.epsilon()))

@@ -32,9 +32,9 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     table.add_column()
     for name, value in _rows(summary, times):
         table.add_row(name, value)
-    parts: list[Table | str] = [table]
-    if summary["claim"]:
-        parts.append(summary["claim"])
+    parts: list[Table | str] = [table, summary["claim"]]
+    if summary["assumes"]:
+        parts.append(" ".join(summary["assumes"]))
     if summary["reason"]:
         parts.append(sentence(f"{_ENDED[summary['outcome']]}: {summary['reason']}"))
     return tuple(parts)
@@ -80,6 +80,4 @@ def _bytes(summary: dict[str, Any], way: str) -> str:
 
 def _epsilon(summary: dict[str, Any]) -> str:
     epsilon = epsilon_from_data(summary["epsilon"])
-    if epsilon.basis is Basis.NONE:
-        return "no claim"
-    return f"{epsilon_in_words(epsilon)}\n{epsilon.scope}, delta = {epsilon.delta:g}"
+    return epsilon_in_words(epsilon)

@@ -70,7 +70,7 @@ def resume(path: Path, console: Console) -> int:
     """
     with RunDirectory.open(path) as directory:
         summary = directory.summary()
-        if summary is not None:
+        if summary is not None and directory.finished:
             _print(console, f"The run in {path} is finished: there is nothing to continue.")
             for part in report(summary, directory.times()):
                 console.print(part, highlight=False)

@@ -23,6 +23,7 @@ Value: TypeAlias = bool | int | float | str | None
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BOOLEANS = {"true": True, "false": False}
+_LISTED = 12  # names in an error
 
 
 def setting(
@@ -35,6 +36,7 @@ def setting(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    cap: float | None = None,
     means: str | None = None,
 ) -> Any:
     """A field of a dataclass that is a setting.
@@ -48,9 +50,10 @@ def setting(
         above: A number that it has to exceed.
         most: The largest number allowed.
         below: A number that it has to stay below.
+        cap: The largest number that can be computed with; said only where it is exceeded.
         means: What a default of None stands for, if not: what the task or the method has.
     """
-    limits = {"least": least, "above": above, "most": most, "below": below}
+    limits = {"least": least, "above": above, "most": most, "below": below, "cap": cap}
     rest = {"help": text, "section": section, "choices": choices, "means": means}
     return field(default=default, metadata={**rest, **limits})
 
@@ -117,10 +120,13 @@ class Setting:
         if value is None and self.optional:
             return None
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 10**308 else math.inf  # refused below
         good = isinstance(value, self.kind) and (self.kind is bool or not isinstance(value, bool))
+        name, cap = self.name, self.metadata["cap"]
+        if good and cap is not None and cap < value < math.inf:  # type: ignore[operator]
+            most = f"{cap:,}" if isinstance(cap, int) else f"{cap:g}"
+            raise ArgumentError(f"{name} must be at most {most}, got {name}={value!r}")
         if not good or not self._within(value):
-            name = self.name
             raise ArgumentError(f"{name} must be {self.expected}, got {name}={value!r}")
         return value  # type: ignore[return-value]
 
@@ -154,7 +160,7 @@ class Setting:
         return bool(
             self.kind is bool
             or (
-                math.isfinite(value)
+                (self.kind is int or math.isfinite(value))
                 and (limits["least"] is None or value >= limits["least"])
                 and (limits["above"] is None or value > limits["above"])
                 and (limits["most"] is None or value <= limits["most"])
@@ -187,4 +193,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.replace("-", "_"), names, n=2, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"there are {', '.join(names)}"
+    return (
+        f"there are {', '.join(names)}" if len(names) <= _LISTED else "see --help for all of them"
+    )

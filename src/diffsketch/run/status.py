@@ -22,6 +22,7 @@ class Totals:
         validated: Messages that their workers checked by Theorem 1.
         noised: Those of them that needed noise.
         left_out: Messages that were left out, or zeros, since their vectors were not finite.
+        downloads: How often a worker received something: without compression, a vector each time.
     """
 
     bytes_up: int = 0
@@ -30,6 +31,7 @@ class Totals:
     validated: int = 0
     noised: int = 0
     left_out: int = 0
+    downloads: int = 0
 
     def add(self, result: RoundResult) -> None:
         """Count a round."""
@@ -37,6 +39,7 @@ class Totals:
         self.bytes_down += result.bytes_down
         self.messages += result.summed.count
         self.left_out += len(result.left_out)
+        self.downloads += result.downloads
         if result.noised is not None:
             self.validated += result.summed.count
             self.noised += round(result.noised * result.summed.count)

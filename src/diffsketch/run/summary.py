@@ -6,6 +6,9 @@ import dataclasses
 from typing import Any
 
 from diffsketch.engines.simulate import Simulation
+from diffsketch.methods.base import Method
+from diffsketch.methods.sketch_skellam import SketchSkellam
+from diffsketch.run.assumptions import assumptions
 from diffsketch.run.directory import RunDirectory
 from diffsketch.run.loop import Loop
 from diffsketch.run.metrics import epsilon_data, finite
@@ -19,12 +22,14 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of `summary.json`. No times of the clock, so that the same run gives the same.
 
-    Ratios are of real bytes: those of the vectors in float32 to those of the messages with their
-    headers.
+    Ratios are of real bytes: those of the vectors in float32 that a run without compression would
+    send to and from the same workers, to those of the messages with their headers.
     """
     config, totals = directory.config, loop.totals
     loss, accuracy = loop.evaluation
-    raw = 4 * simulation.method.dim * totals.messages
+    claim = simulation.claim
+    vector = 4 * simulation.method.dim
+    raw_up, raw_down = vector * totals.messages, vector * totals.downloads
     sent = totals.bytes_up + totals.bytes_down
     return {
         "outcome": outcome.kind,
@@ -37,15 +42,18 @@ def summarise(
         "best_accuracy": loop.best_accuracy,
         "dim": simulation.method.dim,
         "message_bytes": simulation.method.wire_bytes,
+        **_whole_numbers(simulation.method),
         "messages": totals.messages,
         "bytes_up": totals.bytes_up,
         "bytes_down": totals.bytes_down,
-        "uncompressed_bytes_each_way": raw,
-        "compression_up": raw / totals.bytes_up if totals.bytes_up else None,
-        "compression_down": raw / totals.bytes_down if totals.bytes_down else None,
-        "compression": 2 * raw / sent if sent else None,
+        "uncompressed_bytes_up": raw_up,
+        "uncompressed_bytes_down": raw_down,
+        "compression_up": raw_up / totals.bytes_up if totals.bytes_up else None,
+        "compression_down": raw_down / totals.bytes_down if totals.bytes_down else None,
+        "compression": (raw_up + raw_down) / sent if sent else None,
         "epsilon": epsilon_data(simulation.epsilon(config.delta)),
-        "claim": loop.claim,
+        "claim": str(claim),
+        "assumes": assumptions(claim, simulation.sampler),
         "noised_share": totals.noised_share,
         "left_out": totals.left_out,
         "seed": config.seed,
@@ -53,5 +61,14 @@ def summarise(
             name: value for name, value in dataclasses.asdict(config).items() if value is not None
         },
         "versions": directory.start["versions"],
-        "command": directory.start["command"],
+    }
+
+
+def _whole_numbers(method: Method) -> dict[str, Any]:
+    """Bits and width of a step, as they are where they were not given."""
+    if not isinstance(method, SketchSkellam):
+        return {}
+    return {
+        "bits": method.mechanism.bits,
+        "granularity": method.mechanism.quantizer.granularity,
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 
 from diffsketch.privacy.claim import Basis, Epsilon
 
-__all__ = ["bytes_in_words", "epsilon_in_words", "sentence", "time_in_words"]
+__all__ = ["bytes_in_words", "epsilon_in_words", "rounded_up", "sentence", "time_in_words"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_UP = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
 
 
 def bytes_in_words(count: float) -> str:
@@ -25,21 +27,37 @@ def bytes_in_words(count: float) -> str:
 
 
 def epsilon_in_words(epsilon: Epsilon) -> str:
-    """An epsilon with its basis: what is claimed is for one round, what is proven for all of them.
+    """An epsilon with its delta and its words: basis; unit, relation, trust.
+
+    What is claimed is for one round, what is proven for all of them.
 
     >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
-    >>> epsilon_in_words(Epsilon(3.21, 1e-5, 100, Basis.PROVEN, scope))
-    'eps 3.21 (proven, client, distributed)'
+    >>> epsilon_in_words(Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope))
+    'eps 7.99 at 1e-05 (proven; client, replace, distributed)'
     >>> epsilon_in_words(Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope))
-    'eps 1 per round (claimed)'
+    'eps 1 per round at 1e-05 (claimed; client, replace, distributed)'
+    >>> epsilon_in_words(Epsilon(math.inf, 1e-5, 100, Basis.PROVEN, scope))
+    'proven per round, nothing at 1e-05 over 100 rounds (client, replace, distributed)'
     """
-    value = float(epsilon)
-    if epsilon.basis is Basis.NONE or math.isinf(value):
+    if epsilon.basis is Basis.NONE:
         return "no claim"
-    if epsilon.basis is Basis.CLAIMED:
-        return f"eps {value:.3g} per round (claimed)"
-    return f"eps {value:.3g} ({epsilon.basis}, {epsilon.scope.unit}, {epsilon.scope.trust})"
+    value, at, scope = float(epsilon), f"at {epsilon.delta:g}", epsilon.scope
+    about = f"{scope.unit}, {scope.relation}, {scope.trust}"
+    if math.isinf(value):
+        return f"{epsilon.basis} per round, nothing {at} over {epsilon.rounds:,} rounds ({about})"
+    times = " per round" if epsilon.basis is Basis.CLAIMED else ""
+    return f"eps {rounded_up(value)}{times} {at} ({epsilon.basis}; {about})"
+
+
+def rounded_up(value: float) -> str:
+    """With three significant digits, and never less than it is.
+
+    >>> rounded_up(3.201), rounded_up(0.1), rounded_up(12345.0), rounded_up(8.0)
+    ('3.21', '0.1', '12400', '8')
+    """
+    # From its shortest text: as the number that a user gave, and not a little above it.
+    return f"{float(_UP.create_decimal(repr(float(value)))):.15g}"
 
 
 def sentence(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,6 +16,7 @@ from diffsketch.learning.devices import Batches, Examples
 __all__ = [
     "LocalTrainer",
     "check_batches",
+    "check_chosen",
     "check_one_step",
     "clear_absent",
     "mean_scores",
@@ -70,6 +72,21 @@ def check_batches(batches: Batches) -> None:
                 f"present must have the shape of indices, {tuple(indices.shape)}, "
                 f"got {tuple(present.shape)}"
             )
+
+
+def check_chosen(indices: Tensor, labels: Tensor, *, classes: int) -> None:
+    """Raise unless all indices are of examples, with labels of the classes: loops do not check.
+
+    Raises:
+        ArgumentError: One is not.
+    """
+    chosen = indices.numpy().reshape(-1)
+    # As unsigned numbers, negative ones are very large: one look for both ends.
+    most = int(chosen.view(np.uint64).max())
+    check(most < len(labels), "indices", f"be in [0, {len(labels)})", chosen)
+    own = labels.numpy()[chosen]
+    most = int(own.view(np.uint64).max())
+    check(most < classes, "labels", f"be in [0, {classes})", own)
 
 
 def check_one_step(batches: Batches) -> None:

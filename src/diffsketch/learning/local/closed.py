@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diffsketch.errors import MismatchError
 from diffsketch.learning.devices import Batches, Examples
+from diffsketch.learning.local import closed_cpu
 from diffsketch.learning.local.base import (
     check_batches,
+    check_chosen,
     check_one_step,
     clear_absent,
     mean_scores,
     own_places,
 )
 from diffsketch.learning.models import LogisticRegression, WeightLayout
+from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
 
 __all__ = ["ClosedForm"]
 
+_NO_SHARES = np.zeros((1, 0, 0), np.float32)
 _WORKERS = {"cpu": 128, "cuda": 4096}  # at a time; on a CPU so that their examples stay in cache
 
 
@@ -30,7 +36,8 @@ class ClosedForm:
     `residual = softmax(scores) - onehot(labels)`, shape `(classes, batch)`. Only the change is kept
     for each worker: `scores = weight x + change x`, where the first product is one for all workers
     and the second begins with the second step. Classes come first everywhere, so that the products
-    have the layout of the flat weights.
+    have the layout of the flat weights. On the CPU, in float32, compiled loops do the same without
+    tensors in between.
 
     Args:
         model: Whose sizes are taken, not its weights.
@@ -75,12 +82,37 @@ class ClosedForm:
         if indices.numel() == 0:
             return weights.new_zeros(workers, self.dim)
         out = weights.new_empty(workers, self.dim)
+        if _compiled(weights, examples):
+            self._train_compiled(weights, examples, indices, places, factor, out)
+            return clear_absent(out, batches)
         at_once = _WORKERS.get(weights.device.type, 4096)
         for start in range(0, workers, at_once):
             rows = slice(start, start + at_once)
             part = None if places is None else places[rows]
             self._train_part(weights, examples, indices[rows], part, factor, out[rows])
         return clear_absent(out, batches)
+
+    def _train_compiled(
+        self,
+        weights: Tensor,
+        examples: Examples,
+        indices: Tensor,
+        places: Tensor | None,
+        factor: float,
+        out: Tensor,
+    ) -> None:
+        inputs, labels, chosen = examples.inputs.flatten(1), examples.labels, indices.contiguous()
+        if inputs.shape[1] != self._features:
+            raise MismatchError(
+                f"inputs must have {self._features} numbers each, got {inputs.shape[1]}"
+            )
+        shares = _NO_SHARES if places is None else places.float().numpy()
+        check_chosen(chosen, labels, classes=self._classes)
+        run = runner(closed_cpu.train, closed_cpu.train_parallel, threads_for(out.numel()))
+        run(
+            weights.detach().numpy(), self._classes, inputs.numpy(), labels.numpy(),
+            chosen.numpy(), shares, np.float32(factor), out.numpy(),
+        )  # fmt: skip
 
     def _train_part(
         self,
@@ -144,3 +176,11 @@ class ClosedForm:
         if one is None or one.device != like.device:
             one = self._scratch["minus one"] = like.new_full((1, 1), -1.0)
         return one
+
+
+def _compiled(weights: Tensor, examples: Examples) -> bool:
+    """Whether the compiled loops can read everything where it lies."""
+    inputs = examples.inputs
+    here = weights.device.type == inputs.device.type == "cpu"
+    plain = weights.dtype == inputs.dtype == torch.float32
+    return here and plain and inputs.is_contiguous() and weights.is_contiguous()

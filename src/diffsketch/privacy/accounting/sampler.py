@@ -82,9 +82,9 @@ class PoissonSampler:
         if not isinstance(claim, ProvenClaim):
             raise ArgumentError(f"claim must be a ProvenClaim, got {type(claim).__name__}")
         scope = claim.scope
-        check(scope.trust is Trust.CENTRAL, "trust", "be central", scope.trust)
+        check(scope.trust is Trust.CENTRAL, "trust", "be central for poisson sampling", scope.trust)
         added = scope.relation is Relation.ADD_OR_REMOVE
-        check(added, "relation", "be add-or-remove", scope.relation)
+        check(added, "relation", "be add-or-remove for poisson sampling", scope.relation)
         if scope.unit is not self.unit:
             raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
         event = events.poisson_sampled(self.rate, claim.event)

@@ -8,13 +8,8 @@ are small enough, into a fixed number of partial tables, added in order at the e
 from __future__ import annotations
 
 import math
-import os
-import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -22,17 +17,16 @@ from torch import Tensor
 
 from diffsketch.sketch.hashing import HashSeed, Layout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered, cpu_short
+from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Words: TypeAlias = npt.NDArray[np.uint32]
 Kind: TypeAlias = Literal["short", "long", "scattered"]
-Loop: TypeAlias = Callable[..., Any]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
-_SERIAL = 1 << 15  # coordinates under which starting threads costs more than it gains
 _SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
@@ -56,7 +50,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     if kind == "short":
         block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
         spread, per_row = _spread(seed, layout, hashes, table), (None,) * layout.rows
-        run = _runner(cpu_short.encode, cpu_short.encode_parallel, _threads(source.size))
+        run = runner(cpu_short.encode, cpu_short.encode_parallel, threads_for(source.size))
         run(batch, offset % block, table, copies, block, hashes, spread, per_row)
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
@@ -75,7 +69,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
 def _encode_long(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
-    items, threads, geometry = source.shape[0], _threads(source.size), layout.geometry
+    items, threads, geometry = source.shape[0], threads_for(source.size), layout.geometry
     tables = out[:, None]
     if copies:
         shape = (items, parts * copies, layout.rows, _width(layout, "long"))
@@ -85,7 +79,7 @@ def _encode_long(
         shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
     else:
         bands = shares // math.gcd(shares, layout.rows)  # so that shares are of equal size
-    run = _runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
+    run = runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
     run(
         source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,
         seed.words_for(layout.rows), out,
@@ -95,13 +89,13 @@ def _encode_long(
 def _encode_scattered(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
-    items, threads = source.shape[0], _threads(source.size * layout.rows)
+    items, threads = source.shape[0], threads_for(source.size * layout.rows)
     tables = out[:, None]
     if copies:
         shape = (items, parts * copies, layout.rows, layout.cols)
         tables = np.zeros(shape, dtype=source.dtype)
     shares = min(layout.rows, -(-threads // (items * parts)))
-    run = _runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
+    run = runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
     run(
         source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
         seed.words_for(layout.rows), _BITS[source.itemsize], out,
@@ -128,14 +122,14 @@ def query(
     length, cols, per_row = result.shape[-1], layout.cols, (None,) * layout.rows
     result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
     items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
-    threads = _threads(result.size)
+    threads = threads_for(result.size)
     if kind == "short":
         hashes = _hashes(seed, layout, offset, length)
-        run = _runner(cpu_short.query, cpu_short.query_parallel, threads)
+        run = runner(cpu_short.query, cpu_short.query_parallel, threads)
         return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
     parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words_for(layout.rows)
     if kind == "scattered":
-        run = _runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
+        run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
         own, like = _block(layout), _BITS[table.itemsize]
         return bool(
             run(table, cols, result, offset, parts, own, runs, words, per_row, like, mean, validate)
@@ -146,7 +140,7 @@ def query(
     place = out.data_ptr() - offset * table.itemsize
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
     stream = result.nbytes >= _STREAM and aligned
-    run = _runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
+    run = runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
     return bool(
         run(
             table, cols, result, offset, parts, pad, block, runs, words, per_row, mean, stream,
@@ -200,44 +194,6 @@ def _block(layout: Layout) -> int:
     return layout.geometry.block if layout.family == "blocked" else 0
 
 
-def _threads(work: int) -> int:
-    return 1 if work < _SERIAL else torch.get_num_threads()
-
-
-def _runner(serial: Loop, parallel: Loop, threads: int) -> Loop:
-    return serial if threads == 1 else partial(_run_parallel, serial, parallel, threads)
-
-
-def _run_parallel(serial: Loop, parallel: Loop, threads: int, *arguments: Any) -> Any:
-    """With all threads; with one where Numba's would abort the process, to the same bits.
-
-    That is in a forked child, whose parent's threads are gone, and (with one of Numba's threading
-    layers) while another thread of this process is at it.
-    """
-    if _forked or not _pool.acquire(blocking=False):
-        return serial(*arguments)
-    before = numba.get_num_threads()
-    try:
-        numba.set_num_threads(min(threads, _MOST_THREADS))
-        return parallel(*arguments)
-    finally:
-        numba.set_num_threads(before)
-        _pool.release()
-
-
-_MOST_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-_pool = threading.Lock()
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked, _pool
-    _forked, _pool = True, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def _width(layout: Layout, kind: Kind) -> int:
     """Of a row of a partial table: with room past its end for a chunk, if there are chunks."""
     if kind == "scattered":
@@ -263,14 +219,14 @@ def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, i
         kind: Kind = "scattered"
         copies = cpu_scattered.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
     else:
-        short = length < _SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
+        short = length < SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
         kind = "short" if short else "long"
         copies = _COPIES if layout.cols <= _SHORT_ROW else 1
     room = max(_SPARE, length * itemsize // 125)
     room //= layout.rows * _width(layout, kind) * itemsize
     if kind == "short":
         return kind, 1, copies if room >= copies else 1
-    parts = 1 if length < _SERIAL else min(_MAX_PARTS, room // copies)
+    parts = 1 if length < SERIAL else min(_MAX_PARTS, room // copies)
     parts = 1 << (max(1, parts).bit_length() - 1)
     if room < copies or (parts * copies == 1 and kind == "scattered"):
         return kind, 1, 0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from diffsketch.sketch.kernels import cpu
 from diffsketch.sketch.kernels.cpu import Array
+from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
 
 __all__ = ["summaries"]
 
@@ -32,7 +32,7 @@ def summaries(vectors: Array, place: int) -> tuple[Array, Array]:
     values = np.ascontiguousarray(vectors)
     sizes, spreads = np.empty((len(values), 2), values.dtype), np.empty(len(values))
     whole = np.empty(0, np.int32 if values.itemsize == 4 else np.int64)
-    run = cpu._runner(_summaries, _summaries_parallel, cpu._threads(values.size))
+    run = runner(_summaries, _summaries_parallel, threads_for(values.size))
     run(values, place, whole, sizes, spreads)
     return sizes, spreads
 
