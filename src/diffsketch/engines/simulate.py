@@ -19,14 +19,13 @@ from diffsketch.learning.aggregate import (
     Secrets,
     device_scales,
     empty_total,
-    is_finite,
     server_noise,
     sum_messages,
     warn_of,
 )
 from diffsketch.learning.catchup import Downloads
 from diffsketch.learning.claims import RoundClaims
-from diffsketch.learning.correction import corrected, relative_drift
+from diffsketch.learning.correction import corrected, drift_of
 from diffsketch.learning.devices import Examples
 from diffsketch.learning.local.base import LocalTrainer
 from diffsketch.learning.participation import Participation
@@ -34,7 +33,7 @@ from diffsketch.learning.rounds import Algorithm
 from diffsketch.learning.sampling import AllDevices, Sampler, check_sampler
 from diffsketch.learning.server import Correct, Model, Published, Server, ServerOptimizer
 from diffsketch.learning.task import Task, check_task
-from diffsketch.methods.base import Method, check_whole
+from diffsketch.methods.base import Method, check_whole, is_finite
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
@@ -141,8 +140,7 @@ class Simulation:
     @property
     def drift(self) -> float | None:
         """How far apart the workers' models are (`relative_drift`), where they may drift."""
-        weights = self._state.model.weights
-        return relative_drift(weights) if weights.dim() == 2 else None
+        return drift_of(self._state.model.weights)
 
     @property
     def averaged_weights(self) -> Tensor:
@@ -253,11 +251,12 @@ class Simulation:
             self._downloads, state.synced, cohort=cohort, round_index=index, dim=method.dim
         )
         stay = isinstance(claim, ProvenClaim)
-        summed = self._summed(state.model, cohort, seed=seed, round_index=index, stay=stay)
+        secrets = Secrets(seed, self._identity.noise_key, index)
+        summed = self._summed(state.model, cohort, secrets, stay=stay)
         if summed.broken and not stay:
             claim = self._claims.of(summed.count, seed)
             participation = state.participation.after(claim, payers)
-        published = self._published(summed, drawn, seed=seed, round_index=index)
+        published = self._published(summed, drawn, secrets)
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed)
@@ -265,7 +264,7 @@ class Simulation:
             ended = str(error)
         left_out = tuple(self.task.devices.names[device] for device in summed.broken)
         up = algorithm.bytes_up(self._message_bytes, summed.count, method.dim)
-        drift = relative_drift(model.weights) if model.weights.dim() == 2 else None
+        drift = drift_of(model.weights)
         got = algorithm.downloads(state.synced, cohort=cohort, round_index=index)
         result = RoundResult(
             index, cohort, published, up, down, claim, left_out, summed, drift, downloads=got
@@ -282,9 +281,7 @@ class Simulation:
             average = torch.add(average * share, model.weights, alpha=1 - share)
         return RunState(index + 1, model, average, participation, synced, up, down), result
 
-    def _summed(
-        self, model: Model, cohort: Tensor, *, seed: HashSeed, round_index: int, stay: bool
-    ) -> Aggregate:
+    def _summed(self, model: Model, cohort: Tensor, secrets: Secrets, *, stay: bool) -> Aggregate:
         def vectors_of(part: Tensor) -> Tensor:
             vectors = self.algorithm.vectors(
                 model.weights,
@@ -292,7 +289,7 @@ class Simulation:
                 trainer=self.trainer,
                 devices=self.task.devices,
                 seed=self.seed,
-                round_index=round_index,
+                round_index=secrets.round_index,
             )
             if self._scales is None:
                 return vectors
@@ -302,25 +299,23 @@ class Simulation:
             cohort,
             vectors_of,
             method=self.method,
-            secrets=Secrets(seed, self._identity.noise_key, round_index),
+            secrets=secrets,
             stay=stay,
             keep=self.algorithm.correction != "off",
         )
 
-    def _published(
-        self, summed: Aggregate, drawn: int, *, seed: HashSeed, round_index: int
-    ) -> Published:
+    def _published(self, summed: Aggregate, drawn: int, secrets: Secrets) -> Published:
         """The sum with the server's noise, if any, and what it is divided by."""
         method, total = self.method, summed.total
         if total is None:
             total = empty_total(method, self._state.model.weights.device)
         if type(method).publish is not Method.publish:
-            secrets = Secrets(seed, self._identity.noise_key, round_index)
             total = method.publish(total, server_noise(secrets))
         if self.sampler.fixed_size:
-            return Published(total, summed.count, seed, round_index)
+            return Published(total, summed.count, secrets.seed, secrets.round_index)
         present = summed.count / drawn if drawn else 1.0
-        return Published(total, self.sampler.expected * present, seed, round_index)
+        count = self.sampler.expected * present
+        return Published(total, count, secrets.seed, secrets.round_index)
 
     def _next_model(self, model: Model, published: Published, summed: Aggregate) -> Model:
         correction, vectors = self.algorithm.correction, summed.vectors

@@ -11,7 +11,6 @@ something about its data. Elsewhere it is left out, and the count is smaller.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ __all__ = [
     "Secrets",
     "device_scales",
     "empty_total",
-    "is_finite",
     "part_size",
     "server_noise",
     "sum_messages",
@@ -242,9 +240,3 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     if not known:
         return None
     return known[0] if len(known) == 1 else torch.cat(known)
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite."""
-    # A sum is finite only if its terms are; large ones may overflow, so look again then.
-    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

@@ -34,6 +34,7 @@ __all__ = [
     "NoiseControl",
     "check_correction",
     "corrected",
+    "drift_of",
     "kept_half",
     "mask_bytes",
     "relative_drift",
@@ -100,6 +101,11 @@ def relative_drift(weights: Tensor) -> float:
     distances = torch.linalg.vector_norm(weights - mean, dim=-1)
     norm = torch.linalg.vector_norm(mean)
     return float(distances.mean() / norm) if float(norm) > 0 else 0.0
+
+
+def drift_of(weights: Tensor) -> float | None:
+    """`relative_drift` of models `(workers, dim)`; None where workers share one `(dim,)`."""
+    return relative_drift(weights) if weights.dim() == 2 else None
 
 
 def without_claim(claim: Claim) -> NoClaim:

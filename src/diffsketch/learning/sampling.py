@@ -81,15 +81,8 @@ class AllDevices:
 
 
 @dataclass(frozen=True)
-class UniformSampler:
-    """`cohort` devices of a round, without replacement, all sets of them equally likely.
-
-    Guarantees (`tests/learning/test_sampling.py`): devices are drawn equally often, and so are
-    pairs of them; rounds are independent.
-
-    >>> UniformSampler(members=6000, cohort=3, seed=0).draw(0)
-    tensor([1960, 2797, 3380])
-    """
+class _FixedCohort:
+    """What samplers share that draw so many devices in every round, all of them alike."""
 
     members: int
     cohort: int
@@ -104,6 +97,18 @@ class UniformSampler:
     def expected(self) -> float:
         """The cohort."""
         return float(self.cohort)
+
+
+@dataclass(frozen=True)
+class UniformSampler(_FixedCohort):
+    """`cohort` devices of a round, without replacement, all sets of them equally likely.
+
+    Guarantees (`tests/learning/test_sampling.py`): devices are drawn equally often, and so are
+    pairs of them; rounds are independent.
+
+    >>> UniformSampler(members=6000, cohort=3, seed=0).draw(0)
+    tensor([1960, 2797, 3380])
+    """
 
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
@@ -199,27 +204,13 @@ class WeightedSampler:
 
 
 @dataclass(frozen=True)
-class ShuffledSampler:
+class ShuffledSampler(_FixedCohort):
     """Passes over the devices in a fresh order: each takes part at most once a pass.
 
     A pass has `members // cohort` rounds of `cohort` devices; the devices that are left over, if
     any, sit the pass out. So nobody takes part more than `ceil(rounds / (members // cohort))`
     times, which limits what a run can cost a client. It amplifies nothing.
     """
-
-    members: int
-    cohort: int
-    seed: int
-    fixed_size = True
-
-    def __post_init__(self) -> None:
-        _check_members(self.members)
-        _check_cohort(self.cohort, self.members)
-
-    @property
-    def expected(self) -> float:
-        """The cohort."""
-        return float(self.cohort)
 
     @cached_property
     def _memo(self) -> dict[int, _Whole]:

@@ -26,7 +26,7 @@ from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["Encoded", "Method", "check_sums", "check_whole"]
+__all__ = ["Encoded", "Method", "check_sums", "check_whole", "is_finite"]
 
 _NAMED = 5  # rows that an error lists
 
@@ -176,7 +176,7 @@ class Method(ABC):
                 f"got {tuple(vectors.shape)}"
             )
         values = vectors.detach().to(torch.float32)
-        if not _is_finite(values):
+        if not is_finite(values):
             raise ArgumentError(
                 "vectors must be finite in float32, got NaN, infinity or too large a number"
                 f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
@@ -191,7 +191,7 @@ class Method(ABC):
         if layout.cells == "float32":
             if not total.is_floating_point():
                 raise ArgumentError(f"total must be floating point, got {total.dtype}")
-            if not _is_finite(total):
+            if not is_finite(total):
                 raise ArgumentError("total must be finite, got NaN or infinity among its cells")
             return
         if total.dtype != torch.int64:
@@ -211,8 +211,11 @@ def check_whole(name: str, value: int, *, least: int) -> None:
     check(value >= least, name, f"be >= {least}", value)
 
 
-def _is_finite(values: Tensor) -> bool:
-    """A sum is finite only if its terms are, and quick; it may overflow, so look again then."""
+def is_finite(values: Tensor) -> bool:
+    """Whether all values are finite.
+
+    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
+    """
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
@@ -222,7 +225,7 @@ def check_sums(tables: Tensor) -> Tensor:
     Raises:
         ArgumentError: One is not; the error names its row, where there are several.
     """
-    if not _is_finite(tables):
+    if not is_finite(tables):
         rows = _rows_of(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
         raise ArgumentError(
             "vectors must be small enough for float32, but sums of their coordinates overflow"

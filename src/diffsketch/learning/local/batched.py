@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from diffsketch.learning.devices import Batches, Examples
+from diffsketch.learning.local.any_model import AnyModelTrainer
 from diffsketch.learning.local.base import (
     check_batches,
-    check_one_step,
     clear_absent,
     mean_scores,
     own_places,
 )
-from diffsketch.learning.local.refusals import check_model
-from diffsketch.learning.models import WeightLayout
 
 __all__ = ["Batched"]
 
 
-class Batched(ABC):
+class Batched(AnyModelTrainer):
     """Local SGD of many workers at once.
 
     Args:
@@ -35,11 +32,6 @@ class Batched(ABC):
 
     examples_at_once: int
 
-    def __init__(self, model: nn.Module) -> None:
-        check_model(model)
-        self._layout = WeightLayout.of(model)
-        self._model = copy.deepcopy(model).train()
-
     @abstractmethod
     def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
         """Of the loss of each worker, `(workers, dim)`: a new tensor.
@@ -50,22 +42,6 @@ class Batched(ABC):
             labels: `(workers, batch)`.
             places: Of the same shape: what each place weighs in the mean loss.
         """
-
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
-        return self._layout.dim
-
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """The gradient of each worker's only step: see `LocalTrainer`."""
-        check_one_step(batches)
-        return self._train(weights, examples, batches, None)
-
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
-    ) -> Tensor:
-        """What each worker's SGD changes: see `LocalTrainer`."""
-        return self._train(weights, examples, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy: see `LocalTrainer`."""

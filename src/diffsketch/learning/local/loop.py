@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.learning.devices import Batches, Examples
-from diffsketch.learning.local.base import check_batches, check_one_step, mean_scores
-from diffsketch.learning.local.refusals import StateWatch, check_model
+from diffsketch.learning.local.any_model import AnyModelTrainer
+from diffsketch.learning.local.base import check_batches, mean_scores
+from diffsketch.learning.local.refusals import StateWatch
 from diffsketch.learning.models import WeightLayout
 
 __all__ = ["Loop"]
 
 
-class Loop:
+class Loop(AnyModelTrainer):
     """Trains the workers of a cohort one by one: works for every module.
 
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
@@ -34,28 +35,10 @@ class Loop:
     """
 
     def __init__(self, model: nn.Module, *, threads: bool = False) -> None:
-        check_model(model)
-        self._layout = WeightLayout.of(model)
-        self._model = copy.deepcopy(model).train()
+        super().__init__(model)
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._replicas: list[_Replica] = []
-
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
-        return self._layout.dim
-
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """The gradient of each worker's only step: see `LocalTrainer`."""
-        check_one_step(batches)
-        return self._train(weights, examples, batches, None)
-
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
-    ) -> Tensor:
-        """What each worker's SGD changes: see `LocalTrainer`."""
-        return self._train(weights, examples, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy: see `LocalTrainer`."""
@@ -113,13 +96,6 @@ class _Replica:
             parameter.data = view
         self._trained: list[Tensor] = [p for p in parameters.values() if p.requires_grad]
         self._watch = StateWatch(self._model)
-        self._ready_to_train()
-
-    def _ready_to_train(self) -> None:
-        """Recurrent layers on CUDA have gradients in training mode only; they compute the same."""
-        for module in self._model.modules():
-            if isinstance(module, nn.RNNBase):
-                module.train()
 
     def train(
         self,
@@ -162,13 +138,11 @@ class _Replica:
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy with these weights."""
         self._flat.copy_(weights)
-        mode = self._model.training
         self._model.eval()
         try:
             return mean_scores(self._model, examples)
         finally:
-            self._model.train(mode)
-            self._ready_to_train()
+            self._model.train()
 
 
 def _longest_first(batches: Batches) -> list[int]:
