@@ -12,6 +12,7 @@ import torch
 from scipy.stats import chi2
 
 from diffsketch.errors import ArgumentError, DataError
+from diffsketch.learning import sampling
 from diffsketch.learning.sampling import (
     AllDevices,
     PoissonDevices,
@@ -186,3 +187,19 @@ def test_bad_input() -> None:
         AllDevices(0)
     with pytest.raises(DataError, match="no devices"):
         WeightedSampler(torch.tensor([]), 1, 0)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64])
+def test_uniform_draws_do_not_depend_on_what_was_drawn_before(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds are drawn many at a time, and are what each is by itself."""
+    rounds = [0, 1, 900, 63, 64, 5, 10**9, 0]
+    alone = [UniformSampler(100, 9, seed=3).draw(index) for index in rounds]
+    monkeypatch.setattr(sampling, "_HASHED", 9 * at_once)
+    sampler = UniformSampler(100, 9, seed=3)
+    for index, expected in zip(rounds, alone, strict=True):
+        assert torch.equal(sampler.draw(index), expected)
+    assert not torch.equal(alone[0], alone[1])
+    sampler.draw(0).zero_()  # what a caller does to a draw changes no other
+    assert torch.equal(sampler.draw(0), alone[0])

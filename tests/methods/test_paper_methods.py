@@ -17,7 +17,6 @@ from diffsketch.methods import (
     RawLaplace,
     SketchLaplace,
 )
-from diffsketch.methods import diffsketch as module
 from diffsketch.privacy import (
     CohortNoise,
     CoordinateBound,
@@ -30,6 +29,8 @@ from diffsketch.privacy import (
     estimate_sigma,
     theorem1,
 )
+from diffsketch.privacy.mechanisms import appended
+from diffsketch.privacy.mechanisms.covariance import gram
 from diffsketch.sketch import CountSketch, SketchKey
 
 DIM, WORKERS = 3000, 6
@@ -95,9 +96,21 @@ def test_padding_counts_in_theorem_1_and_is_sketched(vectors: Tensor) -> None:
     assert float(encoded.claimed[0]) == pytest.approx(float(claim.epsilon(delta=0.0, rounds=1)))
     assert encoded.noised is not None
     assert not bool(encoded.noised.any())
-    appended = noise().normal((WORKERS, padding), 1.0, dtype=torch.float32)
-    extended = torch.cat([vectors, appended * sigma[:, None].float()], dim=1)
+    # The table of so many appended numbers is drawn with a factor of its covariance.
     longer = CountSketch(DIM + padding, 7, 4)
+    lower = torch.linalg.cholesky(torch.from_numpy(gram(longer, SEED, DIM, longer.dim)))
+    drawn = noise().normal((WORKERS, 28), 1.0, dtype=torch.float64) @ lower.T
+    expected = (drawn * sigma[:, None]).reshape(WORKERS, 7, 4).float()
+    expected += longer.encode(vectors, SEED, offset=0)
+    torch.testing.assert_close(encoded.messages, expected)
+
+
+def test_short_padding_is_sketched_itself(vectors: Tensor) -> None:
+    method = DiffSketch(DIM, 7, 4, per_round=1e12, padding=60)
+    encoded = method.encode(vectors, SEED, noise())
+    numbers = noise().normal((WORKERS, 60), 1.0, dtype=torch.float32)
+    extended = torch.cat([vectors, numbers * estimate_sigma(vectors)[:, None].float()], dim=1)
+    longer = CountSketch(DIM + 60, 7, 4)
     torch.testing.assert_close(encoded.messages, longer.encode(extended, SEED))
 
 
@@ -136,8 +149,8 @@ def test_groups_change_nothing(
     method: DiffSketch | ProvenDiffSketch, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = method.encode(vectors, SEED, noise()).messages
-    monkeypatch.setattr(module, "_GROUP", 2 * (DIM + 500))
-    assert len(module.in_groups(WORKERS, DIM + 500, noise())) == 3
+    monkeypatch.setattr(appended, "_GROUP", 2 * (DIM + 500))
+    assert len(appended.in_groups(WORKERS, DIM + 500, noise())) == 3
     assert torch.equal(method.encode(vectors, SEED, noise()).messages, whole)
 
 

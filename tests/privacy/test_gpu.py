@@ -46,6 +46,9 @@ RELEASES: dict[str, Callable[..., Tensor]] = {
     "padded": lambda x, n: PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), DIM, 1.0).release(
         x, n
     ),
+    "padded, factored": lambda x, n: PaddedGaussian(
+        SKETCH, SEED, CoordinateBound(1.0), 20 * DIM, 1.0
+    ).release(x, n),
     "skellam": lambda x, n: SkellamMechanism(QUANTIZER, 2.0).release(x, n, encode=encode),
     "discrete gaussian": lambda x, n: DiscreteGaussianMechanism(QUANTIZER, 2.0).release(
         x, n, encode=encode

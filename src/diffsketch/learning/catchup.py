@@ -69,4 +69,4 @@ def behind(synced: Synced, cohort: npt.NDArray[np.int64], *, round_index: int) -
     >>> behind(np.array([0, 3, 2]), np.array([0, 1]), round_index=3)
     1
     """
-    return int((synced[cohort] < round_index).sum())
+    return int(np.count_nonzero(synced[cohort] < round_index))

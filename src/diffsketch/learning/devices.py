@@ -35,6 +35,14 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def label_range(self) -> tuple[int, int]:
+        """The smallest and the largest label; of no examples, 0 and -1. Computed once."""
+        if not len(self):
+            return 0, -1
+        low, high = self.labels.aminmax()
+        return int(low), int(high)
+
 
 @dataclass(frozen=True, eq=False)
 class Devices:

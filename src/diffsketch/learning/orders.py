@@ -84,7 +84,7 @@ def device_batches(
     (torch.Size([1, 2, 2]), [3, 4, 5])
     """
     _check_sizes(batch_size, epochs=epochs)
-    words = round_words(seed, round_index, b"ds-order-fedavg")
+    _secret(seed)  # checks it, if it is used or not
     members = _members(cohort)
     starts, sizes = _spans(devices, members)
     most = int(sizes.max())
@@ -92,16 +92,16 @@ def device_batches(
     batch_size = min(batch_size, most)  # more places would stay empty
     steps = -(-most // batch_size)
     if steps == 1:
-        orders = np.arange(most)[None].repeat(len(members) * epochs, axis=0)
+        orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # the same of all
     else:
+        words = round_words(seed, round_index, b"ds-order-fedavg")
         orders = _epochs(members, sizes, epochs=epochs, even=even, words=words)
         orders[(sizes <= batch_size).repeat(epochs)] = np.arange(most)
-    orders = orders.reshape(len(members), epochs, most)
+        orders = orders.reshape(len(members), epochs, most)
     shape = (len(members), epochs * steps, batch_size)
     room = steps * batch_size
     if even and room == most:
-        orders += starts[:, None, None]
-        return _on_device(devices, orders.reshape(shape), None)
+        return _on_device(devices, (orders + starts[:, None, None]).reshape(shape), None)
     place = np.arange(room)
     present = np.repeat((place < sizes[:, None])[:, None, :], epochs, axis=1)
     filled = np.zeros((len(members), epochs, room), dtype=np.int64)

@@ -35,6 +35,7 @@ _Numbers: TypeAlias = npt.NDArray[np.float64]
 
 _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson samples
 _UNIT = 2.0**-53
+_HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
 
 
 class Sampler(Protocol):
@@ -110,15 +111,32 @@ class UniformSampler(_FixedCohort):
     tensor([1960, 2797, 3380])
     """
 
+    @cached_property
+    def _memo(self) -> dict[int, list[list[int]]]:
+        return {}
+
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
-        words = round_words(self.seed, round_index, b"ds-uniform")
         if 2 * self.cohort > self.members:
+            words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
             return _smallest(keys, self.cohort)
-        members = np.uint64(self.members)
+        at_once = max(1, _HASHED // self.cohort)
+        number, place = divmod(round_index, at_once)
+        block = self._memo.get(number)
+        if block is None:
+            rounds = range(number * at_once, (number + 1) * at_once)
+            block = self._drawn(rounds)
+            self._memo.clear()  # rounds are functions of the seed: keeping them saves time only
+            self._memo[number] = block
+        return torch.tensor(block[place])
+
+    def _drawn(self, rounds: range) -> list[list[int]]:
+        """Of several rounds: small arrays cost about as much as large ones."""
+        words = [round_words(self.seed, index, b"ds-uniform") for index in rounds]
+        keys, members = np.array(words).T[:, :, None], np.uint64(self.members)
         return _first_distinct(
-            lambda places: (mix64(places, *words) % members).view(np.int64), self.cohort
+            lambda places: (mix64(places, *keys) % members).tolist(), self.cohort
         )
 
 
@@ -190,13 +208,13 @@ class WeightedSampler:
         if self._repeats:
             places = np.arange(self.members, dtype=np.uint64)
             return _smallest(-np.log(_open_unit(mix64(places, *words))) / self._shares, self.cohort)
-        last = self.members - 1
-        return _first_distinct(
-            lambda places: np.minimum(
-                np.searchsorted(self._rises, _open_unit(mix64(places, *words)), side="right"), last
-            ),
-            self.cohort,
-        )
+
+        def chosen(places: npt.NDArray[np.uint64]) -> list[list[int]]:
+            shares = _open_unit(mix64(places, *words))
+            found = np.searchsorted(self._rises, shares, side="right")
+            return [np.minimum(found, self.members - 1).tolist()]
+
+        return torch.tensor(_first_distinct(chosen, self.cohort)[0])
 
     def __repr__(self) -> str:
         digest = hashlib.blake2b(self._shares.tobytes(), digest_size=8).hexdigest()
@@ -287,14 +305,16 @@ def check_sampler(sampler: Sampler, *, devices: int, method: Method) -> None:
         )
 
 
-def _first_distinct(values_at: Callable[[npt.NDArray[np.uint64]], _Whole], count: int) -> Tensor:
-    """The first `count` distinct values of a sequence that is given by its places, sorted."""
+def _first_distinct(
+    values_at: Callable[[npt.NDArray[np.uint64]], list[list[int]]], count: int
+) -> list[list[int]]:
+    """The first `count` distinct values of sequences that are given by their places, sorted."""
     length = count + count // 4 + 8
     while True:
-        values = values_at(np.arange(length, dtype=np.uint64)).tolist()
-        distinct = list(dict.fromkeys(values))  # in the order of their first places
-        if len(distinct) >= count:
-            return torch.tensor(sorted(distinct[:count]))
+        values = values_at(np.arange(length, dtype=np.uint64))
+        distinct = [list(dict.fromkeys(row)) for row in values]  # in the order of first places
+        if min(map(len, distinct)) >= count:
+            return [sorted(row[:count]) for row in distinct]
         length *= 2
 
 

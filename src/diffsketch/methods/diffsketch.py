@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from diffsketch.errors import check_positive
@@ -14,14 +13,13 @@ from diffsketch.methods.base import Encoded, check_whole
 from diffsketch.methods.paper import add_laplace, paper_claim
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import PaperClaim
+from diffsketch.privacy.mechanisms.appended import padded_tables
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimates
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import HashSeed
 
-__all__ = ["DiffSketch", "PaddedTables", "in_groups"]
-
-_GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
+__all__ = ["DiffSketch", "PaddedTables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,9 @@ class DiffSketch(PaddedTables):
     """Algorithm 2 of the paper, at the workers.
 
     * Compression: the table of the vector, with `padding` numbers appended that have the normal
-      distribution of the vector's own standard deviation ("the same Gaussian").
+      distribution of the vector's own standard deviation ("the same Gaussian"). Where they are
+      many, the table that they make is drawn from its distribution, without drawing them
+      (`privacy.mechanisms.appended`).
     * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
       claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
@@ -105,14 +105,13 @@ class DiffSketch(PaddedTables):
         return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        alpha, sigma = estimates(batch)
+        alpha, sigma = estimates(batch, validate=False)
         claimed = claimed_per_round(self.sketch.dim, self.rows, self.cols, alpha=alpha, sigma=sigma)
         tables = self._tables(batch, sigma, seed, noise)
         noised = ~(claimed <= self.per_round)
-        count = int(noised.sum())
-        if count == len(batch):
+        if bool(noised.all()):
             tables = self._noisy(tables, batch, noise, alpha)
-        elif count:
+        elif bool(noised.any()):
             some = self._noisy(tables[noised], batch[noised], noise.part(noised), alpha[noised])
             tables[noised] = some
         return Encoded(tables, claimed, noised)
@@ -120,26 +119,9 @@ class DiffSketch(PaddedTables):
     def _tables(self, batch: Tensor, sigma: Tensor, seed: HashSeed, noise: Noise) -> Tensor:
         if not self.padding:
             return self.sketch.encode(batch, seed)
-        tables = batch.new_empty(len(batch), self.rows, self.cols)
-        for some, own in in_groups(len(batch), self.sketch.dim, noise):
-            shape = (some.stop - some.start, self.padding)
-            appended = own.normal(shape, 1.0, dtype=batch.dtype).to(batch.device)
-            appended *= sigma[some, None].to(batch.dtype)
-            extended = torch.cat([batch[some], appended], dim=-1)
-            tables[some] = self.sketch.encode(extended, seed)
-        return tables
+        return padded_tables(batch, self.sketch, seed=seed, std=sigma, noise=noise)
 
     def _noisy(self, tables: Tensor, batch: Tensor, noise: Noise, alpha: Tensor) -> Tensor:
         return add_laplace(
             tables, batch, noise, alpha=alpha, rows=self.rows, per_round=self.per_round
         )
-
-
-def in_groups(workers: int, length: int, noise: Noise) -> list[tuple[slice, Noise]]:
-    """Groups of workers whose vectors of this length fit into memory, with the noise of each."""
-    size = max(1, _GROUP // length)
-    if workers <= size:
-        return [(slice(0, workers), noise)]
-    starts = range(0, workers, size)
-    groups = [slice(start, min(start + size, workers)) for start in starts]
-    return [(some, noise.part(torch.arange(some.start, some.stop))) for some in groups]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffsketch.errors import check_positive
 from diffsketch.methods.base import Encoded, check_whole
-from diffsketch.methods.diffsketch import PaddedTables, in_groups
+from diffsketch.methods.diffsketch import PaddedTables
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms import CoordinateBound, PaddedGaussian
 from diffsketch.privacy.noise import Noise
@@ -79,8 +79,4 @@ class ProvenDiffSketch(PaddedTables):
         return self.mechanism(seed).claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        mechanism = self.mechanism(seed)
-        tables = batch.new_empty(len(batch), self.rows, self.cols)
-        for some, own in in_groups(len(batch), self.sketch.dim, noise):
-            tables[some] = mechanism.release(batch[some], own)
-        return Encoded(tables)
+        return Encoded(self.mechanism(seed).release(batch, noise))

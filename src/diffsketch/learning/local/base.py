@@ -74,7 +74,7 @@ def check_batches(batches: Batches) -> None:
             )
 
 
-def check_chosen(indices: Tensor, labels: Tensor, *, classes: int) -> None:
+def check_chosen(indices: Tensor, examples: Examples, *, classes: int) -> None:
     """Raise unless all indices are of examples, with labels of the classes: loops do not check.
 
     Raises:
@@ -82,9 +82,12 @@ def check_chosen(indices: Tensor, labels: Tensor, *, classes: int) -> None:
     """
     chosen = indices.numpy().reshape(-1)
     # As unsigned numbers, negative ones are very large: one look for both ends.
-    most = int(chosen.view(np.uint64).max())
-    check(most < len(labels), "indices", f"be in [0, {len(labels)})", chosen)
-    own = labels.numpy()[chosen]
+    most, count = int(chosen.view(np.uint64).max()), examples.labels.shape[0]
+    check(most < count, "indices", f"be in [0, {count})", chosen)
+    low, high = examples.label_range
+    if low >= 0 and high < classes:
+        return  # all of them are, so these are
+    own = examples.labels.numpy()[chosen]
     most = int(own.view(np.uint64).max())
     check(most < classes, "labels", f"be in [0, {classes})", own)
 

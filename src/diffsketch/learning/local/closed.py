@@ -107,7 +107,7 @@ class ClosedForm:
                 f"inputs must have {self._features} numbers each, got {inputs.shape[1]}"
             )
         shares = _NO_SHARES if places is None else places.float().numpy()
-        check_chosen(chosen, labels, classes=self._classes)
+        check_chosen(chosen, examples, classes=self._classes)
         run = runner(closed_cpu.train, closed_cpu.train_parallel, threads_for(out.numel()))
         run(
             weights.detach().numpy(), self._classes, inputs.numpy(), labels.numpy(),

@@ -23,10 +23,12 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust
+from diffsketch.privacy.mechanisms.appended import padded_tables
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
 from diffsketch.privacy.mechanisms.spectrum import Reach, coordinate_reach, vector_reach
 from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.noise.arguments import float_type
 from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed
 
@@ -44,7 +46,8 @@ class PaddedGaussian:
     the vector is sound here, since what the sketch makes of it is computed and not assumed.
 
     Guarantees (`tests/privacy/test_padding.py`):
-        * what is released is the sketch of the extended vector, and its covariance is `std^2 G`;
+        * what is released is the sketch of the extended vector, or has the distribution of it
+          (`mechanisms.appended`), and its covariance is `std^2 G`;
         * mu is exact for tables of up to `spectrum.EXACT_CELLS` cells; above it is a bound that
           holds except with a probability below 1e-11 over the random numbers of the check, which
           the claim adds to delta.
@@ -131,10 +134,12 @@ class PaddedGaussian:
         if not 1 <= vectors.dim() <= 2 or vectors.shape[-1] != dim:
             shape = tuple(vectors.shape)
             raise ArgumentError(f"vectors must be (dim,) or (batch, dim), dim={dim}, got {shape}")
+        float_type("std", self.std, vectors.dtype)
         clipped = self.bound.apply(vectors.detach(), None)
-        shape = (*clipped.shape[:-1], self.padding)
-        appended = noise.normal(shape, self.std, dtype=clipped.dtype).to(clipped.device)
-        return self.padded_sketch.encode(torch.cat([clipped, appended], dim=-1), self.seed)
+        batch = clipped if clipped.dim() == 2 else clipped[None]
+        std = torch.full((len(batch),), self.std, dtype=torch.float64)
+        tables = padded_tables(batch, self.padded_sketch, seed=self.seed, std=std, noise=noise)
+        return tables if clipped.dim() == 2 else tables[0]
 
     def query(self, table: Tensor, *, combine: Combine = "median") -> Tensor:
         """Estimates of the vector's coordinates, without those of the appended noise."""

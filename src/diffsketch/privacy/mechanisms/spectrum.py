@@ -1,7 +1,5 @@
-"""The covariance that sketched noise has, and how little it is in its weakest direction.
+"""How little sketched noise is in its weakest direction, by its covariance G.
 
-A span of coordinates with independent noise of variance 1, sketched under known hashes, gives a
-table with covariance `G = S S'`, where S has a column of `rows` entries +1 or -1 per coordinate.
 Small tables are factored. For large ones, bounds on the eigenvalues of G are *certified* without
 forming it (`_proves_above`), by multiplying a few random vectors with a polynomial of it.
 """
@@ -19,12 +17,12 @@ import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
+from diffsketch.privacy.mechanisms.covariance import Matrix, factor, gram
 from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 
-__all__ = ["EXACT_CELLS", "Reach", "coordinate_reach", "gram", "vector_reach"]
+__all__ = ["EXACT_CELLS", "Reach", "coordinate_reach", "vector_reach"]
 
-Matrix = npt.NDArray[np.float64]
 Apply = Callable[[Tensor], Tensor]
 
 EXACT_CELLS = 4096  # tables up to this size are factored: a dense matrix of 128 MiB
@@ -78,24 +76,6 @@ def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
     return Reach(ceiling / floor, 2 * _FAILURE)
 
 
-def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> Matrix:
-    """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
-    rows, cols = sketch.rows, sketch.cols
-    total = np.zeros((rows, cols, rows, cols))
-    for columns, signs in _hashes(sketch, seed, start, stop):
-        for j in range(rows):
-            total[j, range(cols), j, range(cols)] += np.bincount(columns[j], minlength=cols)
-            for k in range(j):
-                both = np.bincount(
-                    columns[j] * cols + columns[k],
-                    weights=signs[j] * signs[k],
-                    minlength=cols * cols,
-                ).reshape(cols, cols)
-                total[j, :, k, :] += both
-                total[k, :, j, :] += both.T
-    return total.reshape(rows * cols, rows * cols)
-
-
 def _hashes(
     sketch: CountSketch, seed: HashSeed, start: int, stop: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], Matrix]]:
@@ -109,27 +89,27 @@ def _hashes(
 
 
 def _exact_coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
-    matrix = torch.from_numpy(gram(sketch, seed, dim, sketch.dim))
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if info.item():
+    lower = factor(sketch, seed, dim)
+    if lower is None:
         return None
-    identity = torch.eye(len(matrix), dtype=matrix.dtype)
-    inverse = torch.cholesky_solve(identity, factor).numpy()
+    cells = len(lower)
+    inverse = torch.cholesky_solve(torch.eye(cells, dtype=lower.dtype), lower).numpy()
     # Each column of the inverse is that of some G + E with ||E|| <= (3 cells + 1) unit trace, but
     # for higher terms (Higham, "Accuracy and Stability", theorem 10.4); `size` is at least the
-    # inverse's norm.
+    # inverse's norm. Noise that is drawn with the factor has a G that is off by a third of that.
     size = min(float(np.linalg.norm(inverse)), float(np.linalg.norm(inverse, 1)))
-    margin = 16 * len(matrix) * _UNIT * float(matrix.trace()) * size
+    trace = sketch.rows * (sketch.dim - dim)  # a coordinate is in one cell of each row
+    margin = 16 * cells * _UNIT * trace * size
     if not margin < 1e-3:
         return None
     largest, shift = 0.0, np.arange(sketch.rows)[:, None] * sketch.cols
     for columns, signs in _hashes(sketch, seed, 0, dim):
-        cells = columns + shift
-        form = np.zeros(cells.shape[1])
+        at = columns + shift
+        form = np.zeros(at.shape[1])
         for j in range(sketch.rows):
-            form += inverse[cells[j], cells[j]]
+            form += inverse[at[j], at[j]]
             for k in range(j):
-                form += 2 * signs[j] * signs[k] * inverse[cells[j], cells[k]]
+                form += 2 * signs[j] * signs[k] * inverse[at[j], at[k]]
         largest = max(largest, float(form.max()))
     return Reach(largest + 4 * margin * size * sketch.rows)
 
@@ -137,11 +117,11 @@ def _exact_coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Re
 def _exact_vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
     noise = torch.from_numpy(gram(sketch, seed, dim, sketch.dim))
     real = torch.from_numpy(gram(sketch, seed, 0, dim))
-    factor, info = torch.linalg.cholesky_ex(noise)
-    if info.item():
+    lower = factor(sketch, seed, dim)
+    if lower is None:
         return None
-    half = torch.linalg.solve_triangular(factor, real, upper=False)
-    whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
+    half = torch.linalg.solve_triangular(lower, real, upper=False)
+    whitened = torch.linalg.solve_triangular(lower, half.T, upper=False)
     largest = _largest_eigenvalue((whitened + whitened.T) / 2)
     # The estimate may be a little too small; what is returned has been proven.
     for slack in (1e-6, 1e-4, 1e-2):
@@ -180,9 +160,9 @@ def _certified_floor(sketch: CountSketch, seed: HashSeed, start: int, stop: int)
     if not spread < 1:
         return None
     apply, rounding = _operator(sketch, seed, start, stop)
-    for factor in _ATTEMPTS:
-        low = 0.98 * factor * mean * (1 - spread) ** 2
-        high = 1.05 / factor * mean * (1 + spread) ** 2
+    for attempt in _ATTEMPTS:
+        low = 0.98 * attempt * mean * (1 - spread) ** 2
+        high = 1.05 / attempt * mean * (1 + spread) ** 2
         if _proves_above(apply, sketch, 0.95 * low, low=low, high=high, rounding=rounding):
             return 0.95 * low
     return None
@@ -196,8 +176,8 @@ def _certified_ceiling(sketch: CountSketch, seed: HashSeed, start: int, stop: in
     def negative(tables: Tensor) -> Tensor:
         return -apply(tables)
 
-    for factor in _ATTEMPTS:
-        high = 1.02 / factor * mean * (1 + spread) ** 2
+    for attempt in _ATTEMPTS:
+        high = 1.02 / attempt * mean * (1 + spread) ** 2
         if _proves_above(negative, sketch, -1.05 * high, low=-high, high=0.0, rounding=rounding):
             return 1.05 * high
     return None

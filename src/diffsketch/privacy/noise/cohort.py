@@ -20,6 +20,7 @@ __all__ = ["CohortNoise"]
 
 _T = TypeVar("_T")
 _MOST_DRAWS = 1 << 63
+_UNUSED = np.random.SeedSequence(0)  # of a generator that is set before it draws
 
 
 class CohortNoise(Noise):
@@ -54,25 +55,34 @@ class CohortNoise(Noise):
         check(0 <= round_index < 1 << 64, "round_index", "be in [0, 2**64)", round_index)
         numbers = [int(worker) for worker in workers]
         for number in (min(numbers, default=0), max(numbers, default=0)):
-            check(0 <= number < _MOST_DRAWS, "workers", f"be in [0, {_MOST_DRAWS})", number)
+            check(0 <= number < _MOST_DRAWS, "workers", "be in [0, 2**63)", number)
         if len(set(numbers)) != len(numbers):
             raise ArgumentError("workers must be different, or they would add the same noise")
         text = round_index.to_bytes(8, "little")
         digest = hashlib.blake2b(text, key=key.secret, digest_size=16, person=b"ds-cohort-noise")
-        self._start(numbers, int.from_bytes(digest.digest(), "little"), dict.fromkeys(numbers, 0))
-
-    def _start(self, workers: list[int], key: int, draws: dict[int, int]) -> None:
-        self._workers, self._key, self._draws = workers, key, draws
-        bits = np.random.Philox(key=key)
-        self._bits, self._rng = bits, np.random.Generator(bits)
-        self._state = bits.state
+        words = np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
+        self._workers, self._draws = numbers, dict.fromkeys(numbers, 0)
+        self._bits = np.random.Philox(_UNUSED)
+        self._rng = np.random.Generator(self._bits)
+        # What the generator is set to before each draw; `Philox(key=...)`, in more time, is there.
+        self._state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": np.zeros(4, np.uint64), "key": words},
+            "buffer": np.zeros(4, np.uint64),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
 
     def part(self, rows: Tensor) -> CohortNoise:
         """The noise of the workers whose rows are given (indices or a mask), as they go on."""
         indices = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
         other = object.__new__(CohortNoise)
-        # The counts are shared: what a part has drawn is not drawn again.
-        other._start([self._workers[i] for i in indices.tolist()], self._key, self._draws)
+        other._workers = [self._workers[i] for i in indices.tolist()]
+        # The counts are shared: what a part has drawn is not drawn again. So is the generator,
+        # which is set anew for each draw.
+        other._draws, other._state = self._draws, self._state
+        other._bits, other._rng = self._bits, self._rng
         return other
 
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
@@ -139,10 +149,11 @@ class CohortNoise(Noise):
 
     def _each(self, rows: Iterable[_T]) -> Iterator[_T]:
         """The rows, while the generator is at the beginning of their worker's next stream."""
-        state, draws = self._state, self._draws
-        counter = state["state"]["counter"]
-        for worker, row in zip(self._workers, rows, strict=True):
-            counter[2:] = worker, draws[worker]
+        bits, state, draws, workers = self._bits, self._state, self._draws, self._workers
+        counters = np.zeros((len(workers), 4), np.uint64)
+        counters[:, 2], counters[:, 3] = workers, [draws[worker] for worker in workers]
+        for worker, row, counter in zip(workers, rows, counters, strict=True):
             draws[worker] += 1
-            self._bits.state = state
+            state["state"]["counter"] = counter
+            bits.state = state
             yield row

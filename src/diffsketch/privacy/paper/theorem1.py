@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -107,7 +108,7 @@ def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: T
     """
     _check_sizes(dim, rows, cols)
     # In NumPy: for the few numbers of a round, torch takes three times as long.
-    bound, spread = (each.detach().cpu().double().numpy() for each in (alpha, sigma))
+    bound, spread = _numbers(alpha), _numbers(sigma)
     for name, values in (("alpha", bound), ("sigma", spread)):
         if values.size and not (values.min() >= 0 and values.max() < math.inf):
             raise ArgumentError(f"{name} must be >= 0 and finite, got {name}={values}")
@@ -118,6 +119,12 @@ def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: T
         x = np.square(bound / spread) * _loss(dim, cols, 1.0)
         claimed = np.where((x < 0.5) & (bound > 0), -rows * np.log1p(-2 * x), math.inf)
     return torch.from_numpy(claimed).to(alpha.device)
+
+
+def _numbers(values: Tensor) -> npt.NDArray[np.float64]:
+    plain = values.dtype == torch.float64 and values.device.type == "cpu"
+    found: npt.NDArray[np.float64] = (values if plain else values.detach().cpu().double()).numpy()
+    return found
 
 
 def padding_for(
@@ -189,9 +196,14 @@ def estimate_sigma(vectors: Tensor) -> Tensor:
     return _sigma(_checked(vectors))
 
 
-def estimates(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """`estimate_alpha` and `estimate_sigma`, in one go over the vectors."""
-    values = _checked(vectors)
+def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
+    """`estimate_alpha` and `estimate_sigma`, in one go over the vectors.
+
+    Args:
+        vectors: `(dim,)`, or a batch `(..., dim)`.
+        validate: Look for what is not finite, unless that was done.
+    """
+    values = _checked(vectors) if validate else vectors
     alpha, sigma = _alpha_and_sigma(values)
     return alpha, _sigma(values) if sigma is None else sigma
 

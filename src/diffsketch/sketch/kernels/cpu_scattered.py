@@ -12,13 +12,15 @@ from numba import njit, prange, uint32, uint64
 
 from diffsketch.sketch.kernels.cpu_combining import mean_lanes, median_lanes
 from diffsketch.sketch.kernels.cpu_hashes import (
+    REST,
     address,
     finite,
     fold,
     hash_bits,
     hash_columns,
+    hash_signs,
+    hash_starts,
     keep,
-    mix64,
     share,
 )
 
@@ -27,24 +29,50 @@ _PIECE = 1024  # coordinates hashed at once
 
 
 @njit
+def _hash_signs(
+    first: Any, cols: Any, block: Any, runs: Any, words: Any, bits: Any, blocks: Any
+) -> None:
+    """Sign bits of consecutive coordinates, bit `j` for row `j`.
+
+    `blocks` has room for where the coordinates' blocks start in each row, which is kept there, and
+    for two more rows.
+    """
+    if block == 0:
+        hash_bits(first, words, bits)
+        return
+    rows, begin = blocks.shape[0] - 2, first // block
+    steps, phases = blocks[rows], blocks[rows + 1]
+    hash_signs(begin, words, steps, phases)
+    for j in range(rows):
+        hash_starts(begin, runs, cols, block, j, words, blocks[j])
+    into, k = first % block, 0
+    for i in range(blocks.shape[1]):
+        flips = uint64(0)
+        for j in range(rows):
+            flips |= uint64(blocks[j, i] >> uint32(31)) << uint64(j)
+        end = min(bits.size, k + block - into)
+        for at in range(k, end):
+            turn = uint32(phases[i] + steps[i] * uint32(at - k + into))
+            bits[at] = flips ^ (uint64(0) - uint64(turn >> uint32(31)))
+        into, k = 0, end
+
+
+@njit
 def _hash_row(
-    first: Any, row: Any, cols: Any, block: Any, runs: Any, words: Any, bits: Any, columns: Any
-) -> Any:
-    """Columns of consecutive coordinates in a row; returns which of `bits` are their signs."""
+    first: Any, row: Any, cols: Any, block: Any, words: Any, blocks: Any, columns: Any
+) -> None:
+    """Columns of consecutive coordinates in a row, after `_hash_signs`."""
     if block == 0:
         hash_columns(first, row, cols, words, columns)
-        return row
+        return
+    starts, shift = blocks[row], uint32(0)
+    while block >> shift > 1:  # blocks are a power of two
+        shift += uint32(1)
+    wide, last, before = uint32(cols), uint32(block - 1), uint32(first % block)
     for k in range(columns.size):
-        b = (first + k) // block
-        into = first + k - b * block
-        h = mix64(uint64(b % runs), words[2 + 3 * row], words[3 + 3 * row])
-        column = (b // runs) * block + into
-        column += np.int64(((h >> uint64(32)) * uint64(cols)) >> uint64(32))
-        columns[k] = column - (cols if column >= cols else 0)
-        weyl = mix64(uint64(b), words[0], words[1])
-        turn = uint32(weyl) + uint32(weyl >> uint64(32)) * uint32(into) + (uint32(h) << uint32(31))
-        bits[k] = turn >> uint32(31)
-    return 0
+        place = uint32(before + uint32(k))
+        column = uint32((starts[place >> shift] & REST) + (place & last))
+        columns[k] = min(column, uint32(column - wide))  # past the end only if that is not below 0
 
 
 @njit
@@ -76,15 +104,17 @@ def _encode_task(
     first_row, last_row = share(rows, piece, shares)
     own = part * copies
     columns, bits = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.uint64)
+    room = np.empty((rows + 2) * _PIECE if block else 0, np.uint32)
     signed = np.empty(_PIECE, vectors.dtype)
     for first in range(begin, end, _PIECE):
         count = min(_PIECE, end - first)
-        if block == 0:
-            hash_bits(offset + first, words, bits[:count])
+        at = offset + first
+        met = 0 if block == 0 else (at + count - 1) // block - at // block + 1
+        blocks = room[: (rows + 2) * met].reshape(rows + 2, met)
+        _hash_signs(at, cols, block, runs, words, bits[:count], blocks)
         for j in range(first_row, last_row):
-            at = offset + first
-            bit = _hash_row(at, j, cols, block, runs, words, bits, columns[:count])
-            _flip(vectors[item, first : first + count], bits, bit, like, signed)
+            _hash_row(at, j, cols, block, words, blocks, columns[:count])
+            _flip(vectors[item, first : first + count], bits, j, like, signed)
             done = 0
             if copies == COPIES:
                 one, two = tables[item, own, j], tables[item, own + 1, j]
@@ -135,26 +165,29 @@ def _query_task(
     begin, end = share(outs.shape[1], task % parts, parts)
     rows, size = table.shape[0], table.itemsize
     columns, bits = np.empty(_PIECE, np.uint32), np.empty(_PIECE, np.uint64)
+    room = np.empty((rows + 2) * _PIECE if block else 0, np.uint32)
     values, result = np.zeros((rows, _PIECE), table.dtype), np.empty(_PIECE, table.dtype)
     gathered = np.empty(_PIECE, table.dtype)
     cells = address(values) + np.arange(rows) * _PIECE * size
     flips = np.zeros(rows, np.uint32)
     vectors, zero, one = _PIECE * size // 64, uint32(0), table[0, 0]
-    to, at, turns = address(result), address(cells), address(flips)
+    to, origin, turns = address(result), address(cells), address(flips)
     for first in range(begin, end, _PIECE):
         count = min(_PIECE, end - first)
-        if block == 0:
-            hash_bits(offset + first, words, bits[:count])
+        at = offset + first
+        met = 0 if block == 0 else (at + count - 1) // block - at // block + 1
+        blocks = room[: (rows + 2) * met].reshape(rows + 2, met)
+        _hash_signs(at, cols, block, runs, words, bits[:count], blocks)
         for j in range(rows):
-            bit = _hash_row(offset + first, j, cols, block, runs, words, bits, columns[:count])
+            _hash_row(at, j, cols, block, words, blocks, columns[:count])
             row = table[j]
             for k in range(count):
                 gathered[k] = row[columns[k]]
-            _flip(gathered[:count], bits, bit, like, values[j, :count])
+            _flip(gathered[:count], bits, j, like, values[j, :count])
         if mean:
-            mean_lanes(to, at, turns, per_row, vectors, zero, zero, one)
+            mean_lanes(to, origin, turns, per_row, vectors, zero, zero, one)
         else:
-            median_lanes(to, at, turns, per_row, vectors, zero, zero, one)
+            median_lanes(to, origin, turns, per_row, vectors, zero, zero, one)
         out[first : first + count] = result[:count]
     keep(cells)
     keep(flips)

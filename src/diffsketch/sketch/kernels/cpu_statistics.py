@@ -16,7 +16,8 @@ from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
 
 __all__ = ["summaries"]
 
-_STEPS = 11  # of a bisection, after which few numbers are left
+_STEPS = 15  # of a bisection, after which few numbers are left
+_PART = 64  # numbers, of which mostly none is among those
 _PIECE = 1 << 20
 
 
@@ -82,18 +83,37 @@ def _narrow(vector: Any, rank: Any, limits: Any, bits: Any, steps: Any) -> Any:
     return below
 
 
+@njit(fastmath={"reassoc"})
+def _are_between(part: Any, low: Any, high: Any) -> Any:
+    """Whether any size is in `[low, high]`."""
+    some, one, zero = np.float32(0), np.float32(1), np.float32(0)
+    for i in range(part.size):
+        size = abs(part[i])
+        some += one if (size >= low) & (size <= high) else zero
+    return some > zero
+
+
+@njit
+def _between(vector: Any, low: Any, high: Any) -> Any:
+    """The sizes in `[low, high]`."""
+    count, left = 0, np.empty_like(vector)
+    for start in range(0, vector.size, _PART):
+        part = vector[start : start + _PART]
+        if _are_between(part, low, high):
+            for i in range(part.size):  # no branches: they would be taken at random
+                left[count] = abs(part[i])
+                count += (left[count] >= low) & (left[count] <= high)
+    return left[:count]
+
+
 @njit
 def _rank(vector: Any, rank: Any, whole: Any, out: Any) -> None:
     """Bisection, where each count is one vectorised pass; soon among the few that are left."""
     limits = np.zeros(3, vector.dtype)
     limits[1] = np.inf
     bits = limits.view(whole.dtype)
-    below, count, left = _narrow(vector, rank, limits, bits, _STEPS), 0, np.empty_like(vector)
-    low, high = limits[0], limits[1]
-    for i in range(vector.size):  # no branches: they would be taken at random
-        left[count] = abs(vector[i])
-        count += (left[count] >= low) & (left[count] <= high)
-    left = left[:count]
+    below = _narrow(vector, rank, limits, bits, _STEPS)
+    left = _between(vector, limits[0], limits[1])
     _narrow(left, rank - below, limits, bits, 8 * vector.itemsize)
     out[0] = out[1] = limits[0]
     if rank + 1 < vector.size and below + _count(left, limits[0]) == rank + 1:

@@ -1,0 +1,146 @@
+"""Counts of which cells share coordinates: `S S'` of the sketch's matrix, by Numba.
+
+S has a column of `rows` entries +1 or -1 for each coordinate, so `S S'` is made of whole numbers;
+they are counted as such. In the blocked family the signs that the rows share cancel, and a run
+adds the product of its two flips all along a stretch of one diagonal, from where it starts in the
+one row and the other. So only the starts are counted, and a run costs as much as a single
+coordinate of the pairwise family.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, uint64
+
+from diffsketch.sketch.hashing import Geometry, HashSeed, Layout
+from diffsketch.sketch.kernels.cpu_hashes import REST, TOP, hash_bits, hash_columns, hash_starts
+
+__all__ = ["gram", "products"]
+
+Matrix: TypeAlias = npt.NDArray[np.float64]
+
+_CHUNK = 512  # runs or coordinates that are hashed at a time
+
+
+def gram(seed: HashSeed, layout: Layout, start: int, stop: int) -> Matrix:
+    """`S S'` of the coordinates from `start` to `stop`: `(rows * cols, rows * cols)`, exact."""
+    rows, cols, words = layout.rows, layout.cols, seed.words_for(layout.rows)
+    # No count is larger than the number of coordinates.
+    kind = np.int32 if stop - start < 1 << 31 else np.int64
+    counts = np.zeros((rows * (rows + 1) // 2, cols, cols), kind)
+    out = np.zeros((rows, cols, rows, cols))
+    if layout.family == "pairwise":
+        _count_coordinates(start, stop, cols, words, counts)
+        _add_stretches(counts, 0, 1, out)
+    else:
+        for runs, low, size in _stretches(layout.geometry, start, stop):
+            _count_runs(runs.start, runs.stop, layout.geometry.runs, cols, words, counts)
+            _add_stretches(counts, low, size, out)
+            counts[:] = 0
+    return out.reshape(rows * cols, rows * cols)
+
+
+def products(lower: Matrix, vectors: Matrix) -> Matrix:
+    """`lower @ vector` of each of `(items, n)`, for a lower triangular matrix.
+
+    The bits do not depend on how many vectors there are, as those of a library's product would.
+    """
+    out = np.zeros_like(vectors)
+    _multiply(np.ascontiguousarray(lower.T), np.ascontiguousarray(vectors), out)
+    return out
+
+
+def _stretches(geometry: Geometry, start: int, stop: int) -> list[tuple[range, int, int]]:
+    """Runs that have the same places between the coordinates, the first place and how many.
+
+    A run's places are all next to each other, since its blocks are in the order of coordinates.
+    The runs of the two blocks that may be cut have others than the runs before and after.
+    """
+    block, runs = geometry.block, geometry.runs
+    (first, skipped), (last, more) = divmod(start, block), divmod(stop - 1, block)
+    limits = {0, runs, first % runs, first % runs + 1, last % runs, last % runs + 1}
+    found = []
+    for run, end in pairwise(sorted(limits)):
+        slot, last_slot = max(0, -((run - first) // runs)), (last - run) // runs
+        low = slot * block + (skipped if slot * runs + run == first else 0)
+        high = last_slot * block + (more + 1 if last_slot * runs + run == last else block)
+        if low < high:
+            found.append((range(run, end), low, high - low))
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _count_coordinates(start: Any, stop: Any, cols: Any, words: Any, counts: Any) -> None:
+    """`counts[pair, a, b]`: coordinates in column a of a row and b of another, with their signs."""
+    rows = (words.size - 2) // 3
+    columns, bits = np.empty((rows, _CHUNK), np.uint32), np.empty(_CHUNK, np.uint64)
+    for first in range(start, stop, _CHUNK):
+        count, pair = min(_CHUNK, stop - first), 0
+        hash_bits(first, words, bits[:count])
+        for j in range(rows):
+            hash_columns(first, j, cols, words, columns[j, :count])
+            for k in range(j + 1):
+                table = counts[pair]
+                for i in range(count):
+                    odd = ((bits[i] >> uint64(j)) ^ (bits[i] >> uint64(k))) & uint64(1)
+                    table[columns[j, i], columns[k, i]] += 1 - 2 * np.int64(odd)
+                pair += 1
+
+
+@njit(cache=True, nogil=True)
+def _count_runs(start: Any, stop: Any, runs: Any, cols: Any, words: Any, counts: Any) -> None:
+    """`counts[pair, a, b]`: runs that start at column a of a row and b of another, with signs."""
+    rows = (words.size - 2) // 3
+    starts = np.empty((rows, _CHUNK), np.uint32)
+    for first in range(start, stop, _CHUNK):
+        count, pair = min(_CHUNK, stop - first), 0
+        for j in range(rows):
+            hash_starts(first, runs, cols, 0, j, words, starts[j, :count])
+            for k in range(j + 1):
+                table = counts[pair]
+                for i in range(count):
+                    one, other = starts[j, i], starts[k, i]
+                    odd = ((one ^ other) & TOP) != 0
+                    table[one & REST, other & REST] += 1 - 2 * np.int64(odd)
+                pair += 1
+
+
+@njit(cache=True, nogil=True)
+def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
+    """Add each count to `size` cells of its diagonal, from `low` after its own on.
+
+    What a cell gets is a sum over a window, which moves along the diagonal.
+    """
+    rows, cols = out.shape[0], out.shape[1]
+    line = np.empty(2 * cols, np.int64)  # a diagonal twice, for windows that go around its end
+    end = (cols - low) % cols + 1
+    begin = (end + cols - size) % cols
+    for j in range(rows):
+        for k in range(j + 1):
+            table = counts[j * (j + 1) // 2 + k]
+            for far in range(cols):
+                for a in range(cols):
+                    line[a] = table[a, a - far if a >= far else a - far + cols]
+                line[cols:] = line[:cols]
+                total = line[begin : begin + size].sum()
+                for a in range(cols):
+                    b = a - far if a >= far else a - far + cols
+                    out[j, a, k, b] += total
+                    if j != k:
+                        out[k, b, j, a] += total
+                    total += line[end + a] - line[begin + a]
+
+
+@njit(cache=True, nogil=True)
+def _multiply(upper: Any, vectors: Any, out: Any) -> None:
+    """`vectors @ upper`, a row of the matrix after the other."""
+    for item in range(vectors.shape[0]):
+        result = out[item]
+        for k in range(vectors.shape[1]):
+            row, value = upper[k], vectors[item, k]
+            for i in range(k, row.size):
+                result[i] += value * row[i]

@@ -1,0 +1,64 @@
+"""Counts of which cells share coordinates against the sketch's own matrix, number by number."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from diffsketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.kernels import cpu_gram
+
+SEED = SketchKey.from_integer(11).seed(0)
+SHAPES = [
+    (130, 3, 8),
+    (33, 3, 1),
+    (700, 7, 22),  # one block a run
+    (900, 4, 50),  # three blocks a run, and columns that no run of a row reaches
+    (600, 2, 64),  # runs as long as a row
+    (60, 2, 100),  # more columns than coordinates
+    (2000, 1, 30),
+]
+
+
+def matrix_of(sketch: CountSketch) -> npt.NDArray[np.float64]:
+    """S, from the tables of the unit vectors."""
+    tables = sketch.encode(torch.eye(sketch.dim, dtype=torch.float64), SEED)
+    return tables.reshape(sketch.dim, -1).T.numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
+def test_gram_is_that_of_the_matrix(dim: int, rows: int, cols: int, family: Family) -> None:
+    """For spans that begin and end in the middle of blocks, in the same one, and for none."""
+    sketch = CountSketch(dim, rows, cols, family)
+    dense = matrix_of(sketch)
+    for start in (0, 7, 16, dim // 3, dim // 2 + 1, dim - 1):
+        for stop in {start, start + 1, start + 5, start + 40, dim - 3, dim}:
+            if start <= stop <= dim:
+                part = dense[:, start:stop]
+                found = cpu_gram.gram(SEED, sketch.layout, start, stop)
+                np.testing.assert_array_equal(found, part @ part.T)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gram_in_many_chunks(family: Family) -> None:
+    sketch = CountSketch(20_000, 3, 21, family)
+    dense = matrix_of(sketch)[:, 1001:]
+    found = cpu_gram.gram(SEED, sketch.layout, 1001, 20_000)
+    np.testing.assert_array_equal(found, dense @ dense.T)
+    assert not np.array_equal(found, cpu_gram.gram(SEED, sketch.layout, 1002, 20_000))  # control
+
+
+def test_products_do_not_depend_on_the_number_of_vectors() -> None:
+    rng = np.random.default_rng(3)
+    lower = np.tril(rng.standard_normal((61, 61)))
+    vectors = rng.standard_normal((9, 61))
+    together = cpu_gram.products(lower, vectors)
+    np.testing.assert_allclose(together, vectors @ lower.T, rtol=1e-12, atol=1e-12)
+    for item in range(9):
+        np.testing.assert_array_equal(
+            cpu_gram.products(lower, vectors[item : item + 1])[0], together[item]
+        )
