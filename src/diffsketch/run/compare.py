@@ -7,33 +7,33 @@ from the checkpoints of its runs.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing.synchronize import Event
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.errors import DiffSketchError, MismatchError
 from diffsketch.learning.aggregate import NonFiniteUpdate
 from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare_plan import Contender
 from diffsketch.run.config import RunConfig
-from diffsketch.run.defaults import METHOD_SETTINGS, TASK_DEFAULTS, with_task_defaults
+from diffsketch.run.defaults import METHOD_SETTINGS, with_task_defaults
 from diffsketch.run.directory import RunDirectory
 from diffsketch.run.metrics import read_metrics
+from diffsketch.run.pool import PoolBroken, Stop, Tell, run_all
 from diffsketch.run.sessions import session, threads
 from diffsketch.run.status import Status
 
-__all__ = ["ComparisonBroken", "Member", "Result", "members_of", "run_members"]
-
-_LOOK_SECONDS = 0.25
+__all__ = [
+    "ComparisonBroken",
+    "Member",
+    "Result",
+    "finished",
+    "members_of",
+    "run_members",
+    "run_one",
+]
 
 
 class ComparisonBroken(DiffSketchError):  # noqa: N818 - it says what happened
@@ -102,63 +102,44 @@ def run_members(
         DiffSketchError: A run failed, for another reason than that it diverged.
         MismatchError: What is there is not the run of a member.
     """
-    tracker = _Tracker(members, on_progress)
-    results = {member: found for member in members if (found := _finished(member)) is not None}
-    for member in results:
-        tracker.end(member)
+    results = {member: found for member in members if (found := finished(member)) is not None}
     rest = [member for member in members if member not in results]
-    if min(jobs, len(rest)) > 1:
-        made = _in_processes(rest, jobs=jobs, command=command, tracker=tracker, stop=stop)
-        results |= dict(zip(rest, made, strict=True))
-        return [results[member] for member in members]
-    for member in rest:
-        tracker.begin(member)
-        results[member] = _run_one(member, command, show=tracker.show, stop=stop)
-        tracker.end(member)
+
+    def watch(shares: Sequence[float | None]) -> None:
+        part = sum(share or 0.0 for share in shares)
+        begun = zip(rest, shares, strict=True)
+        now = [f"{one.name}, seed {one.seed}" for one, share in begun if share not in (None, 1.0)]
+        on_progress((len(results) + part) / len(members), "; ".join(now))
+
+    watch([None] * len(rest))
+    work = partial(run_one, command=command)
+    try:
+        # Counted in the summary.
+        quiet = (NonFiniteUpdate,)
+        made = run_all(work, rest, processes=jobs, watch=watch, stop=stop, quiet=quiet)
+    except PoolBroken as error:
+        raise ComparisonBroken("a process of the comparison was ended") from error
+    results |= dict(zip(rest, made, strict=True))
     return [results[member] for member in members]
 
 
-class _Tracker:
-    """How much of all rounds is done."""
+def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
+    """Run it to its end, from its checkpoint if it has one; its summary is None if interrupted.
 
-    def __init__(self, members: Sequence[Member], tell: Callable[[float, str], None]) -> None:
-        self._members, self._tell = members, tell
-        self._done = 0
+    Args:
+        member: What to run.
+        command: For the record.
+        tell: Told the share of its rounds that is done.
+        stop: Asked before every round whether to interrupt.
 
-    def begin(self, member: Member) -> None:
-        self._now = f"{member.name}, seed {member.seed}"
-        self._tell(self._done / len(self._members), self._now)
+    Raises:
+        DiffSketchError: It failed, for another reason than that it diverged.
+        MismatchError: What is there is not this run.
+    """
 
-    def show(self, status: Status) -> None:
-        part = status.round_index / max(status.rounds, 1)
-        self._tell((self._done + part) / len(self._members), self._now)
+    def show(status: Status) -> None:
+        tell(status.round_index / max(status.rounds, 1))
 
-    def end(self, member: Member) -> None:
-        self._done += 1
-        self._tell(self._done / len(self._members), f"{member.name}, seed {member.seed}")
-
-    def look(self, running: Iterable[Member]) -> None:
-        """For runs in other processes: at what they have written."""
-        part, names = 0.0, []
-        for member in running:
-            try:
-                curve = read_metrics(member.path / "metrics.jsonl")
-            except DataError:
-                continue  # said by whoever needs them; this is only for the display
-            if curve:
-                planned = member.config.rounds or TASK_DEFAULTS[member.config.task]["rounds"]
-                part += curve[-1]["round"] / cast(int, planned)
-                names.append(f"{member.name}, seed {member.seed}")
-        self._tell((self._done + part) / len(self._members), "; ".join(names))
-
-
-def _run_one(
-    member: Member,
-    command: list[str],
-    *,
-    show: Callable[[Status], None],
-    stop: Callable[[], bool],
-) -> Result:
     with threads(member.config.threads):
         if (member.path / "run.json").exists():
             with RunDirectory.open(member.path) as directory:
@@ -173,8 +154,13 @@ def _run_one(
             return _result(member, directory)
 
 
-def _finished(member: Member) -> Result | None:
-    """The result of a run, if it is finished."""
+def finished(member: Member) -> Result | None:
+    """The result of a run, if it is finished.
+
+    Raises:
+        DataError: A file of it is damaged.
+        MismatchError: What is there is not this run, or was begun by another version.
+    """
     if not (member.path / "run.json").exists():
         return None
     with RunDirectory.open(member.path) as directory:
@@ -201,67 +187,3 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
 def _result(member: Member, directory: RunDirectory) -> Result:
     curve = read_metrics(directory.metrics)
     return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
-
-
-_stopped: Event | None = None  # in a process of the pool: set when the comparison is interrupted
-
-
-def _enter_process(event: Event) -> None:
-    global _stopped  # how a pool hands something to its processes
-    _stopped = event
-    # The parent decides: Ctrl-C reaches all processes of a terminal.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _in_process(member: Member, command: list[str]) -> Result:
-    def stop() -> bool:
-        return _stopped is not None and _stopped.is_set()
-
-    with warnings.catch_warnings():
-        # Counted in the summary; lines of several processes would get into each other.
-        warnings.simplefilter("ignore", NonFiniteUpdate)
-        return _run_one(member, command, show=lambda _: None, stop=stop)
-
-
-def _in_processes(
-    members: Sequence[Member],
-    *,
-    jobs: int,
-    command: list[str],
-    tracker: _Tracker,
-    stop: Callable[[], bool],
-) -> list[Result]:
-    # Not forked: threads of PyTorch and Numba do not survive that.
-    context = multiprocessing.get_context("spawn")
-    event = context.Event()
-    with ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_enter_process, initargs=(event,)
-    ) as pool:
-        futures: dict[Future[Result], Member] = {
-            pool.submit(_in_process, member, command): member for member in members
-        }
-        waiting = set(futures)
-        try:
-            while waiting:
-                done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                    tracker.end(futures[future])
-                tracker.look(futures[future] for future in waiting if future.running())
-                if stop():
-                    event.set()
-            return [future.result() for future in futures]
-        except BaseException as error:
-            event.set()
-            pool.shutdown(cancel_futures=True)
-            if isinstance(error, BrokenProcessPool):
-                raise ComparisonBroken("a process of the comparison was ended") from error
-            raise
