@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from diffsketch import __version__
-from diffsketch.cli import audit, compare, demo, plan, run
+from diffsketch.cli import audit, compare, demo, plan, report, reproduce, run
 from diffsketch.cli.errors import EXIT_ERROR, EXIT_INTERRUPTED, UsageError, one_line_usage
 from diffsketch.cli.names import FamilyName, RelationName, TrustName, UnitName
 
@@ -66,6 +66,8 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command()(demo.demo)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=audit.EPILOG)(audit.audit)
+app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 
 
 def main() -> None:

@@ -1,0 +1,101 @@
+"""Colours and symbols: one for each role, the same in all plots of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from diffsketch.report.exhibits import Page, Plot, Series
+
+__all__ = [
+    "COLOURS",
+    "NEUTRAL",
+    "SYMBOLS",
+    "Look",
+    "has_symbols",
+    "looks_of_page",
+    "looks_of_plots",
+    "role_of",
+]
+
+# Found by search: as far from each other as possible also for the colour-blind, and with a
+# contrast of 3 to both backgrounds; tests/report/test_palette.py measures both.
+COLOURS = (
+    "#0070d6",
+    "#eb7014",
+    "#007a5c",
+    "#d666ad",
+    "#8552a3",
+    "#5ca366",
+    "#8f85eb",
+    "#ad470a",
+)
+NEUTRAL = "#7b8694"
+"""Of references, marks, and what does nothing about privacy or size."""
+NEUTRAL_ROLES = ("none", "reference")
+_SYMBOLS_UP_TO = 30
+SYMBOLS = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "pentagon",
+    "star",
+    "hexagon",
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a role is drawn.
+
+    Attributes:
+        colour: Hexadecimal.
+        symbol: Of points, by Plotly's name; tells roles apart without colours.
+    """
+
+    colour: str
+    symbol: str
+
+
+def role_of(series: Series) -> str:
+    """What decides a series' colour."""
+    return series.role or series.name
+
+
+def has_symbols(series: Series) -> bool:
+    """Whether a series shows its points: a line of many would be hidden by them."""
+    there = sum(value is not None for value in series.y)
+    return series.kind == "points" or there <= _SYMBOLS_UP_TO
+
+
+def looks_of_plots(plots: Iterable[Plot]) -> Mapping[str, Look]:
+    """A look for each role, in the order of their first appearance.
+
+    The roles "none" and "reference" are grey. After 64 roles looks repeat.
+
+    >>> from diffsketch.report.exhibits import Axis
+    >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
+    >>> looks = looks_of_plots([Plot("p", "P", Axis("x"), Axis("y"), series)])
+    >>> looks["a"].colour, looks["none"].colour
+    ('#0070d6', '#7b8694')
+    """
+    looks: dict[str, Look] = {}
+    index = 0
+    for role in (role_of(series) for plot in plots for series in plot.series):
+        if role in looks:
+            continue
+        if role in NEUTRAL_ROLES:
+            looks[role] = Look(NEUTRAL, SYMBOLS[0])
+            continue
+        cycle, slot = divmod(index, len(COLOURS))
+        looks[role] = Look(COLOURS[slot], SYMBOLS[(slot + cycle) % len(SYMBOLS)])
+        index += 1
+    return looks
+
+
+def looks_of_page(page: Page) -> Mapping[str, Look]:
+    """A look for each role on a page."""
+    exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
+    return looks_of_plots(exhibit for exhibit in exhibits if isinstance(exhibit, Plot))
