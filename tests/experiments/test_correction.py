@@ -1,0 +1,93 @@
+"""The error correction and its control: made-up results in, known numbers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diffsketch.experiments.drawings.correction import draw
+from diffsketch.experiments.drawings.drawn import Drawn
+from diffsketch.experiments.experiment import Experiment, Measurement, Variant
+from diffsketch.experiments.jobs import Job
+from diffsketch.report.checks import check_plot, check_table
+from diffsketch.report.exhibits import Plot
+
+PANEL = "fresh hashes"
+
+
+def curve_of(accuracy: float, *, size: int) -> list[dict[str, Any]]:
+    return [
+        {"round": index, "accuracy": accuracy * index / 20, "bytes_up": index * size,
+         "bytes_down": index * size, "drift": 0.25}
+        for index in (0, 10, 20)
+    ]  # fmt: skip
+
+
+def made_up(accuracy: float, *, correction: str) -> dict[str, Any]:
+    size = 664 if correction == "off" else 664 + 1030
+    epsilon = {
+        "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
+        "unit": "client", "value": None, "rounds": 20,
+    }  # fmt: skip
+    summary = {
+        "outcome": "finished", "diverging": False, "rounds": 20, "accuracy": accuracy,
+        "best_accuracy": accuracy, "dim": 7850, "message_bytes": 664, "epsilon": epsilon,
+        "bytes_up": 20 * size, "bytes_down": 20 * size, "uncompressed_bytes_up": 4 * 7850 * 20,
+        "noised_share": None,
+        "config": {"method": "sketch", "correction": correction, "workers": 10},
+    }  # fmt: skip
+    return {"summary": summary, "times": {}, "curve": curve_of(accuracy, size=size)}
+
+
+def drawn_of(off: float, shared: float, control: float) -> Drawn:
+    accuracies = {"off": off, "shared": shared}
+    variants = tuple(
+        Variant(name, (PANEL,), {"correction": name}, "ablation") for name in accuracies
+    )
+    measurement = Measurement("noise, shared masks", "masks", {"correction": "shared"})
+    experiment = Experiment(
+        name="correction", title="", place="", says="", drawing="correction", paper={}, seeds=2,
+        variants=variants, measurements=(measurement,),
+    )  # fmt: skip
+    results: dict[Job, Any] = {}
+    for variant in variants:
+        for seed, job in enumerate(experiment.runs(variant)):
+            value = accuracies[variant.name] + 0.02 * seed
+            results[job] = made_up(value, correction=variant.name)
+    for seed, job in enumerate(experiment.measured(measurement)):
+        value = control + 0.02 * seed
+        results[job] = {
+            "curve": curve_of(value, size=1694), "accuracy": value, "dim": 7850,
+            "message_bytes": 664, "mask_bytes": 1030,
+        }  # fmt: skip
+    drawn = draw(experiment, results)
+    for exhibit in drawn.exhibits:
+        if isinstance(exhibit, Plot):
+            check_plot(exhibit)
+        else:
+            check_table(exhibit)
+    return drawn
+
+
+def test_the_control_is_drawn_beside_the_sketch() -> None:
+    plot = drawn_of(0.8, 0.7, 0.6).exhibits[0]
+    assert isinstance(plot, Plot)
+    assert [series.name for series in plot.series] == ["off", "shared", "noise, shared masks"]
+    shared, control = plot.series[1:]
+    assert shared.x == control.x == (10.0, 20.0)  # rounds
+    assert control.y == pytest.approx((0.305, 0.61))
+    (axis,) = plot.other_x
+    assert shared.other_x[axis.label] == (10 * 2 * 1694, 20 * 2 * 1694)  # with the masks
+
+
+def test_lead_and_facts_have_the_numbers() -> None:
+    drawn = drawn_of(0.8, 0.7, 0.6)
+    assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
+    assert "Noise, shared masks: 61.0%." in drawn.lead
+    assert "A mask takes 1,030 bytes, the sketch 664." in drawn.lead
+    assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
+    assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
+    assert drawn.facts[f"accuracy/{PANEL}/shared"] == pytest.approx(0.71)
+    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (1030, 664)
+    assert "from 31.0% to 91.0%" in drawn_of(0.3, 0.9, 0.6).lead  # the control of this test
