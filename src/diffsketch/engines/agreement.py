@@ -1,0 +1,198 @@
+"""Whether the processes of a group do the same round, and failing together if they do not.
+
+Processes that sum messages must agree on the method, the seed, the round and the layout of their
+vectors: the sum of tables with different hashes is noise, and one process that stops with an error
+leaves the others waiting for it. So they compare twice:
+
+* once at the beginning (`handshake`): a fixed number of digests from everybody, so that even
+  processes whose messages have different shapes can compare;
+* in every round, inside the sum itself: two cells for each rank, which only that rank fills
+  (`control_cells`, `read_reports`). They cost no collective of their own, and after the sum
+  everybody sees everybody's. A process that cannot go on still takes part, with a message of
+  zeros, and says so in its cells.
+
+The cells hold whole numbers up to 2**24, which float32 has exactly; adding zeros keeps them so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from diffsketch.errors import MismatchError
+
+__all__ = [
+    "CELLS_PER_RANK",
+    "Report",
+    "Status",
+    "check_reports",
+    "control_cells",
+    "device_of",
+    "digest_of",
+    "handshake",
+    "read_reports",
+]
+
+CELLS_PER_RANK = 2
+_PIECE = 1 << 24  # values of a cell, from 1 on
+_SHARE_WORDS = 4  # of 64 bits: a key
+_MOST_SETTINGS = 15  # that a handshake compares; always as many words, also of who fails
+
+
+class Status(Enum):
+    """What a rank says of its message. The values are the signs of its two cells."""
+
+    FINE = (1, 1)
+    NOT_FINITE = (-1, 1)
+    """Its vector has NaN or infinite values; the message is zeros."""
+    FAILED = (1, -1)
+    """It raises an error of its own; the message is zeros."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank does in a round.
+
+    Attributes:
+        round_index: The round, modulo 2**24.
+        settings: 24 bits of a digest of all that has to be the same besides.
+        status: What became of its vector.
+    """
+
+    round_index: int
+    settings: int
+    status: Status = Status.FINE
+
+    @classmethod
+    def of(cls, round_index: int, settings: str, status: Status) -> Report:
+        """Of a round with these settings, in words."""
+        return cls(round_index % _PIECE, digest_of(settings) % _PIECE, status)
+
+
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors of a group have to be that come from nowhere else."""
+    if "nccl" in str(dist.get_backend(group)):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def digest_of(text: str) -> int:
+    """63 bits that tell two texts apart."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def control_cells(report: Report, *, rank: int, world: int, like: Tensor) -> Tensor:
+    """Cells for all ranks, where only this one's are filled, of the type and place of `like`.
+
+    >>> report = Report.of(3, "method=...", Status.FAILED)
+    >>> cells = control_cells(report, rank=1, world=2, like=torch.zeros(0))
+    >>> read_reports(cells)[1] == report
+    True
+    """
+    signs, numbers = report.status.value, (report.round_index, report.settings)
+    cells = torch.zeros(world, CELLS_PER_RANK, dtype=torch.int64)
+    for place, (sign, number) in enumerate(zip(signs, numbers, strict=True)):
+        cells[rank, place] = sign * (number + 1)  # never 0, which has no sign
+    return cells.reshape(-1).to(like)
+
+
+def read_reports(cells: Tensor) -> list[Report | None]:
+    """What every rank says, from the sum of the cells; None where that is nothing."""
+    reports: list[Report | None] = []
+    for pair in cells.to("cpu", torch.float64).reshape(-1, CELLS_PER_RANK).tolist():
+        signs = tuple(1 if value > 0 else -1 for value in pair)
+        whole = all(value == int(value) for value in pair if abs(value) <= _PIECE)
+        good = whole and all(1 <= abs(value) <= _PIECE for value in pair)
+        known = [status for status in Status if status.value == signs] if good else []
+        first, second = (int(abs(value)) - 1 if known else 0 for value in pair)
+        reports.append(Report(first, second, known[0]) if known else None)
+    return reports
+
+
+def check_reports(reports: Sequence[Report | None], own: Report, *, rank: int) -> None:
+    """Raise unless all ranks did the same, so that all of them raise together.
+
+    Raises:
+        MismatchError: Ranks failed, are in another round, or have other settings.
+    """
+    found = dict(enumerate(reports))
+    failed = [r for r, report in found.items() if report and report.status is Status.FAILED]
+    if failed:
+        raise MismatchError(
+            f"round {own.round_index} is void: {_ranks(failed)} failed, see the error there"
+        )
+    if lost := [r for r, report in found.items() if report is None]:
+        raise MismatchError(
+            f"round {own.round_index} is void: {_ranks(lost)} cannot be understood; another "
+            "collective may have been mixed with the sum"
+        )
+    rounds = {r: report.round_index for r, report in found.items() if report}
+    if len(set(rounds.values())) > 1:
+        told = ", ".join(f"rank {r} is in round {index}" for r, index in rounds.items())
+        raise MismatchError(f"all ranks must be in the same round, but {told}")
+    others = [r for r, report in found.items() if report and report.settings != own.settings]
+    if others:
+        raise MismatchError(
+            f"all ranks must have the same seed, method and layout in round {own.round_index}, "
+            f"but {_ranks(others)} {'differs' if len(others) == 1 else 'differ'} from rank {rank}"
+        )
+
+
+def handshake(
+    group: dist.ProcessGroup | None,
+    settings: Mapping[str, str],
+    *,
+    device: torch.device,
+    failure: Exception | None = None,
+    share: bytes = bytes(8 * _SHARE_WORDS),
+) -> bytes:
+    """Compare settings with all processes of a group: one gather of a fixed size.
+
+    Args:
+        group: The processes; None is all.
+        settings: Names and values, with the same names everywhere.
+        device: Where the group's tensors have to be.
+        failure: The error that this process is going to raise. It takes part all the same, so
+            that the others learn of it at once.
+        share: 32 bytes of this process.
+
+    Returns:
+        32 bytes that follow from the shares of all, the same everywhere.
+
+    Raises:
+        MismatchError: Settings differ, or a process fails. On all processes alike.
+        Exception: The failure, if there is one.
+    """
+    words = [0 if failure is None else 1, *map(digest_of, settings.values())]
+    words += [0] * (1 + _MOST_SETTINGS - len(words))
+    shared = torch.frombuffer(bytearray(share), dtype=torch.int64)
+    own = torch.cat([torch.tensor(words), shared]).to(device)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    if failure is not None:
+        raise failure
+    table = torch.stack(gathered).cpu()
+    if failed := table[:, 0].nonzero().flatten().tolist():
+        raise MismatchError(f"{_ranks(failed)} failed to start, see the error there")
+    rank = dist.get_rank(group)
+    for place, (name, value) in enumerate(settings.items(), start=1):
+        other = (table[:, place] != table[rank, place]).nonzero().flatten().tolist()
+        if other:
+            raise MismatchError(
+                f"all ranks must have the same {name}, but {_ranks(other)} "
+                f"{'differs' if len(other) == 1 else 'differ'} from rank {rank}, which has {value}"
+            )
+    common = hashlib.blake2b(digest_size=32, person=b"ds-common-key")
+    common.update(table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes())
+    return common.digest()
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

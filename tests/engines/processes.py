@@ -1,0 +1,75 @@
+"""Real processes that sum over gloo: started once, they run many checks one after another."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+__all__ = ["WORLD", "Checks", "Results", "error_of", "run_checks"]
+
+WORLD = 2
+WAIT = timedelta(seconds=30)  # a collective that takes longer is a hang, and fails
+LONGEST = 300.0  # seconds, for all checks together
+
+Checks: TypeAlias = Mapping[str, Callable[[int], Any]]
+"""By name: what a rank does, and returns, as tensors, numbers, texts, lists and dicts."""
+Results: TypeAlias = dict[str, list[Any]]
+"""By name of the check: what each rank returned."""
+
+
+def run_checks(checks: Callable[[], Checks], *, world: int = WORLD) -> Results:
+    """Run all checks in so many processes. Checks are given by a function that a module has.
+
+    Raises:
+        Exception: A check raised, or the processes did not finish.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        start: Any = mp.start_processes  # type: ignore[attr-defined]
+        context = start(
+            _work, (checks, world, folder), nprocs=world, join=False, start_method="spawn"
+        )
+        try:
+            deadline = time.monotonic() + LONGEST
+            while not context.join(timeout=10):  # also returns when the first one is done
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the processes did not finish")
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.kill()
+        each = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
+    return {name: [one[name] for one in each] for name in each[0]}
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Type and text of the error that a call raises; empty if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _work(rank: int, checks: Callable[[], Checks], world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world, timeout=WAIT
+    )
+    try:
+        found = {}
+        for name, check in checks().items():
+            found[name] = check(rank)
+            dist.barrier()
+        torch.save(found, Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
