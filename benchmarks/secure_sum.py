@@ -1,0 +1,176 @@
+"""What does a secure sum cost: seconds of each member and of the server, and bytes?
+
+    python -m benchmarks.secure_sum --json benchmark-secure-sum.json
+    python -m benchmarks.secure_sum --quick
+
+Whole rounds in one process and one thread: every member's part is computed, and the median of the
+members' times is shown. Members sign, so there are five stages. A third of the members at most
+drops out after sharing keys, or nobody does: dropouts cost the server a key agreement and a mask
+for each member that is left. The total of every round is compared with the plain sum. Bytes are
+those of requests and replies, without what a transport adds; times are seconds of computing on one
+core, without any network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks.report import print_table, readable
+from benchmarks.timing import environment
+from diffsketch.secure_sum import Client, Identity, Params, Server, Stage, default_threshold
+from diffsketch.wire import MessageFormat
+
+SHAPES = ((7, 22), (1, 20_000))
+MEMBERS = (3, 10, 100)
+BITS, DIM = 20, 7850
+CPU = torch.device("cpu")
+
+T = TypeVar("T")
+
+
+def timed(run: Callable[[], T]) -> tuple[T, float]:
+    """The result, and the seconds that this thread has computed: it waits for nothing."""
+    start = time.thread_time()
+    result = run()
+    return result, time.thread_time() - start
+
+
+def parties(count: int, shape: tuple[int, ...]) -> tuple[Params, dict[int, Identity]]:
+    identities = {index: Identity.generate() for index in range(count)}
+    threshold = default_threshold(count)
+    params = Params(
+        MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS),
+        run=secrets.token_bytes(16),
+        round_index=0,
+        fingerprint=bytes(8),
+        members=tuple(identities),
+        threshold=threshold,
+        min_present=threshold,
+        identities={index: identity.public for index, identity in identities.items()},
+    )
+    return params, identities
+
+
+class Costs:
+    """Of one round, by stage: each member's seconds and bytes, and the server's seconds."""
+
+    def __init__(self) -> None:
+        self.member: dict[str, list[float]] = defaultdict(list)
+        self.server: dict[str, float] = defaultdict(float)
+        self.up: dict[str, int] = {}
+        self.down: dict[str, int] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """The median of the members, and sums of the server."""
+        member = {stage: statistics.median(taken) for stage, taken in self.member.items()}
+        return {
+            "member_s": member,
+            "server_s": dict(self.server),
+            "bytes_up": self.up,
+            "bytes_down": self.down,
+        }
+
+
+def run_round(count: int, shape: tuple[int, ...], dropouts: int) -> dict[str, Any]:
+    """A round in which the last members fall silent when they should send their inputs."""
+    params, identities = parties(count, shape)
+    server, costs = Server(params), Costs()
+    made = {
+        index: timed(lambda index=index: Client(index, params, identity=identities[index]))  # type: ignore[misc]
+        for index in params.members
+    }
+    cells = torch.randint(0, 1 << BITS, (count, *shape), generator=torch.Generator().manual_seed(0))
+    while server.stage is not Stage.DONE:
+        stage = server.stage.value
+        requests, taken = timed(server.requests)
+        costs.server[stage] += taken
+        for index, request in requests.items():
+            if index >= count - dropouts and server.stage is Stage.MASKED:
+                continue
+            client, first = made[index]
+            reply, taken = timed(
+                lambda client=client, request=request, index=index: client.answer(  # type: ignore[misc]
+                    request, lambda: cells[index]
+                )
+            )
+            costs.member[stage].append(taken + (first if server.stage is Stage.KEYS else 0.0))
+            costs.up[stage], costs.down[stage] = len(reply), len(request)
+            costs.server[stage] += timed(lambda reply=reply: server.collect(reply))[1]  # type: ignore[misc]
+        costs.server[stage] += timed(server.close)[1]
+    total = server.total()
+    expected = cells[list(total.present)].sum(dim=0) & ((1 << BITS) - 1)
+    if not torch.equal(total.cells, expected) or len(total.present) != count - dropouts:
+        raise RuntimeError(f"the total of {count} members must be the plain sum, and is not")
+    return costs.as_json()
+
+
+def run_case(count: int, shape: tuple[int, ...], dropouts: int, repeat: int) -> dict[str, Any]:
+    rounds = [run_round(count, shape, dropouts) for _ in range(repeat)]
+    middle = sorted(rounds, key=lambda found: sum(found["server_s"].values()))[repeat // 2]
+    message = MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS).wire_bytes
+    about = {"members": count, "shape": shape, "dropouts": dropouts, "message_bytes": message}
+    return about | {"threshold": default_threshold(count)} | middle
+
+
+def show(cases: Sequence[dict[str, Any]]) -> None:
+    lines = []
+    for case in cases:
+        rows, cols = case["shape"]
+        lines.append(
+            [
+                f"{rows}x{cols:,}", str(case["members"]), str(case["dropouts"]),
+                readable(sum(case["member_s"].values())), readable(sum(case["server_s"].values())),
+                f"{case['message_bytes']:,}", f"{sum(case['bytes_up'].values()):,}",
+                f"{sum(case['bytes_down'].values()):,}",
+            ]
+        )  # fmt: skip
+    headers = ["table", "members", "dropouts", "a member", "server", "message", "up", "down"]
+    print_table("A round: time, and bytes of a member", headers, lines)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--members", type=int, nargs="+", default=list(MEMBERS))
+    parser.add_argument("--repeat", type=int, default=3, help="rounds, of which the middle counts")
+    parser.add_argument("--quick", action="store_true", help="at most 10 members, one round")
+    parser.add_argument("--json", type=Path, help="where to write all results")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.members = [count for count in options.members if count <= 10]
+        options.repeat = 1
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse(argv)
+    facts, threads = environment(CPU), torch.get_num_threads()
+    if (load := facts["hardware"]["load_average"]) > 0.5:
+        print(f"  note: other work is running, load {load:.1f}: the times may be far too long")
+    torch.set_num_threads(1)
+    try:
+        run_round(3, (1, 2), 0)  # what is loaded late is not timed
+        cases = [
+            run_case(count, shape, dropouts, options.repeat)
+            for shape in SHAPES
+            for count in options.members
+            for dropouts in sorted({0, count - default_threshold(count)})
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    show(cases)
+    if options.json:
+        options.json.write_text(json.dumps(facts | {"cases": cases}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

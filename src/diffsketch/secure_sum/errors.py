@@ -1,0 +1,31 @@
+"""What is wrong with a message or with a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from diffsketch.errors import DiffSketchError
+from diffsketch.secure_sum.stages import Stage
+from diffsketch.wire.errors import WireError
+
+__all__ = ["RefusedError", "VoidError"]
+
+
+class RefusedError(WireError):
+    """A message is refused. Its one line says why; nothing was changed and nothing is sent."""
+
+
+class VoidError(DiffSketchError):
+    """The round is void: there is no sum of it, and there will be none.
+
+    Attributes:
+        stage: In which it failed.
+        dropped: Members that fell silent, and the stage in which each did.
+    """
+
+    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
+        self.stage, self.dropped = stage, dict(dropped)
+        who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
+        super().__init__(
+            f"the round is void: {reason}, in stage {stage.value}; dropped: {who or 'nobody'}"
+        )

@@ -1,0 +1,166 @@
+"""Whatever arrives, at any stage: a `WireError` or an answer, and nothing is changed by a refusal.
+
+Changed messages get a new checksum, so that they come further than accidents do.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diffsketch.secure_sum import Client, Server, Stage
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES, Kind, close, open_records, stage_of
+from diffsketch.secure_sum.params import Params
+from diffsketch.wire import WireError
+from diffsketch.wire.header import SERVER
+from tests.secure_sum.playing import Played, identity, make_params, plain_sum, start
+
+STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]
+KINDS = st.sampled_from(Kind)
+
+
+def resealed(data: bytes, params: Params, sender: int | None = None) -> bytes:
+    """The same kind and body with a good envelope."""
+    kind = Kind(data[3]) if data[3] in list(Kind) else Kind.KEYS
+    who = sender if sender is not None else int.from_bytes(data[4:12], "little")
+    return close(kind, data[ENVELOPE_BYTES:], sender=who, params=params)
+
+
+def state_of(server: Server) -> tuple[object, ...]:
+    return server.stage, server.missing, dict(server.dropped), server._sum.tolist()
+
+
+def refused(server: Server, reply: bytes) -> bool:
+    before = state_of(server)
+    try:
+        server.collect(reply)
+    except WireError:
+        assert state_of(server) == before
+        return True
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(STAGES), KINDS, st.sampled_from([1, 9, SERVER]))
+def test_random_bytes(data: bytes, stage: Stage, kind: Kind, sender: int) -> None:
+    played = start(make_params(3, signed=True), roots=b"fuzz").until(stage)
+    params, client = played.server.params, played.clients[1]
+    body = close(kind, data, sender=sender, params=params)
+    assert refused(played.server, data)
+    # A body may be right by chance where the stage has nothing to check: masked cells.
+    assert refused(played.server, body) or stage is Stage.MASKED
+    saved = client.save()
+    for request in (data, body):
+        try:
+            client.answer(request, lambda: played.inputs[1])
+        except WireError:
+            assert client.save() == saved
+        else:
+            assert (kind, data, request) == (Kind.OPENING, b"", body)
+        try:
+            Client.restore(request, 1, params=params, identity=identity(1))
+        except WireError:
+            continue
+        raise AssertionError("bytes were taken for a saved state")
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> list[tuple[str, int, bytes]]:
+    one = st.tuples(
+        st.sampled_from(["put", "cut", "insert"]), st.integers(0, 2000), st.binary(max_size=12)
+    )
+    return draw(st.lists(one, min_size=1, max_size=3))
+
+
+def changed(data: bytes, how: list[tuple[str, int, bytes]]) -> bytes:
+    for what, at, value in how:
+        at %= len(data) + 1
+        if what == "put":
+            data = data[:at] + value + data[at + len(value) :]
+        elif what == "cut":
+            data = data[:at] + data[at + len(value) :]
+        else:
+            data = data[:at] + value + data[at:]
+    return data
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(STAGES), changes(), st.booleans(), st.booleans())
+def test_changed_messages(
+    stage: Stage, how: list[tuple[str, int, bytes]], signed: bool, seal: bool
+) -> None:
+    if not signed and stage is Stage.CONSISTENCY:
+        return
+    played = start(make_params(3, signed=signed), roots=b"fuzz").until(stage)
+    params = played.server.params
+    request = played.server.requests()[1]
+    reply = played.clients[1].answer(request, lambda: played.inputs[1])
+    for original, answer in ((reply, None), (request, played.clients[2])):
+        data = changed(original, how)
+        if len(data) < ENVELOPE_BYTES or data == original:
+            continue
+        if seal:
+            data = resealed(data, params)
+        if answer is None:
+            _check_reply(played, stage, data=data, original=original)
+        else:
+            try:
+                answer.answer(data, lambda: played.inputs[2])
+            except WireError:
+                continue
+
+
+def _check_reply(played: Played, stage: Stage, *, data: bytes, original: bytes) -> None:
+    """What is taken is what was sent, but for what cannot be known."""
+    free = {Stage.MASKED, Stage.SHARES, Stage.UNMASK}  # uniform numbers, all of them possible
+    if not played.server.params.signed:
+        free.add(Stage.KEYS)
+    if not refused(played.server, data):
+        assert data == original or stage in free
+
+
+@settings(max_examples=100, deadline=None)
+@given(KINDS, st.binary(max_size=200), st.sampled_from([0, 1, 64, 82]))
+def test_lists(kind: Kind, body: bytes, size: int) -> None:
+    params = make_params(3)
+    sender = SERVER if kind >= Kind.OPENING else 1
+    data = close(kind, body, sender=sender, params=params)
+    try:
+        found = open_records(data, kind, params=params, size=size)
+    except WireError:
+        return
+    assert found[0] == sender
+    assert all(len(value) == size for value in found[1].values())
+    assert set(found[1]) <= set(params.members)
+
+
+@given(st.binary(max_size=60))
+def test_stage_of(data: bytes) -> None:
+    try:
+        stage_of(data, make_params())
+    except WireError:
+        return
+    assert len(data) >= ENVELOPE_BYTES
+
+
+def test_refusals_do_not_spoil_the_round() -> None:
+    """Each reply is first tried damaged, and the sum is right in the end."""
+    played = start(make_params(4, signed=True))
+    while played.server.stage is not Stage.DONE:
+        for index, request in played.server.requests().items():
+            client, cells = played.clients[index], played.inputs[index]
+            for at in (0, 3, 20, len(request) - 1):
+                damaged = request[:at] + bytes([request[at] ^ 255]) + request[at + 1 :]
+                with pytest.raises(WireError):
+                    client.answer(damaged, lambda cells=cells: cells)  # type: ignore[misc]
+            reply = client.answer(request, lambda cells=cells: cells)  # type: ignore[misc]
+            for at in (0, 3, 20, len(reply) - 1):
+                assert refused(
+                    played.server, reply[:at] + bytes([reply[at] ^ 255]) + reply[at + 1 :]
+                )
+            played.server.collect(reply)
+        played.server.close()
+    total = played.server.total()
+    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4), 20))

@@ -1,0 +1,180 @@
+"""What the server sees of an input is uniform, whatever the input, until all shares are there.
+
+Chi-square tests of cells of a few bits, from fixed random numbers. Each fails by chance with the
+probability `CHANCE`; there are fewer than 30. Every one has a planted error, which it must find.
+They show that masks are there, and new for every pair and round. That nobody tells AES-256 in
+counter mode from random is an assumption which no such test supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import diffsketch.secure_sum.client as client_module
+from diffsketch.secure_sum import Stage
+from diffsketch.secure_sum.masks import Words, pair_mask, self_mask
+from diffsketch.secure_sum.messages import Kind, open_records
+from diffsketch.secure_sum.primitives import KeyPair
+from diffsketch.secure_sum.shamir import Recovery
+from diffsketch.wire import Message, MessageFormat
+from tests.secure_sum.playing import Played, make_params, start
+
+CHANCE = 1e-9
+BITS, CELLS, COUNT = 4, 16_384, 4
+LAYOUT = MessageFormat("sketch-skellam", 9, (1, CELLS), "unsigned", BITS)
+INPUTS: dict[str, Callable[[int], Tensor]] = {
+    "zeros": lambda _: torch.zeros(1, CELLS, dtype=torch.int64),
+    "largest": lambda _: torch.full((1, CELLS), (1 << BITS) - 1),
+    "own number": lambda index: torch.full((1, CELLS), index),
+    "steps": lambda _: torch.arange(CELLS).reshape(1, CELLS) * (1 << BITS) // CELLS,
+}
+
+
+def is_uniform(values: Tensor, bits: int = BITS) -> bool:
+    counts = np.bincount(values.flatten().numpy(), minlength=1 << bits)
+    return float(stats.chisquare(counts).pvalue) > CHANCE
+
+
+def are_uniform_together(left: Tensor, right: Tensor) -> bool:
+    return is_uniform(left << BITS | right, 2 * BITS)
+
+
+def unmasked(cells: Tensor, words: Words) -> Tensor:
+    return (cells - torch.from_numpy(words.astype(np.int64))) & ((1 << BITS) - 1)
+
+
+def play(name: str = "zeros", **changes: Any) -> Played:
+    """Until all have masked their inputs, of whom 4 is then taken as dropped out."""
+    played = start(make_params(COUNT, layout=LAYOUT, **changes), roots=b"secrecy")
+    played.inputs = {index: INPUTS[name](index) for index in played.clients}
+    return played.until(Stage.UNMASK, {4: Stage.MASKED})
+
+
+def seen(played: Played, index: int) -> Tensor:
+    """The masked input; that of 4 as well, which comes too late and is seen all the same."""
+    reply, params = played.clients[index].masked_reply, played.server.params
+    assert reply is not None
+    message = Message.from_bytes(
+        reply[52:], LAYOUT, round_index=params.round_index, fingerprint=params.fingerprint
+    )
+    return message.cells.flatten()
+
+
+def secret_of(played: Played, owner: int) -> bytes:
+    """What the server computes from the shares that it is sent."""
+    params, shares = played.server.params, {}
+    for index, request in played.server.requests().items():
+        reply = played.clients[index].unmask(request)
+        values = open_records(reply, Kind.UNMASK, params=params, size=34)[1]
+        shares[params.points[index]] = values[owner][1:]
+    return Recovery(list(shares), threshold=params.threshold, unforeseen=1).secret(shares)
+
+
+def without_own_mask(played: Played, index: int) -> Tensor:
+    """All that is known of the input of a member in the sum."""
+    params = played.server.params
+    return unmasked(seen(played, index), self_mask(secret_of(played, index), index, params))
+
+
+def without_pair_masks(played: Played, index: int) -> Tensor:
+    """All that is known of an input that came too late: the masks of its pairs are uncovered."""
+    params, key = played.server.params, KeyPair(secret_of(played, index))
+    cells = seen(played, index)
+    for other in params.members:
+        if other != index:
+            public = played.clients[other]._own.mask.public
+            cells = unmasked(cells, pair_mask(key, public, (index, other), params))
+    return cells
+
+
+def no_mask(*_: object) -> Words:
+    return np.zeros(CELLS, np.uint32)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_masked_inputs(name: str) -> None:
+    played = play(name)
+    for index in played.clients:
+        assert is_uniform(seen(played, index))
+
+
+def test_inputs_without_masks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "self_mask", no_mask)
+    monkeypatch.setattr(client_module, "pair_mask", no_mask)
+    for name in ("zeros", "largest", "own number"):
+        assert not is_uniform(seen(play(name), 1))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_in_the_sum_without_their_own_masks(name: str) -> None:
+    """Those of two members, together: their sum with the third's is all that is fixed."""
+    played = play(name)
+    one, two, three = (without_own_mask(played, index) for index in (1, 2, 3))
+    assert are_uniform_together(one, two)
+    assert are_uniform_together(two, three)
+
+
+def test_missing_pair_masks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "pair_mask", no_mask)
+    played = play("own number")
+    assert not is_uniform(without_own_mask(played, 2))
+    assert torch.equal(without_own_mask(played, 2), played.inputs[2].flatten())
+
+
+def test_one_mask_for_all_pairs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = KeyPair(bytes(range(32)))
+
+    def same(_: KeyPair, __: bytes, pair: tuple[int, int], params: Any) -> Words:
+        mask = pair_mask(key, key.public, (2, 1), params)
+        return mask if pair[0] > pair[1] else np.negative(mask)
+
+    monkeypatch.setattr(client_module, "pair_mask", same)
+    played = play()
+    # Each alone looks well where masks do not cancel: 1 subtracts three times the mask, 2 once.
+    assert is_uniform(without_own_mask(played, 1))
+    assert not are_uniform_together(without_own_mask(played, 1), without_own_mask(played, 2))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_an_input_that_comes_too_late(name: str) -> None:
+    """Its pairs' masks are uncovered, since it counts as dropped out; its own mask hides it."""
+    played = play(name)
+    assert is_uniform(without_pair_masks(played, 4))
+
+
+def test_a_missing_own_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why there are two masks: with one, an input that comes late is uncovered."""
+    monkeypatch.setattr(client_module, "self_mask", no_mask)
+    played = play("own number")
+    assert is_uniform(seen(played, 4))
+    assert torch.equal(without_pair_masks(played, 4), played.inputs[4].flatten())
+    assert not is_uniform(without_pair_masks(played, 4))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"round_index": 6}, {"run": b"another run of the tests"}, {"min_present": 4}]
+)
+def test_masks_are_not_used_again(changes: dict[str, Any]) -> None:
+    """In another round they are unrelated, even if the random numbers were the same."""
+    first = play("own number")
+    again = start(make_params(COUNT, layout=LAYOUT, **changes), roots=b"secrecy")
+    again.inputs = first.inputs
+    again.until(Stage.UNMASK)
+    for index in first.clients:
+        assert are_uniform_together(seen(first, index), seen(again, index))
+
+
+def test_masks_used_again_are_found() -> None:
+    """The same round played twice, with another input."""
+    first, again = play("zeros"), play("own number")
+    assert torch.equal(
+        (seen(again, 3) - seen(first, 3)) & ((1 << BITS) - 1), again.inputs[3].flatten()
+    )
+    assert not are_uniform_together(seen(first, 3), seen(again, 3))
