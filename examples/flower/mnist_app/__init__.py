@@ -1,0 +1,1 @@
+"""A Flower app that trains on MNIST and sends sketches."""

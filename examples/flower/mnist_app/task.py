@@ -1,0 +1,63 @@
+"""What both sides share: the data, the model, and the plan."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord
+from flwr.app.user_config import UserConfig
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from diffsketch.engines.flower import Plan
+from diffsketch.learning.task import Task
+from diffsketch.learning.tasks import load_task
+
+
+def plan_of(config: UserConfig) -> Plan:
+    """The method, from the run's configuration."""
+    return Plan.parse(
+        str(config["method"]),
+        str(config["settings"]),
+        cohort=int(config["nodes"]),
+        min_replies=int(config["min-replies"]),
+    )
+
+
+def task_of(config: UserConfig) -> Task:
+    """Images, divided among the nodes at random."""
+    return load_task("mnist", workers=int(config["nodes"]), samples=int(config["samples"]))
+
+
+def model_of(config: UserConfig, arrays: ArrayRecord | None = None) -> nn.Module:
+    """A linear model; or one with a hidden layer. With these weights, or with the first ones."""
+    hidden = int(config["hidden"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Linear(784, 10)
+        if hidden:
+            model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    if arrays is not None:
+        model.load_state_dict(arrays.to_torch_state_dict())
+    return model
+
+
+def train(model: nn.Module, task: Task, node: int, config: UserConfig) -> int:
+    """Some epochs of SGD on a node's own images; how many images it has."""
+    images, devices = task.devices.examples, task.devices
+    own = torch.arange(int(devices.starts[node]), int(devices.starts[node + 1]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(config["learning-rate"]))
+    for _ in range(int(config["local-epochs"])):
+        shuffled = own[torch.randperm(len(own))]
+        for batch in torch.split(shuffled, int(config["batch-size"])):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images.inputs[batch]), images.labels[batch])
+            torch.autograd.backward(loss)
+            optimizer.step()
+    return len(own)
+
+
+def accuracy_of(model: nn.Module, task: Task) -> float:
+    """On the test images."""
+    with torch.no_grad():
+        hits = model(task.test.inputs).argmax(dim=1) == task.test.labels
+    return float(hits.double().mean())

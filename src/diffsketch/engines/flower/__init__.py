@@ -1,0 +1,38 @@
+"""Flower: the messages of a round are summed by a Flower server.
+
+Two lines in any app of Flower's Message API (flwr >= 1.41):
+
+    app = ClientApp(mods=[sketch_mod(plan)])                       in the client's
+    strategy = SketchStrategy(FedAvg(...), plan, key=key)          in the server's
+
+`client` and `server` are the two sides; `records` is what they write into each other's messages,
+`plan` what they agree on, `vectors` how arrays become one vector and back. `account` and `memory`
+are a client's own books; `members` and `history` are the server's record of its clients and of the
+model; `summing` is the seam where a secure sum goes in.
+
+The only place that imports `flwr`; needs `pip install 'diffsketch[flower]'`.
+"""
+
+from diffsketch.engines.flower.account import Account
+from diffsketch.engines.flower.client import sketch_mod
+from diffsketch.engines.flower.following import followed
+from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
+from diffsketch.engines.flower.plan import Plan
+from diffsketch.engines.flower.report import RoundReport
+from diffsketch.engines.flower.server import SketchStrategy
+from diffsketch.engines.flower.summing import PlainSum, Sealing, Summation, Summed
+
+__all__ = [
+    "Account",
+    "PlainSum",
+    "Plan",
+    "RoundReport",
+    "Sealing",
+    "SketchStrategy",
+    "Summation",
+    "Summed",
+    "find_client_key",
+    "find_sketch_key",
+    "followed",
+    "sketch_mod",
+]

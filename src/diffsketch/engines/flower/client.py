@@ -1,0 +1,369 @@
+"""The client's side: a Flower mod that sends a method's message instead of the arrays."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import (
+    ArrayRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp.typing import ClientAppCallable
+from torch import Tensor
+
+from diffsketch.engines.flower.account import Account, AccountFile
+from diffsketch.engines.flower.following import followed
+from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
+from diffsketch.engines.flower.memory import Memory
+from diffsketch.engines.flower.plan import Plan
+from diffsketch.engines.flower.records import NO_MODEL, RECORD, Reply, Request, record_in
+from diffsketch.engines.flower.refusals import Refusal, check_trust, member_digest
+from diffsketch.engines.flower.summing import SUM_RECORD, Sealing
+from diffsketch.engines.flower.vectors import check_layout, digest_of, flat, length_of
+from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
+from diffsketch.methods import Method
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
+from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
+from diffsketch.sketch import SketchKey
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire import Message as WireMessage
+from diffsketch.wire import WireError
+
+__all__ = ["sketch_mod"]
+
+_LOG = logging.getLogger("flwr.diffsketch")
+_PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
+_PARTITION = "partition-id"
+_OURS = (RECORD, SUM_RECORD)
+_MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
+
+PlanOf = Callable[[Context], Plan]
+
+
+def sketch_mod(
+    plan: Plan | PlanOf,
+    *,
+    key: SketchKey | None = None,
+    noise: NoiseKey | Noise | None = None,
+    budget: Budget | None = None,
+    account_file: str | Path | None = None,
+    importance: float = 1.0,
+    keep_metrics: Collection[str] = (),
+    trusted_server: bool = False,
+    sealing: Sealing | None = None,
+) -> Callable[[Message, Context, ClientAppCallable], Message]:
+    """A mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before, and sends messages.
+
+    It gives the app the model where it expects it, takes the arrays of the app's reply, and sends
+    the method's message of their difference: new less old, as one float32 vector. The arrays
+    themselves never leave, nor do metrics, which nothing would make private: `keep_metrics` names
+    those that may. All clients count alike: a weight by the number of examples would tell it.
+
+    *Its own books.* A client pays for every message in an account of its own, in
+    `diffsketch.engines.flower.account`, and sends nothing that its budget does not allow, whatever
+    the server says. It answers a round once, and only for the plan that it has itself.
+
+    *Vectors that are not finite* count as zeros, with their noise, where the claim is proven, since
+    anything else would tell about the data; elsewhere the client sits the round out.
+
+    Guarantees (`tests/engines/test_flower_client.py`): no array and no other metric is in a reply;
+    requests of another version, plan, key or round are refused and say why; the budget holds
+    against a server that forgets, over restarts.
+
+    Args:
+        plan: The method; or a function that makes it from the context, for settings in the run's
+            configuration. (Those come from the server: then the client agrees to any.)
+        key: The clients' common key; else it is looked up (`diffsketch.engines.flower.keys`).
+        noise: Nothing for real use: each message has a key of its own from the operating system. A
+            source such as `SecureNoise`, for methods with whole numbers. Or a `NoiseKey` for rounds
+            that can be repeated: a client then draws the noise of the worker whose number is its
+            `partition-id`, as in a simulation.
+        budget: What this client may pay at most. Only proven claims can be within one. Without an
+            account file, nor a server that keeps its record from run to run, it is for one run.
+        account_file: Where to keep the account over restarts; else `diffsketch-account` of the
+            node's configuration. Without one, it is kept in the SuperNode's memory and by the
+            server, if there is a client's key.
+        importance: What the vector is multiplied by before it is encoded, for means in which
+            clients count differently. It must not depend on the data.
+        keep_metrics: Names of metrics that are sent as they are. No claim is about them.
+        trusted_server: Whether the server is trusted not to look at single messages where a claim
+            is under distributed trust. It is then about those who see only what is published.
+        sealing: The client's side of a secure sum.
+
+    Raises:
+        ArgumentError: An argument is of another type.
+    """
+    if not (isinstance(plan, Plan) or callable(plan)):
+        raise ArgumentError(f"plan must be a Plan or a function, got {type(plan).__name__}")
+    check_positive("importance", importance)
+    settings = _Settings(
+        plan, key, noise, budget, account_file, importance, frozenset(keep_metrics),
+        trusted_server, sealing,
+    )  # fmt: skip
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        kind = message.metadata.message_type.partition(".")[0]
+        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+            return call_next(message, context)
+        own = None if sealing is None else sealing.answered(message, context)
+        if own is not None:
+            return own
+        return _answered(message, context, call_next, settings, train=kind == MessageType.TRAIN)
+
+    return mod
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of the mod."""
+
+    plan: Plan | PlanOf
+    key: SketchKey | None
+    noise: NoiseKey | Noise | None
+    budget: Budget | None
+    account_file: str | Path | None
+    importance: float
+    keep_metrics: frozenset[str]
+    trusted_server: bool
+    sealing: Sealing | None
+
+    @property
+    def trusts_sums(self) -> bool:
+        """Whether nobody looks at single messages."""
+        sealing = self.sealing
+        return self.trusted_server or (sealing is not None and Trust.DISTRIBUTED in sealing.trusts)
+
+
+def _answered(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    settings: _Settings,
+    *,
+    train: bool,
+) -> Message:
+    """The reply to one message, whatever is wrong with it."""
+    record = record_in(message.content)
+    if record is None:
+        # The app may not go on: it would send its arrays as they are.
+        reason = "the server does not use SketchStrategy, and this client sends nothing without it"
+        return Message(Error(_PRECONDITION, reason), reply_to=message)
+    nonce = record.get("nonce")
+    session = _Session(message, context, settings)
+    try:
+        request = Request.of(record)
+        session.begin(request)
+        if not train:
+            return session.evaluated(call_next)
+        return session.trained(call_next)
+    except Refusal as refusal:
+        _LOG.warning("round refused (%s): %s", refusal.code, refusal)
+        return session.refused(refusal, nonce if isinstance(nonce, bytes) else b"")
+    except WireError as error:
+        _LOG.warning("request refused: %s", error)
+        return session.refused(
+            Refusal("request", str(error)), nonce if isinstance(nonce, bytes) else b""
+        )
+
+
+class _Session:
+    """One message: what the request says, and what the client has."""
+
+    def __init__(self, message: Message, context: Context, settings: _Settings) -> None:
+        self._message, self._context, self._settings = message, context, settings
+        self._member = str(context.node_config.get(_PARTITION, context.node_id))
+        self._memory = Memory(b"")
+        self._told = message.content.config_records.get(SUM_RECORD)
+        plan = settings.plan
+        self._plan = plan if isinstance(plan, Plan) else plan(context)
+        self._client_key = find_client_key(context.node_config)
+        path = settings.account_file or context.node_config.get("diffsketch-account")
+        self._file = AccountFile(str(path)) if path else None
+
+    def begin(self, request: Request) -> None:
+        """Check what the request is about, and have its model."""
+        self._request = request
+        self._memory = Memory.read(self._context, request.series, self._settings.budget)
+        key = self._settings.key or find_sketch_key(self._context.node_config)
+        if key is None:
+            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+        if request.key_check not in (b"", key.seed(0).fingerprint):
+            raise Refusal("key", "the server's key is another one than this client's")
+        self._key = key
+        base = self._base_model(request)
+        self._dim = length_of(base)
+        own = self._plan.text(self._dim)
+        if own != request.plan:
+            raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {own}")
+        self._method = self._plan.build(self._dim)
+        self._memory = self._caught_up(request, base)
+        self._memory.write(self._context)
+
+    def evaluated(self, call_next: ClientAppCallable) -> Message:
+        """The app's own reply; what it measures is its own business."""
+        reply = call_next(self._for_app(), self._context)
+        if reply.has_content():
+            reply.content[RECORD] = self._reply().to_record()
+        return reply
+
+    def trained(self, call_next: ClientAppCallable) -> Message:
+        """The message of what the app has learnt."""
+        request, seed = self._request, self._key.seed(self._request.round_index)
+        if request.round_index <= self._memory.answered:
+            raise Refusal("answered", f"round {request.round_index} was already answered")
+        claim = self._method.claim_for(self._plan.min_replies, seed)
+        check_trust(claim, trusted_server=self._settings.trusts_sums)
+        account = self._paid(claim)
+        reply = call_next(self._for_app(), self._context)
+        if reply.has_error():
+            return reply
+        cells = self._encoded(self._vector(reply), seed, claim)
+        # Before anything is sent: whatever becomes of the reply, it is paid for.
+        self._memory = self._memory.with_answer(request.round_index, account)
+        self._memory.write(self._context)
+        if self._file is not None:
+            self._file.write(account)
+        wire = WireMessage(
+            self._method.message_format,
+            cells,
+            round_index=request.round_index,
+            fingerprint=seed.fingerprint,
+            sender=self._message.metadata.dst_node_id,
+        )
+        sealing = self._settings.sealing
+        if sealing is None:
+            data = wire.to_bytes()
+        else:
+            data = sealing.sealed(wire, self._told, self._context)
+        statement = b"" if self._client_key is None else account.sealed(self._client_key)
+        kept = self._kept_metrics(reply)
+        reply.content = RecordDict({RECORD: self._reply(data, statement).to_record(), **kept})
+        return reply
+
+    def refused(self, refusal: Refusal, nonce: bytes) -> Message:
+        """A reply without a message."""
+        reply = Reply(
+            nonce, self._member, self._memory.version, refusal.code, str(refusal)[:1000], b"", b""
+        )
+        return Message(RecordDict({RECORD: reply.to_record()}), reply_to=self._message)
+
+    def _reply(self, message: bytes = b"", statement: bytes = b"") -> Reply:
+        version = self._memory.version
+        return Reply(self._request.nonce, self._member, version, "", "", message, statement)
+
+    def _base_model(self, request: Request) -> ArrayRecord:
+        """The dense model of the message, or the last one that this client had."""
+        if request.base != NO_MODEL:
+            found = self._message.content.array_records.get(request.arrays)
+            if found is None:
+                raise WireError("the request says that it has a model, and there is none")
+            self._base_version = request.base
+            return found
+        if self._memory.model is None or self._memory.version < request.first - 1:
+            raise Refusal("model", "this client has no model to go on from")
+        self._base_version = self._memory.version
+        return self._memory.model
+
+    def _caught_up(self, request: Request, base: ArrayRecord) -> Memory:
+        """With the model of the request's version."""
+        if request.version != request.first - 1 + len(request.totals):
+            raise WireError("the request's totals do not lead to its version")
+        skip = self._base_version - (request.first - 1)
+        if not 0 <= skip <= len(request.totals):
+            raise Refusal("model", f"version {self._base_version} is not one to go on from")
+        model = followed(
+            base, request.totals[skip:], request.rounds[skip:], method=self._method, key=self._key
+        )
+        if request.digest and digest_of(model) != request.digest:
+            self._memory = Memory(request.series, account=self._memory.account)
+            raise Refusal("model", "the model after catching up is not the server's")
+        return self._memory.with_model(model, request.version)
+
+    def _for_app(self) -> Message:
+        """The message as the app expects it."""
+        content = self._message.content
+        records = {name: one for name, one in content.items() if name not in _OURS}
+        model = self._memory.model
+        if model is not None:
+            records[self._request.arrays] = model
+        self._message.content = RecordDict(records)
+        return self._message
+
+    def _paid(self, claim: Claim) -> Account:
+        """The account after this round, if it can be paid."""
+        try:
+            return self._account(claim).after(claim)
+        except BudgetExceeded as error:
+            raise Refusal("budget", str(error)) from error
+
+    def _account(self, claim: Claim) -> Account:
+        """The newest of what the client remembers, has on disk, and has left with the server."""
+        budget, request = self._settings.budget, self._request
+        found = [] if self._memory.account is None else [self._memory.account]
+        if self._file is not None:
+            found.append(self._file.read(budget))
+        if request.statement and self._client_key is not None:
+            found.append(Account.opened(request.statement, self._client_key, budget))
+        if found:
+            return max(found, key=lambda one: one.serial)
+        known = {request.known[place : place + 8] for place in range(0, len(request.known), 8)}
+        if self._client_key is not None and member_digest(self._member) in known:
+            raise Refusal("statement", "this client has no memory and needs its statement first")
+        if request.round_index > _MOST_ROUNDS:
+            raise Refusal("statement", "this client has no memory of so many rounds")
+        # Nothing is known: it may have taken part in every round so far.
+        return Account.new(budget).after(claim, rounds=request.round_index)
+
+    def _vector(self, reply: Message) -> Tensor:
+        """New less old."""
+        found = list(reply.content.array_records.values())
+        model = self._memory.model
+        if len(found) != 1 or model is None:
+            raise Refusal("app", f"the app must reply with one ArrayRecord, got {len(found)}")
+        try:
+            check_layout(found[0], model)
+        except DiffSketchError as error:
+            raise Refusal("app", str(error)) from error
+        ordered = ArrayRecord({name: found[0][name] for name in model})
+        change = flat(ordered) - flat(model)
+        return change if self._settings.importance == 1 else change * self._settings.importance
+
+    def _encoded(self, vector: Tensor, seed: HashSeed, claim: Claim) -> Tensor:
+        try:
+            return self._encode(vector, seed)
+        except ArgumentError:
+            # Either the vector is not finite, or this fails for zeros too and is another error.
+            zeros = self._encode(torch.zeros_like(vector), seed)
+        if not isinstance(claim, ProvenClaim):
+            raise Refusal("not-finite", "the vector has NaN or infinite values")
+        _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")
+        return zeros
+
+    def _encode(self, vector: Tensor, seed: HashSeed) -> Tensor:
+        noise, index = self._settings.noise, self._request.round_index
+        if noise is None:
+            noise = CohortNoise(NoiseKey(secrets.token_bytes(32)), [0], round_index=index)
+        elif isinstance(noise, NoiseKey):
+            worker = int(self._context.node_config[_PARTITION])
+            noise = CohortNoise(noise, [worker], round_index=index)
+        method: Method = self._method
+        return method.encode(vector, seed, noise).messages
+
+    def _kept_metrics(self, reply: Message) -> dict[str, MetricRecord]:
+        found: dict[str, MetricRecord] = {}
+        for name, record in reply.content.metric_records.items():
+            kept = {key: record[key] for key in record if key in self._settings.keep_metrics}
+            if kept:
+                found[name] = MetricRecord(kept)
+        return found

@@ -1,0 +1,168 @@
+"""What the strategy knows of its run: the method, the model, the members, and the requests to them.
+
+Made with the first model, when the length of the vectors is known.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from diffsketch.engines.flower.history import Download, History
+from diffsketch.engines.flower.members import Members
+from diffsketch.engines.flower.plan import Plan
+from diffsketch.engines.flower.records import NO_MODEL, RECORD, Reply, Request, content_bytes
+from diffsketch.engines.flower.refusals import Refusal, check_trust
+from diffsketch.engines.flower.summing import SUM_RECORD
+from diffsketch.engines.flower.vectors import cast_like, length_of
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Claim, ProvenClaim
+from diffsketch.sketch import SketchKey
+from diffsketch.sketch.hashing import HashSeed
+
+__all__ = ["Desk"]
+
+_ANY_SEEDS = HashSeed(bytes(32)), HashSeed(bytes([1]) * 32)  # where claims do not depend on them
+
+
+class Desk:
+    """Of one strategy.
+
+    Args:
+        plan: The strategy's.
+        arrays: The first model.
+        key: The clients' common key, if the server has it.
+        budget: Where to stop.
+        trusted: Whether a claim under distributed trust may be used with the server's sums.
+
+    Raises:
+        ArgumentError: The plan's claim cannot be held, or not be accounted for, here.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        arrays: ArrayRecord,
+        *,
+        key: SketchKey | None,
+        budget: Budget | None,
+        trusted: bool,
+    ) -> None:
+        self._key, self._series = key, secrets.token_bytes(8)
+        dim = length_of(arrays)
+        self.method, self._plan = plan.build(dim), plan.text(dim)
+        planned = self.claim_of(plan.min_replies, 0)
+        name = self.method.name
+        try:
+            check_trust(planned, trusted_server=trusted)
+        except Refusal as error:
+            raise ArgumentError(f"method={name!r}: {error}") from error
+        if key is None and planned != self.method.claim_for(plan.min_replies, _ANY_SEEDS[1]):
+            raise ArgumentError(
+                f"key must be given: the claim of method={name!r} depends on the hashes, and a "
+                "server without the key could not account for it"
+            )
+        if budget is not None and not isinstance(planned, ProvenClaim):
+            raise ArgumentError(
+                "budget must not be given where nothing is proven: the epsilon of "
+                f"method={name!r} is {planned.basis} here ({planned})"
+            )
+        self.members = Members(budget, planned)
+        self.history = History(arrays, keyed=key is not None)
+
+    def claim_of(self, present: int, round_index: int) -> Claim:
+        """Of a round with so many messages."""
+        seed = _ANY_SEEDS[0] if self._key is None else self._key.seed(round_index)
+        return self.method.claim_for(present, seed)
+
+    def fingerprint(self, round_index: int) -> bytes | None:
+        """Of a round's hashes, if the server can know it."""
+        return None if self._key is None else self._key.seed(round_index).fingerprint
+
+    def check_nodes(self, nodes: tuple[int, ...]) -> None:
+        """Raise an `ArgumentError` unless each is there once, and all fit in the cohort."""
+        if len(set(nodes)) != len(nodes):
+            raise ArgumentError(f"strategy must ask each node once in a round, got {sorted(nodes)}")
+        cohort = getattr(self.method, "cohort", len(nodes))
+        if len(nodes) > cohort:
+            raise ArgumentError(
+                f"cohort must be >= the nodes of a round, {len(nodes)}, got cohort={cohort}"
+            )
+
+    def at(self, arrays: ArrayRecord) -> History:
+        """The history, at these arrays."""
+        if not self.history.holds(arrays):
+            self.history.replaced(cast_like(arrays, self.history.arrays))
+        return self.history
+
+    def address(
+        self,
+        messages: list[Message],
+        *,
+        nonce: bytes,
+        round_index: int,
+        more: Mapping[int, ConfigRecord],
+    ) -> tuple[str, int]:
+        """Put into each message what its node needs instead of the arrays.
+
+        Args:
+            messages: The strategy's. Changed.
+            nonce: That replies have to repeat.
+            round_index: The round.
+            more: What a secure sum tells its nodes.
+
+        Returns:
+            The name of the model's record, and the bytes of all messages.
+        """
+        name, size, known = "", 0, dict[int, int]()
+        for message in messages:
+            node, content = message.metadata.dst_node_id, message.content
+            names = list(content.array_records)
+            if len(names) != 1:
+                raise MismatchError(
+                    f"strategy must send one ArrayRecord, the model, got {len(names)}"
+                )
+            name = names[0]
+            download = self.history.download(self.members.version_of(node))
+            records = {key: one for key, one in content.items() if key != name}
+            request = self._request(node, download, nonce=nonce, index=round_index, name=name)
+            records[RECORD] = request.to_record()
+            if node in more:
+                records[SUM_RECORD] = more[node]
+            if download.arrays is not None:
+                records[name] = download.arrays
+            message.content = RecordDict(records)
+            size += content_bytes(message.content, known)
+        return name, size
+
+    def hear(self, node: int, reply: Reply) -> None:
+        """A node has said who it is and what it has."""
+        good = NO_MODEL <= reply.version <= self.history.version
+        version = reply.version if good else NO_MODEL
+        if reply.code == "model":
+            version = NO_MODEL  # whatever it has, it cannot go on from there
+        self.members.heard(node, member=reply.member, version=version, statement=reply.statement)
+
+    def _request(
+        self, node: int, download: Download, *, nonce: bytes, index: int, name: str
+    ) -> Request:
+        statement, known = self.members.statement_for(node)
+        return Request(
+            series=self._series,
+            nonce=nonce,
+            round_index=index,
+            plan=self._plan,
+            key_check=self.fingerprint(0) or b"",
+            arrays=name,
+            base=download.base,
+            version=download.version,
+            first=download.first,
+            totals=download.totals,
+            rounds=download.rounds,
+            digest=download.digest,
+            statement=statement,
+            known=known,
+        )

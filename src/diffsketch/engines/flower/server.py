@@ -1,0 +1,349 @@
+"""The server's side: a strategy around the user's own, which sums messages instead of arrays."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.typing import MetricRecordValues
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from diffsketch.engines.flower.desk import Desk
+from diffsketch.engines.flower.following import mean_of
+from diffsketch.engines.flower.metrics import mean_metrics
+from diffsketch.engines.flower.plan import Plan
+from diffsketch.engines.flower.records import RECORD, content_bytes
+from diffsketch.engines.flower.replies import OpenRound, reply_in
+from diffsketch.engines.flower.report import RoundReport
+from diffsketch.engines.flower.summing import PlainSum, Summation, Summed
+from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, moved
+from diffsketch.errors import ArgumentError
+from diffsketch.files import replace_file
+from diffsketch.methods.base import is_finite
+from diffsketch.methods.mean import SERVER_NOISE
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.claim import Claim, Epsilon, Trust
+from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
+from diffsketch.sketch import SketchKey
+from diffsketch.wire import SERVER, WireError
+from diffsketch.wire import Message as WireMessage
+
+__all__ = ["SketchStrategy"]
+
+_LOG = logging.getLogger("flwr.diffsketch")
+
+
+class SketchStrategy(Strategy):
+    """A strategy of yours, with messages of a method instead of dense arrays, both ways.
+
+    `SketchStrategy(FedAvg(...), plan, key=key)` in place of `FedAvg(...)`. The strategy inside
+    picks the nodes and their configuration. Nodes are sent what they lack of the model; their
+    messages are summed, published and decoded; and the strategy inside gets one reply with the
+    model plus the mean, so that its own rule (momentum, Adam) goes on from there.
+
+    *Without a key* the server sums and passes totals on, and has no model but the first one: it
+    cannot evaluate, the rule is plain averaging, and `result.arrays` stays empty. `totals` and
+    `followed` give the model to whoever has the key.
+
+    *Whom it trusts.* The server sees every message. A claim under local trust holds against it; one
+    under central trust is about those who see what it publishes; one under distributed trust needs
+    a secure sum (`summation`) and is refused without, unless `trusted_server` says that it will not
+    look.
+
+    *Void rounds.* With fewer than `plan.min_replies` messages, or if the sum is beyond float32, or
+    the model would not be finite, nothing is published and the model stays. That is logged as an
+    error, and the round is paid for: whoever was asked may have sent.
+
+    Guarantees (`tests/engines/test_flower.py`): the rounds of a simulation with the same keys, to
+    rounding; nodes that follow have the server's bits. `tests/engines/test_flower_hostile.py`:
+    replies of another round, node, method or version, repeated or damaged ones change nothing but
+    a count, and the mean is that of the others.
+
+    Args:
+        strategy: Your own: FedAvg, FedAdam, ...
+        plan: The method; clients have the same.
+        key: The clients' common key, for a server that decodes.
+        noise: For central trust: nothing for real use, a `NoiseKey` for rounds that can be
+            repeated, or a source.
+        budget: Where to stop asking. Only proven claims can be within one.
+        summation: How messages are summed.
+        trusted_server: As for `sketch_mod`.
+        record_file: Where to keep accounts and statements from run to run. Without one, they are of
+            one run, and so are `epsilon` and the budget.
+
+    Raises:
+        ArgumentError: Options do not go together.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        plan: Plan,
+        *,
+        key: SketchKey | None = None,
+        noise: NoiseKey | Noise | None = None,
+        budget: Budget | None = None,
+        summation: Summation | None = None,
+        trusted_server: bool = False,
+        record_file: str | Path | None = None,
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            kind = type(strategy).__name__
+            raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {kind}")
+        self.strategy, self.plan = strategy, plan
+        self.reports: list[RoundReport] = []
+        self.ended = ""
+        self._key, self._budget = key, budget
+        self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
+        self._summation: Summation = PlainSum() if summation is None else summation
+        self._trusted = trusted_server or Trust.DISTRIBUTED in self._summation.trusts
+        self._record = None if record_file is None else Path(record_file)
+        self._index, self._nonce = 0, b""
+        self._desk: Desk | None = None
+        self._round: OpenRound | None = None
+        self._grid: Grid | None = None
+        self._totals: list[tuple[int, bytes]] = []
+        self._evaluation_bytes = [0, 0]
+
+    @property
+    def bytes_up(self) -> int:
+        """Sent by nodes so far, as Flower serialises it."""
+        return sum(one.bytes_up for one in self.reports) + self._evaluation_bytes[0]
+
+    @property
+    def bytes_down(self) -> int:
+        """Sent to nodes so far."""
+        return sum(one.bytes_down for one in self.reports) + self._evaluation_bytes[1]
+
+    @property
+    def totals(self) -> tuple[tuple[int, bytes], ...]:
+        """All rounds that counted, and what they published."""
+        return tuple(self._totals)
+
+    @property
+    def claim(self) -> Claim | None:
+        """What holds for the whole run; None before it."""
+        return None if self._desk is None else self._desk.members.claim
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What the run has cost the client who was asked most often, with its basis."""
+        return self._known().members.epsilon(delta)
+
+    def summary(self) -> None:
+        """Log what is run."""
+        _LOG.info("\t├──> DiffSketch: %s", self.plan)
+        _LOG.info("\t│\t└── the server %s", "decodes" if self._key else "has no key: it only sums")
+        self.strategy.summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds, as Flower does.
+
+        Raises:
+            ArgumentError: There is something to evaluate and no key to have the model with; or
+                the plan's claim cannot be held here.
+        """
+        if evaluate_fn is not None and self._key is None:
+            raise ArgumentError("evaluate_fn needs the model, and a server without a key has none")
+        self._begun(initial_arrays)
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's own messages, with what each node needs instead of the arrays."""
+        self._round, self._grid = None, grid
+        desk = self._begun(arrays)
+        if self.ended:
+            _LOG.error("no further round: %s", self.ended)
+            return []
+        model = desk.at(arrays).arrays
+        messages = list(self.strategy.configure_train(server_round, model, config, grid))
+        nodes = tuple(one.metadata.dst_node_id for one in messages)
+        desk.check_nodes(nodes)
+        if not nodes:
+            return []
+        index, nonce = self._index, secrets.token_bytes(16)
+        claim = desk.claim_of(len(nodes), index)
+        try:
+            desk.members.afford(claim, nodes)
+        except BudgetExceeded as error:
+            self.ended = str(error)
+            _LOG.error("no further round: %s", self.ended)
+            return []
+        self._index += 1
+        more = self._summation.prepare(grid, frozenset(nodes), nonce=nonce)
+        key, size = desk.address(messages, nonce=nonce, round_index=index, more=more)
+        self._round = OpenRound(index, nonce, nodes, claim, key, size)
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Sum, publish, decode, and let the strategy inside go on from the mean."""
+        current, self._round = self._round, None
+        if current is None:
+            return None, None
+        desk = self._known()
+        for message in replies:
+            reply = current.take(message)
+            if reply is not None:
+                desk.hear(message.metadata.src_node_id, reply)
+        summed = self._summation.total(
+            current.parts,
+            method=desk.method,
+            round_index=current.index,
+            fingerprint=desk.fingerprint(current.index),
+            grid=self._grid,
+        )
+        current.refused.update(summed.refused)
+        claim = self._charged(desk, current, len(summed.present))
+        if self._record is not None:
+            replace_file(self._record, desk.members.to_text().encode())
+        arrays, metrics, void = self._advanced(desk, server_round, current, summed)
+        self._log(current.report(summed.present, claim, void))
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The strategy's own messages, with what each node needs instead of the arrays."""
+        desk = self._begun(arrays)
+        model = desk.at(arrays).arrays
+        messages = list(self.strategy.configure_evaluate(server_round, model, config, grid))
+        self._nonce = secrets.token_bytes(16)
+        _, size = desk.address(messages, nonce=self._nonce, round_index=self._index, more={})
+        self._evaluation_bytes[1] += size
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The strategy's own, of those who had the model."""
+        kept = []
+        for message in replies:
+            if not message.has_content():
+                kept.append(message)
+                continue
+            self._evaluation_bytes[0] += content_bytes(message.content)
+            try:
+                reply = reply_in(message.content, self._nonce)
+            except WireError as error:
+                _LOG.warning("evaluation refused: %s", error)
+                continue
+            self._known().hear(message.metadata.src_node_id, reply)
+            if reply.code:
+                _LOG.warning("a node did not evaluate (%s): %s", reply.code, reply.reason)
+                continue
+            del message.content[RECORD]
+            kept.append(message)
+        return self.strategy.aggregate_evaluate(server_round, kept)
+
+    def _begun(self, arrays: ArrayRecord) -> Desk:
+        if self._desk is None:
+            self._desk = Desk(
+                self.plan, arrays, key=self._key, budget=self._budget, trusted=self._trusted
+            )
+            if self._record is not None and self._record.exists():
+                self._desk.members.load_text(self._record.read_text(encoding="utf-8"))
+        return self._desk
+
+    def _known(self) -> Desk:
+        if self._desk is None:
+            raise ArgumentError("nothing is known before the first round is configured")
+        return self._desk
+
+    def _charged(self, desk: Desk, current: OpenRound, present: int) -> Claim:
+        """Let all who were asked pay, for what so few messages leave of the claim."""
+        claim = desk.claim_of(present, current.index) if present else current.claim
+        try:
+            desk.members.charge(claim, current.nodes)
+        except BudgetExceeded as error:
+            # Fewer came than planned, and their noise is not enough: it may not be published.
+            self.ended = str(error)
+            desk.members.charge(current.claim, current.nodes)
+        return claim
+
+    def _advanced(
+        self, desk: Desk, server_round: int, current: OpenRound, summed: Summed
+    ) -> tuple[ArrayRecord | None, MetricRecord | None, str]:
+        """The new model, or why there is none."""
+        present, least = len(summed.present), self.plan.min_replies
+        if summed.total is None or present < least:
+            return None, None, f"{present} messages, and {least} are needed"
+        if self.ended:
+            return None, None, f"so few messages would exceed the budget: {self.ended}"
+        published = self._published(desk, summed.total)
+        metrics = mean_metrics([current.contents[node].content for node in summed.present])
+        if self._key is None:
+            self._totals.append((current.index, published))
+            desk.history.followed(published, current.index, None)
+            return None, metrics, ""
+        model = desk.history.arrays
+        mean = mean_of(published, current.index, method=desk.method, key=self._key)
+        plain = moved(model, mean)
+        if not is_finite(flat(plain)):
+            return None, None, "the new model would not be finite: training diverges"
+        values = dict(metrics or {})
+        arrays, metrics = self._inside(server_round, current, plain, values, summed.present)
+        if arrays is None:
+            return None, metrics, "the strategy inside gave no arrays"
+        new = cast_like(arrays, model)
+        if not is_finite(flat(new)):
+            return None, metrics, "the strategy's model would not be finite: training diverges"
+        self._totals.append((current.index, published))
+        if digest_of(new) == digest_of(plain):
+            desk.history.followed(published, current.index, new)
+        else:
+            desk.history.replaced(new)
+        return new, metrics, ""
+
+    def _published(self, desk: Desk, total: WireMessage) -> bytes:
+        """What the server makes known, as nodes are sent it."""
+        noise = self._noise
+        if isinstance(noise, NoiseKey):
+            noise = CohortNoise(noise, [SERVER_NOISE], round_index=total.round_index)
+        return WireMessage(
+            total.format,
+            desk.method.publish(total.cells, noise),
+            round_index=total.round_index,
+            fingerprint=total.fingerprint,
+            sender=SERVER,
+            count=total.count,
+        ).to_bytes()
+
+    def _inside(
+        self,
+        server_round: int,
+        current: OpenRound,
+        arrays: ArrayRecord,
+        metrics: dict[str, MetricRecordValues],
+        present: frozenset[int],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the strategy inside makes of one reply that stands for all."""
+        weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        values = MetricRecord(metrics | {weight: len(present)})
+        one = copy.copy(current.contents[min(present)])  # for its metadata
+        one.content = RecordDict({current.arrays_key: arrays, "metrics": values})
+        return self.strategy.aggregate_train(server_round, [one])
+
+    def _log(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        _LOG.log(logging.ERROR if report.void else logging.INFO, "%s", report)
+        for node, reason in report.refused.items():
+            _LOG.warning("node %d does not count: %s", node, reason)
