@@ -9,8 +9,8 @@ with 10, 100 and 1,000 devices a round: a plain loop, torch.func, pfl and Flower
 Steps of the character model on Shakespeare: our trainer against a plain loop with `nn.LSTM`. And
 the memory of a process that simulates rounds of 10,000 devices.
 
-Ours and torch's take turns in rounds; pfl and Flower drive themselves, so they come after, in the
-same run. What counts are ratios.
+Ours and torch's take turns, each for some consecutive rounds; pfl and Flower drive themselves, so
+they come after, in the same run. What counts are ratios.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ METHODS: dict[str, dict[str, object]] = {
 TRAINERS: tuple[TrainerKind, ...] = ("closed", "batched")
 GOALS = {"closed": {"pfl": 15, "Flower": 300}, "batched": {"pfl": 5, "Flower": 300}}
 _MANY_ROUNDS = 10**9
+CONSECUTIVE_SECONDS = (
+    0.2  # rounds follow each other, as they do in a run and in the other simulators
+)
 
 
 def simulation(task: Task, cohort: int, *, kind: TrainerKind, method: str) -> Simulation:
@@ -93,7 +96,10 @@ def round_jobs(task: Task, cohort: int) -> list[Job]:
 
 def run_rounds(task: Task, cohort: int, *, repeat: int, note: Callable[[str], None]) -> Any:
     """Seconds of a round, of ours and of the peers; the median of several."""
-    timings = measure(round_jobs(task, cohort), device=torch.device("cpu"), repeat=repeat)
+    timings = measure(
+        round_jobs(task, cohort), device=torch.device("cpu"), repeat=repeat,
+        sample_seconds=CONSECUTIVE_SECONDS,
+    )  # fmt: skip
     seconds = {timing.job.name: timing.median for timing in timings}
     least = {timing.job.name: min(timing.samples) for timing in timings}
     rounds = max(3, repeat * 30 // cohort)

@@ -35,7 +35,7 @@ __all__ = [
 
 Operation: TypeAlias = Literal["encode", "query", "limit", "round", "step"]
 
-_SAMPLE_SECONDS = 2e-3  # shorter calls are repeated within a sample until it takes this long
+_SAMPLE_SECONDS = 2e-3
 _FLUSH_BYTES = 1 << 31  # takes the device longer than the host needs to launch what is timed
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -83,12 +83,25 @@ class Timing:
         }
 
 
-def measure(jobs: Sequence[Job], *, device: torch.device, repeat: int) -> list[Timing]:
-    """Time all jobs in `repeat` rounds; slow ones, over half a second, take part in fewer."""
+def measure(
+    jobs: Sequence[Job],
+    *,
+    device: torch.device,
+    repeat: int,
+    sample_seconds: float = _SAMPLE_SECONDS,
+) -> list[Timing]:
+    """Time all jobs in `repeat` rounds; slow ones, over half a second, take part in fewer.
+
+    Args:
+        jobs: What to time.
+        device: Where they run.
+        repeat: Rounds.
+        sample_seconds: Shorter calls are repeated within a sample until it takes this long.
+    """
     flush = torch.empty(
         _FLUSH_BYTES if device.type == "cuda" else 0, dtype=torch.uint8, device=device
     )
-    plans = [_plan(job, flush, repeat) for job in jobs]
+    plans = [_plan(job, flush, repeat, sample_seconds) for job in jobs]
     samples: list[list[float]] = [[] for _ in jobs]
     for index in range(repeat):
         for job, (rounds, calls), taken in zip(jobs, plans, samples, strict=True):
@@ -97,14 +110,14 @@ def measure(jobs: Sequence[Job], *, device: torch.device, repeat: int) -> list[T
     return [Timing(job, tuple(taken)) for job, taken in zip(jobs, samples, strict=True)]
 
 
-def _plan(job: Job, flush: Tensor, repeat: int) -> tuple[int, int]:
+def _plan(job: Job, flush: Tensor, repeat: int, least: float) -> tuple[int, int]:
     """Warm a job up; the number of its rounds, and of its calls in each."""
     seconds = _sample(job.run, flush, 1)
     if seconds < 1 or job.ours:  # our first call may compile
         seconds = _sample(job.run, flush, 1)
     rounds = min(repeat, 1 if seconds > 2 else 3 if seconds > 0.5 else repeat)
-    short = flush.device.type == "cpu" and seconds < _SAMPLE_SECONDS
-    return rounds, min(1000, math.ceil(_SAMPLE_SECONDS / seconds)) if short else 1
+    short = flush.device.type == "cpu" and seconds < least
+    return rounds, min(1000, math.ceil(least / seconds)) if short else 1
 
 
 def _sample(run: Callable[[], Any], flush: Tensor, calls: int) -> float:
