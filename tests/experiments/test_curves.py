@@ -224,3 +224,34 @@ def test_points_have_only_rounds_that_all_seeds_have() -> None:
     assert [point.round for point in points] == [10]
     assert points[0].accuracy == pytest.approx(0.3)
     assert not math.isnan(points[0].spread or 0.0)
+
+
+def test_the_epsilon_of_devices_that_send_once_is_that_of_the_run() -> None:
+    epsilon = {"basis": "proven", "unit": "client", "trust": "distributed", "value": 5.0}
+    once = made_up([0.1, 0.8], method="sketch-skellam", epsilon={**epsilon, "rounds": 1})
+    drawn = drawn_of({"sound, proven": [once]}, sound="proven")
+    row = drawn.proven[-1].rows[0]
+    assert row[-3] is None  # there is none of a round
+    assert isinstance(row[-2], Epsilon)
+    assert row[-2].rounds == once["summary"]["rounds"] > 1
+    assert drawn.proven[0].series[0].epsilon == row[-2]
+
+
+def test_a_claim_without_a_delta_has_none() -> None:
+    pure = made_up([0.1, 0.8], epsilon={**CLAIMED, "delta": 1e-5}, config={"per_round": 1.0})
+    other = made_up([0.1, 0.8], epsilon={**CLAIMED, "delta": 1e-5})
+    series = drawn_of({"ours": [pure], "base": [other]}).exhibits[0].series
+    assert [each.epsilon.delta for each in series] == [0.0, 1e-5]
+
+
+def test_lead_has_every_reading_and_what_epsilons_mean() -> None:
+    runs = {
+        "ours": [made_up([0.1, 0.3], epsilon=CLAIMED)],
+        "ours without padding": [made_up([0.1, 0.6], epsilon=CLAIMED)],
+        "base": [made_up([0.1, 0.5], epsilon=CLAIMED)],
+    }
+    lead = drawn_of(runs).lead
+    assert "30.0%, without padding 60.0% against 50.0%" in lead
+    assert "base's: claimed; coordinate unit, replace, local trust" in lead
+    del runs["ours"]
+    assert "without padding 60.0% against 50.0%" in drawn_of(runs).lead

@@ -98,3 +98,16 @@ def test_many_roles_differ_in_colour_or_symbol() -> None:
     looks = looks_of_plots([Plot("p", "", Axis(""), Axis(""), series)])
     assert len(set(looks.values())) == 64
     assert len({look.colour for look in list(looks.values())[: len(COLOURS)]}) == len(COLOURS)
+
+
+def test_roles_that_share_a_plot_have_different_colours() -> None:
+    # The second plot's roles are the first and the ninth to appear: counting on would repeat one.
+    names = [[f"method {number}" for number in range(8)], ["method 0", "method 8"]]
+    plots = [
+        Plot("p", "", Axis(""), Axis(""), tuple(Series(name, (0.0,), (0.0,)) for name in some))
+        for some in names
+    ]
+    looks = looks_of_plots(plots)
+    for some in names:
+        assert len({looks[name].colour for name in some}) == len(some)
+    assert len(set(looks.values())) == 9

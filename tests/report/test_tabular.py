@@ -6,7 +6,7 @@ import csv
 import io
 
 from diffsketch.privacy.claim import Epsilon
-from diffsketch.report.exhibits import Exhibit, Table
+from diffsketch.report.exhibits import Axis, Exhibit, Plot, Series, Table
 from diffsketch.report.tabular import to_csv
 from tests.report.sample import (
     ACCURACY,
@@ -79,3 +79,15 @@ def test_a_column_of_epsilons_and_others() -> None:
         "privacy": "no claim", "privacy delta": "", "privacy basis": "", "privacy unit": "",
         "privacy relation": "", "privacy trust": "", "privacy rounds": "", "n": "2",
     }  # fmt: skip
+
+
+def test_points_that_are_epsilons_have_each_their_own() -> None:
+    by_case = Series("claimed", (0.0, 1.0, 2.0), (0.5, 3.0, None), epsilon=PROVEN,
+                     epsilon_along="y")  # fmt: skip
+    bins = Series("bins", (0.1, 0.2, 0.4), (0.5, 0.5), kind="steps", epsilon=PROVEN,
+                  epsilon_along="x")  # fmt: skip
+    whole = Series("whole", (0.0,), (0.5,), epsilon=PROVEN)
+    found = lines(Plot("p", "", Axis(""), Axis(""), (by_case, bins, whole)))
+    values = ["0.5", "3.0", "", "", "", repr(float(PROVEN))]
+    assert [line["epsilon_value"] for line in found] == values
+    assert {line["epsilon_basis"] for line in found} == {"proven"}

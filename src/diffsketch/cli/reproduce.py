@@ -23,9 +23,7 @@ def reproduce(
     context: typer.Context,
     name: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", help="Only these experiments (see --list); all without."
-        ),
+        typer.Argument(metavar="NAME", help="Only these experiments (see --list); all without."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Reduced: fewer seeds, rounds and panels; minutes.")

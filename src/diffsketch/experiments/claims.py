@@ -19,7 +19,7 @@ from diffsketch.experiments.verdicts.verdict import (
 )
 from diffsketch.report.exhibits import Cell, Exhibit, Table
 
-__all__ = ["judge", "judged", "statements", "summary"]
+__all__ = ["in_short", "in_words", "judge", "judged", "statements", "summary"]
 
 _FILE = "claims.toml"
 _COLUMNS = ("claim", "where", "verdict", "what we measured")
@@ -74,14 +74,39 @@ def summary(facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, int]:
     return {standing.value: counts[standing] for standing in Standing}
 
 
+def in_words(facts: Mapping[str, Mapping[str, Fact]]) -> str:
+    """The same as a sentence.
+
+    >>> in_words({}).partition(":")[0]
+    'Of 65 claims of the paper'
+    """
+    holds, part, fails, without = summary(facts).values()
+    return (
+        f"Of {len(statements())} claims of the paper: {holds} hold, {part} hold in part, {fails} "
+        f"fail, and {without} are not measured."
+    )
+
+
+def in_short(facts: Mapping[str, Mapping[str, Fact]]) -> Table:
+    """A table of the few claims that the paper is about."""
+    verdicts = {
+        statement.name: (statement, verdict) for statement, verdict in judged(facts).items()
+    }
+    rows = tuple(
+        (f"“{statement.quote}”", str(verdict))
+        for statement, verdict in (verdicts[name] for name in _content()[2])
+    )
+    return Table("claims-short", "In short", (_COLUMNS[0], _COLUMNS[2]), rows)
+
+
 def statements() -> tuple[Statement, ...]:
     """The claims, in the order of the file."""
     return _content()[0]
 
 
 @cache
-def _content() -> tuple[tuple[Statement, ...], dict[str, str]]:
-    """The claims, and the titles of their topics."""
+def _content() -> tuple[tuple[Statement, ...], dict[str, str], tuple[str, ...]]:
+    """The claims, the titles of their topics, and the names of those to begin with."""
     from diffsketch.experiments.verdicts.registry import RULES
 
     text = resources.files("diffsketch.experiments").joinpath(_FILE).read_text("utf-8")
@@ -97,7 +122,7 @@ def _content() -> tuple[tuple[Statement, ...], dict[str, str]]:
                 f"{_FILE}: {statement.name} must have a topic of the file, and either a rule or a "
                 f"reason why nothing measures it"
             )
-    return found, topics
+    return found, topics, tuple(data["short"])
 
 
 def _verdict(statement: Statement, facts: Facts) -> Verdict:

@@ -39,6 +39,7 @@ __all__ = ["JobsFailed", "reproduce"]
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _FORMAT = "diffsketch reproduction 1"
+_NOTES = 3  # that are shown: after a change of version there is one for each job
 
 
 class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -133,8 +134,10 @@ def _work(
             show=show,
             stop=lambda: interrupts.signal is not None,
         )
-    for note in outcome.notes:
+    for note in outcome.notes[:_NOTES]:
         _print(console, f"note: {note}")
+    if more := len(outcome.notes[_NOTES:]):
+        _print(console, f"note: {_count(more, 'other')} as well")
     return outcome
 
 
@@ -158,7 +161,8 @@ def _write(
     page = page_of(
         drawn,
         reduced=less,
-        claims=claims.judge(facts, reduced=reduced),
+        claims=(claims.in_short(facts), *claims.judge(facts, reduced=reduced)),
+        result=claims.in_words(facts),
         notice=notice,
         origin=origin_of(experiments, here, names=asked),
     )

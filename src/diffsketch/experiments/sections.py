@@ -66,6 +66,7 @@ def page_of(
     reduced: Mapping[str, Mapping[str, str]],
     claims: tuple[Exhibit, ...],
     notice: str,
+    result: str = "",
     origin: Mapping[str, str],
 ) -> Page:
     """The whole page.
@@ -75,13 +76,14 @@ def page_of(
         reduced: By experiment what `--quick` has reduced.
         claims: Exhibits about the paper's claims; they come first.
         notice: For the top; empty for none.
+        result: What the claims came to, in a sentence.
         origin: What made it.
     """
     first = Section(
         name="claims",
         title="What the paper claims, and what came out",
-        lead="Each claim of the paper with what was measured here: it holds, holds in part, or "
-        "fails.",
+        lead=result,
+        text=("Each claim of the paper with what was measured here.",),
         exhibits=claims,
     )
     reading = Section(name="reading", title="How to read this page", text=_READING)
@@ -126,8 +128,12 @@ def notice_of(
         )
         parts.append(
             "Reduced run (`--quick`): it shows that everything works; numbers and verdicts are not "
-            f"those of the full run. There are fewer {named or 'of nothing here'}. How many is "
-            "said with each experiment."
+            "those of the full run. "
+            + (
+                f"There are fewer {named}. How many is said with each experiment."
+                if named
+                else "What is shown here is not reduced."
+            )
         )
     if left_out:
         parts.append(f"Not asked for, so left out: {', '.join(left_out)}.")

@@ -46,6 +46,8 @@ class Series:
             relation and trust.
         epsilon_text: Said instead of the value where there is none for the whole, such as
             "0.1 a round"; the rest of `epsilon` is said behind it.
+        epsilon_along: The axis whose numbers are epsilons, if one is: each point then has its own,
+            and of `epsilon` only the words count.
         other_x: For each of the plot's `other_x`, by its label: where, on that axis.
         ended: Why it ends early, such as "diverged"; its last point is marked with a cross.
         note: Shown when the pointer is over it.
@@ -61,6 +63,7 @@ class Series:
     role: str = ""
     epsilon: Epsilon | None = None
     epsilon_text: str = ""
+    epsilon_along: Literal["", "x", "y"] = ""
     other_x: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     ended: str = ""
     note: str = ""

@@ -104,6 +104,7 @@ def _layout(plot: Plot, axis: Axis, axis_index: int) -> dict[str, Any]:
         x_axis |= {
             "tickvals": list(range(len(plot.categories))),
             "ticktext": [wrapped_text(word, _CATEGORY_WIDTH) for word in plot.categories],
+            "ticklabeloverflow": "allow",  # or the last is left out where it is turned
         }
     return {
         "showlegend": False,
@@ -176,10 +177,10 @@ def _on_line(index: int, value: float) -> dict[str, Any]:
 
 
 def _above(plot: Plot, index: int, value: float) -> dict[str, Any]:
-    """At the top, on the side of the line that has more room; one below the other."""
+    """At the top, right of the line while there is room; one below the other."""
     places = [drawable(place, log=plot.x.log) for series in plot.series for place in series.x]
     drawn = [math.log10(p) if plot.x.log else p for p in places if p is not None]
-    left = bool(drawn) and value > (min(drawn) + max(drawn)) / 2
+    left = bool(drawn) and value > min(drawn) + 0.7 * (max(drawn) - min(drawn))
     height = 1 - 0.09 * (index % 5)
     side = {"xanchor": "right", "xshift": -3} if left else {"xanchor": "left", "xshift": 3}
     return {**side, "xref": "x", "x": value, "yref": "paper", "y": height, "yanchor": "top"}

@@ -59,6 +59,13 @@ class Look:
     symbol: str
 
 
+_LOOKS = tuple(
+    Look(COLOURS[slot], SYMBOLS[(slot + cycle) % len(SYMBOLS)])
+    for cycle in range(len(SYMBOLS))
+    for slot in range(len(COLOURS))
+)
+
+
 def role_of(series: Series) -> str:
     """What decides a series' colour."""
     return series.role or series.name
@@ -73,7 +80,8 @@ def has_symbols(series: Series) -> bool:
 def looks_of_plots(plots: Iterable[Plot]) -> Mapping[str, Look]:
     """A look for each role, in the order of their first appearance.
 
-    The roles "none" and "reference" are grey. After 64 roles looks repeat.
+    The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
+    long as there are any; after 64 roles looks repeat.
 
     >>> from diffsketch.report.exhibits import Axis
     >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
@@ -81,17 +89,19 @@ def looks_of_plots(plots: Iterable[Plot]) -> Mapping[str, Look]:
     >>> looks["a"].colour, looks["none"].colour
     ('#0070d6', '#7b8694')
     """
+    together: dict[str, set[str]] = {}
+    for plot in plots:
+        roles = [role_of(series) for series in plot.series]
+        for role in roles:
+            together.setdefault(role, set()).update(roles)
     looks: dict[str, Look] = {}
-    index = 0
-    for role in (role_of(series) for plot in plots for series in plot.series):
-        if role in looks:
-            continue
+    for role, others in together.items():
         if role in NEUTRAL_ROLES:
             looks[role] = Look(NEUTRAL, SYMBOLS[0])
             continue
-        cycle, slot = divmod(index, len(COLOURS))
-        looks[role] = Look(COLOURS[slot], SYMBOLS[(slot + cycle) % len(SYMBOLS)])
-        index += 1
+        beside = {looks[other].colour for other in others if other in looks}
+        free = [look for look in _LOOKS if look not in looks.values()] or list(_LOOKS)
+        looks[role] = next((look for look in free if look.colour not in beside), free[0])
     return looks
 
 

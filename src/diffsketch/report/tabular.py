@@ -19,7 +19,8 @@ def to_csv(exhibit: Exhibit) -> bytes:
     """An exhibit as CSV (UTF-8, lines end in LF).
 
     A plot has a line for each point: `series, kind, x, y, low, high`, a column for each other x
-    axis (`x: <its label>`) and what the epsilon of the series means. `x_end` is the other edge of
+    axis (`x: <its label>`) and what the epsilon of the series means; where the points are epsilons
+    themselves, each has its own value there, and a bin none. `x_end` is the other edge of
     a bin, `category` the word below a bar. Marks are lines of the kind "mark". A table is as it
     is; a column with epsilons becomes several. What there is not is empty.
 
@@ -43,12 +44,11 @@ def _plot_lines(plot: Plot) -> Iterable[Sequence[str]]:
         yield from _series_lines(plot, series, axes)
     for mark in plot.marks:
         place = [_text(mark.value), "", ""] if mark.axis == "x" else ["", "", _text(mark.value)]
-        meaning = ["", *_epsilon_cells(mark.epsilon)]
+        meaning = ["", *_epsilon_cells(mark.epsilon, mark.value)]
         yield [mark.label, "mark", "", *place, "", "", *("" for _ in axes), *meaning, ""]
 
 
 def _series_lines(plot: Plot, series: Series, axes: Sequence[str]) -> Iterable[Sequence[str]]:
-    meaning = [series.epsilon_text, *_epsilon_cells(series.epsilon)]
     steps, count = series.kind == "steps", len(series.y)
     low, high = (ends or (None,) * count for ends in (series.low, series.high))
     for index in range(count):
@@ -62,7 +62,8 @@ def _series_lines(plot: Plot, series: Series, axes: Sequence[str]) -> Iterable[S
             _text(series.x[index + 1]) if steps else "",
             *(_text(value) for value in (series.y[index], low[index], high[index])),
             *(_text(series.other_x[label][index]) for label in axes),
-            *meaning,
+            series.epsilon_text,
+            *_epsilon_cells(series.epsilon, _value(series, index)),
             series.ended if index == count - 1 else "",
         ]
 
@@ -79,18 +80,27 @@ def _table_lines(table: Table) -> Iterable[Sequence[str]]:
         line: list[str] = []
         for cell, several in zip(row, spread, strict=True):
             if isinstance(cell, Epsilon):
-                line += _epsilon_cells(cell)
+                line += _epsilon_cells(cell, float(cell))
             else:
                 line += [_text(cell), *("" for _ in _EPSILON[1:])] if several else [_text(cell)]
         yield line
 
 
-def _epsilon_cells(epsilon: Epsilon | None) -> list[str]:
+def _value(series: Series, index: int) -> Cell:
+    """The epsilon that a point is about."""
+    if not series.epsilon_along:
+        return None if series.epsilon is None else float(series.epsilon)
+    if series.kind == "steps":  # a bin is about all between its edges
+        return None
+    return series.y[index] if series.epsilon_along == "y" else series.x[index]
+
+
+def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[str]:
     if epsilon is None:
         return ["" for _ in _EPSILON]
     scope = epsilon.scope
     words = (str(epsilon.basis), str(scope.unit), str(scope.relation), str(scope.trust))
-    return [_text(float(epsilon)), _text(epsilon.delta), *words, str(epsilon.rounds)]
+    return [_text(value), _text(epsilon.delta), *words, str(epsilon.rounds)]
 
 
 def _text(cell: Cell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
@@ -24,6 +24,7 @@ _TITLES = {
     "laplace": "Laplace noise for the paper's alpha: one coordinate",
     "clients": "A client's whole vector: nothing is claimed",
 }
+_FAR = 10.0
 _CHANGES = {
     "alpha": "one coordinate: alpha or -alpha",
     "largest": "one coordinate: the largest, or its negative",
@@ -147,15 +148,20 @@ def plot_of(name: str, title: str, cases: Sequence[Audited]) -> Plot:
             "measured, at least", places, [_drawn(float(each)) for each in measured], of=measured
         ),
     ]
+    series = [each for each in series if any(value is not None for value in each.y)]
     if any(case.limit is not None for case in cases):
         limits = [None if case.limit is None else _drawn(case.limit) for case in cases]
-        series.append(_bars("best attack, exact", places, limits))
+        scopes = {str(case.measured.scope) for case in cases if case.limit is not None}
+        words = f"calculated, one message; {'; or '.join(sorted(scopes))}"
+        series.append(replace(_bars("best attack, exact", places, limits), epsilon_text=words))
+    bars = [value for each in series for value in each.y if value is not None]
     units = sorted({str(case.stated.scope) for case in cases})
     return Plot(
         name=name,
         title=title,
         x=Axis("what is audited"),
-        y=Axis("epsilon of one message", log=True),
+        # Of bars that are nearly as long, a logarithmic axis shows the ends alone.
+        y=Axis("epsilon of one message", log=bool(bars) and max(bars) > _FAR * min(bars)),
         series=tuple(series),
         caption=(
             f"Of one message ({'; or '.join(units)}). A measured bar above the {word} one beside "
@@ -176,7 +182,8 @@ def table_of(name: str, title: str, cases: Sequence[Audited]) -> Table:
         _COLUMNS,
         tuple(_row(case) for case in cases),
         "An epsilon is measured by an attack that tells two neighbours apart: the true one is at "
-        "least that. It says nothing about attacks that nobody tried.",
+        "least that. It says nothing about attacks that nobody tried. That of the best attack is "
+        "calculated, for the same neighbours, unit, relation, trust and delta.",
     )
 
 
@@ -214,6 +221,7 @@ def _bars(
         dashed=name != "measured, at least",
         epsilon=some if len(words) == 1 else None,
         epsilon_text="by case, one message" if len(words) == 1 else "",
+        epsilon_along="y",
     )
 
 

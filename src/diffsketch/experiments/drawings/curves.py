@@ -213,7 +213,7 @@ def _row(panel: str, line: Trained) -> tuple[Cell, ...]:
         int(line.summaries[0]["message_bytes"]),
         round(line.both / 1e6, 3),
         round(line.compression, 2),
-        None if epsilon is whole else epsilon,  # of a client it is that of the run alone
+        None if epsilon == whole else epsilon,  # of a client it is that of the run alone
         whole,
         line.ended or "finished",
     )
@@ -260,7 +260,8 @@ def _reading(experiment: Experiment) -> str:
     return (
         f"{FAIR} The first axis is the paper's: rounds divided by the ratio of the vector in "
         "32-bit floats to the message. The others are the bytes that were counted, of all "
-        "workers, up and down and with headers, and rounds."
+        "workers, up and down and with headers, and rounds. The epsilon in the name of a panel is "
+        "what the paper asks of one round; the legend says what that of each line is worth."
         + ("" if several else " Reduced: one seed, so there is no spread.")
     )
 
@@ -269,18 +270,32 @@ def _lead(experiment: Experiment, panels: dict[str, list[Trained]]) -> str:
     """What `ours` and `baseline` came to, and the best of the proven ones that send no more."""
     ours, baseline = experiment.options.get("ours"), experiment.options.get("baseline")
     parts: list[str] = []
+    meanings: dict[str, None] = {}
     for panel, lines in panels.items():
         named = {line.name: line for line in lines}
-        if ours not in named or baseline not in named:
+        readings = [
+            line
+            for line in lines
+            if line.variant.group == "paper" and f"{line.name} ".startswith(f"{ours} ")
+        ]
+        if not readings or baseline not in named:
             continue
-        first, second = named[str(ours)], named[str(baseline)]
-        text = f"{panel}: {_share(first)} against {_share(second)}"
-        for top in _best_proven(lines, first):
+        second = named[str(baseline)]
+        shares = [
+            f"{line.name.removeprefix(str(ours))} {_share(line)}".strip() for line in readings
+        ]
+        text = f"{panel}: {', '.join(shares)} against {_share(second)}"
+        for who, line in ((ours, readings[0]), (baseline, second)):
+            epsilon, _ = line.per_round
+            meanings[f"{who}'s: {epsilon.basis}; {epsilon.scope}"] = None
+        for top in _best_proven(lines, readings[0]):
             unit = top.epsilon.scope.unit
             text += f", proven for a {unit} {_share(top)} ({top.name.partition(_PROVEN)[0]})"
         parts.append(text)
     subject = experiment.options.get("subject", f"{ours} against {baseline}")
     lead = f"{subject}. {'; '.join(parts)}." if parts else ""
+    if meanings:
+        lead += f" Epsilons are of one round ({'. '.join(meanings)})."
     noised = [
         line.noised
         for lines in panels.values()

@@ -69,6 +69,9 @@ def _histogram(experiment: Experiment, run: Run) -> Plot:
                 tuple(count / messages for count in counts),
                 kind="steps",
                 role=f"{claims.padding} appended",
+                epsilon=Epsilon(0.0, 0.0, 1, Basis.CLAIMED, SCOPE),
+                epsilon_text="of each message, one round",
+                epsilon_along="x",
             )
         )
     marks = tuple(
@@ -110,6 +113,7 @@ def _shares(experiment: Experiment, runs: Sequence[Run]) -> Plot:
                     low=low if several else (),
                     high=high if several else (),
                     kind="bars",
+                    epsilon=Epsilon(float(requirement), 0.0, 1, Basis.CLAIMED, SCOPE),
                 )
             )
     return Plot(
@@ -143,7 +147,8 @@ def _by_padding(experiment: Experiment, runs: Sequence[Run]) -> Plot:
                 y = tuple(None if each is None else float(each) for each in found)
                 series.append(
                     Series(f"{name}, {basis}", x, y, dashed=basis == "claimed", role=name,
-                           epsilon=some, epsilon_text="by length, a round")
+                           epsilon=some, epsilon_text="by length, a round",
+                           epsilon_along="y")
                 )  # fmt: skip
     return Plot(
         name=f"{experiment.name}-proven",
@@ -267,7 +272,8 @@ def _over_ratio(experiment: Experiment, run: Run) -> Plot:
             Series(f"{padding} appended", tuple(claims.compression for claims in some),
                    tuple(values), dashed=True, role=f"{padding} appended",
                    epsilon=Epsilon(known, 0.0, 1, Basis.CLAIMED, SCOPE),
-                   epsilon_text="mean over messages with a claim, a round")
+                   epsilon_text="mean over messages with a claim, a round",
+                   epsilon_along="y")
         )  # fmt: skip
     return Plot(
         name=f"{experiment.name}-{slug(run.name)}-claimed",
@@ -305,12 +311,13 @@ def _proven_over_ratio(experiment: Experiment, run: Run, audits: Sequence[Audite
         y = tuple(None if each is None else float(each) for each in found)
         medians = tuple(claims.mean("median") for claims in some)
         series.append(Series(f"{padding} appended, proven", x, y, role=f"{padding} appended",
-                             epsilon=known, epsilon_text="by ratio, a round"))  # fmt: skip
+                             epsilon=known, epsilon_text="by ratio, a round",
+                             epsilon_along="y"))  # fmt: skip
         series.append(
             Series(f"{padding} appended, claimed", x, medians, dashed=True,
                    role=f"{padding} appended",
                    epsilon=Epsilon(0.0, 0.0, 1, Basis.CLAIMED, SCOPE),
-                   epsilon_text="median by ratio, a round")
+                   epsilon_text="median by ratio, a round", epsilon_along="y")
         )  # fmt: skip
     dim = int(run.found[0]["dim"])
     groups: dict[str, list[tuple[float, Audited]]] = {}
@@ -323,7 +330,8 @@ def _proven_over_ratio(experiment: Experiment, run: Run, audits: Sequence[Audite
         series.append(
             Series(f"measured, at least: {name}", tuple(ratio for ratio, _ in ordered),
                    tuple(float(case.measured) for _, case in ordered), kind="points",
-                   epsilon=ordered[0][1].measured, epsilon_text="lower bounds, a message")
+                   epsilon=ordered[0][1].measured, epsilon_text="lower bounds, a message",
+                   epsilon_along="y")
         )  # fmt: skip
     return Plot(
         name=f"{experiment.name}-{slug(run.name)}-proven",

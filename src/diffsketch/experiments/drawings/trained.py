@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -157,8 +157,13 @@ class Trained:
     @property
     def epsilon(self) -> Epsilon:
         """Of the run that cost most: of all its rounds if proven, of one if claimed."""
-        every = [epsilon_from_data(one["epsilon"]) for one in self.summaries]
-        return max(every, key=float)
+        every = [(epsilon_from_data(one["epsilon"]), one["rounds"]) for one in self.summaries]
+        most, rounds = max(every, key=lambda each: float(each[0]))
+        once = most.rounds == 1 and most.scope.unit is not Unit.COORDINATE
+        if most.basis is Basis.PROVEN and once:
+            # Of devices that send once in a run: it is that of the run, and not "per round".
+            most = replace(most, rounds=rounds)
+        return most
 
     @property
     def per_round(self) -> tuple[Epsilon, str]:
@@ -171,6 +176,9 @@ class Trained:
         epsilon = self.epsilon
         if epsilon.basis is Basis.NONE:
             return epsilon, ""
+        if epsilon.basis is Basis.CLAIMED and self.config.get("per_round") is not None:
+            # Theorem 1 and the paper's Laplace noise claim it without the delta that runs ask at.
+            epsilon = replace(epsilon, delta=0.0)
         if epsilon.basis is Basis.PROVEN:
             if epsilon.scope.unit is not Unit.COORDINATE:
                 return epsilon, ""

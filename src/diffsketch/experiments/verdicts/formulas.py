@@ -145,8 +145,8 @@ def weaker_unit(statement: Statement, facts: Facts) -> Verdict:  # noqa: ARG001
     client = distance / (2 * rows)  # the noise that gives one coordinate of size 1 an epsilon of 1
     measured = (
         f"Laplace noise on a {rows} x {cols} table that gives one coordinate epsilon 1 "
-        f"{words(Basis.PROVEN)} gives a client no less than {client:,.0f} "
-        f"{words(Basis.PROVEN, _CLIENT)}."
+        f"{words(Basis.PROVEN)} leaves a client with {client:,.0f} or more (a calculated lower "
+        f"bound; {_CLIENT}; one round)."
     )
     return graded([client > 1], measured, none="it is no weaker")
 

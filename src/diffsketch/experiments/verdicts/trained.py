@@ -63,7 +63,9 @@ def federated(statement: Statement, facts: Facts) -> Verdict:  # noqa: ARG001
     if strong and all(strong):
         return Verdict(Standing.HOLDS, measured)
     if any(near):
-        return Verdict(Standing.IN_PART, measured, f"in {sum(near)} of {len(near)} panels")
+        enough = [f"{panel.epsilon:g}" for panel, fits in zip(panels, near, strict=True) if fits]
+        why = f"the accuracy holds up at epsilon {' and '.join(enough)} only"
+        return Verdict(Standing.IN_PART, measured, why)
     return Verdict(Standing.FAILS, measured, "the accuracy does not hold up")
 
 

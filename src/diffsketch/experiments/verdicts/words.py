@@ -36,10 +36,12 @@ def words(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: fl
 def percent(share: float) -> str:
     """A share.
 
-    >>> percent(0.8912), percent(0.00012), percent(1.0)
-    ('89.1%', '0.012%', '100%')
+    >>> percent(0.8912), percent(0.00012), percent(1.0), percent(0.99996)
+    ('89.1%', '0.012%', '100%', '99.996%')
     """
     digits = 2 if 0 < abs(share) < 0.01 else 3
+    while 0 < share < 1 and float(f"{100 * share:.{digits}g}") == 100:
+        digits += 1  # not all
     return f"{float(f'{100 * share:.{digits}g}'):.15g}%"
 
 
