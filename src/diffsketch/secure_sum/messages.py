@@ -42,6 +42,7 @@ __all__ = [
     "open_records",
     "open_sized",
     "records",
+    "sender_of",
     "stage_of",
 ]
 
@@ -53,6 +54,7 @@ _STRUCT = struct.Struct("<2sBBQ32s8s")
 ENVELOPE_BYTES = _STRUCT.size
 _MAGIC = b"\xd5S"
 _VERSION = 1
+_SENDER = slice(4, 12)
 _CHECKSUM = slice(44, 52)
 _COUNT_BYTES = 4
 _INDEX_BYTES = 8
@@ -147,6 +149,19 @@ def open_sized(data: bytes, kind: Kind, *, params: Params, size: int | None) -> 
     if not known:
         raise RefusedError(f"sender {sender} is not one who sends {kind.name} in this round")
     return sender, bytes(data[ENVELOPE_BYTES:])
+
+
+def sender_of(reply: bytes) -> int:
+    """Whom a message says that it is of. Nothing else is looked at.
+
+    Raises:
+        RefusedError: It is too short to say.
+        ArgumentError: `reply` is not bytes.
+    """
+    check_data(reply)
+    if len(reply) < ENVELOPE_BYTES:
+        raise RefusedError(f"message is truncated: {len(reply)} bytes of {ENVELOPE_BYTES} or more")
+    return int.from_bytes(reply[_SENDER], "little")
 
 
 def stage_of(request: bytes, params: Params) -> Stage:

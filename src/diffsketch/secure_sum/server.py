@@ -23,6 +23,7 @@ from diffsketch.secure_sum.messages import (
     open_records,
     open_sized,
     records,
+    sender_of,
 )
 from diffsketch.secure_sum.params import Params
 from diffsketch.secure_sum.primitives import KeyPair, verify
@@ -110,14 +111,21 @@ class Server:
         request = close(kind, body, sender=SERVER, params=self.params)
         return dict.fromkeys(self._asked, request)
 
-    def collect(self, reply: bytes) -> int:
+    def collect(self, reply: bytes, *, sent_by: int | None = None) -> int:
         """Take in one reply; whose it is.
+
+        Args:
+            reply: What has come.
+            sent_by: The member that it came from, where the transport knows. Without signatures,
+                nothing else keeps a member from speaking for another.
 
         Raises:
             DuplicateError: The sender has replied in this stage: the first reply stays.
-            RefusedError: Not a reply of this stage and round.
+            RefusedError: Not a reply of this stage and round, or of another member.
         """
         self._check_alive()
+        if sent_by is not None and sender_of(reply) != sent_by:
+            raise RefusedError(f"{sent_by} has sent a reply of {sender_of(reply)}")
         readers: dict[Stage, Callable[[bytes], int]] = {
             Stage.KEYS: self._collect_keys,
             Stage.SHARES: self._collect_shares,

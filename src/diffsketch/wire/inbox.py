@@ -23,8 +23,9 @@ class Inbox:
     senders' numbers.
 
     Sums of sums: an aggregator in between sends its own inbox's `total(sender=...)` on, and the
-    inbox above is made with `sums=True`. It cannot see whether two aggregators have summed the
-    same worker's message.
+    inbox above is made with `sums=True`. Whole numbers are summed as one inbox would have, bit by
+    bit; floats are rounded once by each aggregator (`tests/wire/test_tree.py`). It cannot see
+    whether two aggregators have summed the same worker's message: give them disjoint `senders`.
 
     Args:
         expected: Format of the messages.
@@ -34,9 +35,14 @@ class Inbox:
         total_format: Of the sum, where it is another one: whole numbers with more bits.
         sums: Whether messages may be sums of several themselves. If not, one that says so is
             refused: a worker must not count more than once.
+        wraps: Whether whole numbers are summed modulo `2**bits`, as in a secure sum; None for
+            whenever the total has no more bits than a message. Above other inboxes, messages have
+            the total's bits already: False there, if workers' messages have fewer, so that a sum
+            that does not fit is found.
 
     Raises:
         MismatchError: A total of that format cannot hold the messages.
+        ArgumentError: `wraps` makes no sense for the formats.
 
     >>> import torch
     >>> from dataclasses import replace
@@ -63,6 +69,7 @@ class Inbox:
         senders: Iterable[int] | None = None,
         total_format: MessageFormat | None = None,
         sums: bool = False,
+        wraps: bool | None = None,
     ) -> None:
         total = total_format or expected
         # Checks the numbers, for messages and for the total.
@@ -82,7 +89,7 @@ class Inbox:
         self._sums = sums
         self._heard: set[int] = set()
         self._count = 0
-        self._sum = sum_of(expected, total)
+        self._sum = sum_of(expected, total, wraps=wraps)
 
     @property
     def count(self) -> int:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diffsketch.errors import check
 from diffsketch.wire.errors import WireError
 from diffsketch.wire.formats import MessageFormat
 
@@ -115,9 +116,8 @@ def _split(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.ND
 class WholeSum(Sum):
     """Sums of whole numbers below `2**bits`.
 
-    Where a total has as many bits as a message, sums are taken modulo `2**bits`, as in a secure
-    sum. Where it has more, they are there to hold the sum, and one that they do not hold is an
-    error: no honest cohort sends that.
+    If it wraps, sums are taken modulo `2**bits`, as in a secure sum. If not, the bits are there to
+    hold the sum, and one that they do not hold is an error: no honest cohort sends that.
     """
 
     most_terms = 1 << 32
@@ -144,11 +144,23 @@ class WholeSum(Sum):
         return torch.from_numpy(self._total.copy())
 
 
-def sum_of(messages: MessageFormat, total: MessageFormat) -> Sum:
-    """An empty sum of messages of a format, to become a total of another."""
+def sum_of(messages: MessageFormat, total: MessageFormat, *, wraps: bool | None = None) -> Sum:
+    """An empty sum of messages of a format, to become a total of another.
+
+    Args:
+        messages: Format of the terms.
+        total: Format of the sum.
+        wraps: Of whole numbers; None for whenever a total has no more bits than a message.
+
+    Raises:
+        ArgumentError: Floats do not wrap, nor do sums that have more bits than their terms.
+    """
     if messages.cells == "float32":
+        check(wraps is None, "wraps", "be None for float32 cells", wraps)
         return FloatSum(messages.shape)
-    return WholeSum(messages.shape, total.bits, wraps=total.bits == messages.bits)
+    same = total.bits == messages.bits
+    check(same or not wraps, "wraps", "not be True where a total has more bits", wraps)
+    return WholeSum(messages.shape, total.bits, wraps=same if wraps is None else wraps)
 
 
 def _unit(digit: int) -> float:
