@@ -5,6 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install -c constraints.txt --build-constraint constraints.txt
+# Flower wants other versions of some packages than we do, so its tests have an environment.
+FLOWER := .venv-flower
+FLOWER_PIP := $(FLOWER)/bin/python -m pip --disable-pip-version-check --quiet
+FLOWER_INSTALL := $(FLOWER_PIP) install -c constraints-flower.txt --build-constraint constraints-flower.txt
 # Only what has files: an empty directory does not exist in a clone.
 SOURCES := $(dir $(firstword $(wildcard benchmarks/*.py))) $(dir $(firstword $(wildcard examples/*.py)))
 # The scripts among the modules.
@@ -13,17 +17,22 @@ BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench clean
+.PHONY: help run test test-flower lint bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
-	@sed -n 's/^\([a-z]*\): .*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\): .*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNIST with DiffSketch.
 	$(BIN)/diffsketch run $(ARGS)
 
 test: $(VENV)/dev.stamp  ## Run the tests.
 	$(BIN)/python -m pytest -n 2
+
+test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-flower.
+	@# Where it is missing these tests are skipped, and here they must not be.
+	$(FLOWER)/bin/python -c 'import flwr'
+	$(FLOWER)/bin/python -m pytest -n 2 tests/engines/test_flower*.py src/diffsketch/engines/flower
 
 lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff check
@@ -35,20 +44,29 @@ bench: $(VENV)/dev.stamp  ## Run the benchmarks; ARGS=--quick for a short run.
 	@set -e; for name in $(BENCHMARKS); do \
 		echo "$(BIN)/python -m $$name $(ARGS)"; $(BIN)/python -m $$name $(ARGS); done
 
-clean:  ## Remove .venv, caches and the outputs of runs.
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## Remove the environments, caches and the outputs of runs.
+	rm -rf $(VENV) $(FLOWER) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(VENV)/run.stamp: pyproject.toml constraints.txt
+# How an environment begins, given its folder. One that was interrupted on its way has no pip.
+define begin
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Python 3.11 or newer is needed; set one with make PYTHON=..." >&2; exit 1; }
-	@echo "Setting up $(VENV); the first time takes some minutes, most of them for PyTorch."
-	@# A virtual environment that was interrupted on its way has no pip: begin again.
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP) install --upgrade "pip>=25.3"
+	@echo "Setting up $(1); the first time takes some minutes, most of them for PyTorch."
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.3"
+endef
+
+$(VENV)/run.stamp: pyproject.toml constraints.txt
+	$(call begin,$(VENV))
 	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	$(INSTALL) --group dev
+	@touch $@
+
+$(FLOWER)/stamp: pyproject.toml constraints-flower.txt
+	$(call begin,$(FLOWER))
+	$(FLOWER_INSTALL) -e ".[flower,secure]" --group test
 	@touch $@

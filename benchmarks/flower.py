@@ -78,10 +78,10 @@ class Relay:
     def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         try:
             while data := source.recv(_CHUNK):
-                sink.sendall(data)
                 size = len(data)
-                with self._lock:
+                with self._lock:  # first: whoever has the bytes finds them counted
                     self._passed.append((time.monotonic(), size * up, size * (not up)))
+                sink.sendall(data)
         except OSError:
             pass
         finally:

@@ -34,6 +34,7 @@ MAY_IMPORT = {
         "learning",
         "methods",
         "privacy",
+        "secure_sum",
         "sketch",
         "wire",
     },

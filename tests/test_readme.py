@@ -38,8 +38,10 @@ def test_privacy_examples_run(
         "README.md",
         "CONTRIBUTING.md",
         "docs/dependencies.md",
+        "docs/engines.md",
         "docs/performance.md",
         "docs/privacy.md",
+        "docs/secure-sum.md",
     ],
 )
 def test_relative_links_exist(document: str) -> None:

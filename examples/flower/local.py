@@ -3,6 +3,8 @@
     python examples/flower/local.py                                       # DiffSketch, plain
     python examples/flower/local.py --tls --method sketch-gaussian \
         --settings "rows=1 cols=512 clip=0.5 noise_multiplier=0.5 trust=central"
+    python examples/flower/local.py --secure-sum --method sketch-skellam \
+        --settings "rows=1 cols=512 clip=0.5 noise_multiplier=0.5"
 
 Needs no network: no telemetry, no look for updates, no installation of dependencies, a Flower home
 of its own, free ports of the loopback. Ends every process that it has started.
@@ -249,11 +251,14 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true", help="encrypt, with certificates made here")
     parser.add_argument("--method", help="instead of the app's own")
     parser.add_argument("--settings", help="of the method: name=value, with spaces between")
+    parser.add_argument("--secure-sum", action="store_true", help="the server sees the sum only")
     given = parser.parse_args()
     config: dict[str, Any] = {"rounds": given.rounds, "nodes": given.nodes}
     for name in ("method", "settings"):
         if getattr(given, name) is not None:
             config[name] = getattr(given, name)
+    if given.secure_sum:
+        config |= {"secure-sum": True, "min-replies": given.nodes // 2 + 1}
     with LocalNetwork(given.nodes, tls=given.tls) as network:
         found = network.run(config)
     rounds = found["rounds"]

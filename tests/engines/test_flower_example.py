@@ -31,30 +31,41 @@ CONFIG: dict[str, Any] = {
     "method": "sketch",
     "settings": "rows=1 cols=2000",
     "min-replies": 2,
+    "secure-sum": False,
     "delta": 1e-5,
     "timeout": 9.0,
     "pause": 0.0,
 }
 
+SECURE = {
+    "method": "sketch-skellam",
+    "settings": "rows=1 cols=2000 clip=4.0 noise_multiplier=0.01",
+    "secure-sum": True,
+}
+"""So little noise that both learn alike: no privacy to speak of."""
 
-def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure sum"])
+def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
     monkeypatch.setenv("DIFFSKETCH_KEY", SketchKey.from_integer(1).secret.hex())
     client: Any = importlib.import_module("mnist_app.client_app")
     server: Any = importlib.import_module("mnist_app.server_app")
     world, result = World(), tmp_path / "result.json"
+    settings = CONFIG | (SECURE if secure else {})
     for number in range(3):
         node = Node(number, client.app, 1000 + number)
-        node.context.run_config = CONFIG
+        node.context.run_config = settings
         world.nodes[node.node_id] = node
-    config = {**CONFIG, "result": str(result)}
+    config = {**settings, "result": str(result)}
     server.app(world, Context(RUN, 1, {}, RecordDict(), config))
     found = json.loads(result.read_text())
     # Untrained it is a guess, and both rounds of the three nodes give more than half.
     assert found["accuracy"][0] < 0.2
     assert found["accuracy"][2] > 0.5
     assert [one["present"] for one in found["rounds"]] == [3, 3]
-    assert found["epsilon"].startswith("epsilon = inf")
+    expected = "distributed trust" if secure else "epsilon = inf"
+    assert expected in found["epsilon"]
 
 
 def test_the_two_lines_can_be_taken_out(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.engines.flower import PlainSum, Plan, SketchStrategy
+from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.records import RECORD, Reply
+from diffsketch.engines.flower.summing import SumRound
 from diffsketch.engines.flower.vectors import digest_of
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
@@ -201,7 +203,8 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
         ).to_bytes()
         for sender in (1, 2)
     }
-    summed = PlainSum().total(parts, method=method, round_index=0, fingerprint=None, grid=None)
+    about = SumRound(PLAN, method, 0, None, bytes(16))
+    summed = PlainSum().total(parts, about, exchange=Exchange(World(), timeout=1.0))
     assert summed.total is None
     assert set(summed.refused) == {1, 2}
 

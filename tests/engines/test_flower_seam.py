@@ -18,9 +18,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.engines.flower import Plan, SketchStrategy, Summed
-from diffsketch.engines.flower.summing import SUM_RECORD
+from diffsketch.engines.flower.records import SUM_RECORD
+from diffsketch.engines.flower.summing import Prepared
 from diffsketch.engines.flower.vectors import digest_of
-from diffsketch.methods import Method
 from diffsketch.privacy import NoiseKey, Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER
@@ -47,15 +47,19 @@ class ToySealing:
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
 
-    def answered(self, message: Message, context: Any) -> Message | None:
+    def answered(self, message: Message, own: Any) -> Message | None:
         record = message.content.config_records.get("toy")
         if record is None:
             return None
-        reply = ConfigRecord({"hello": int(context.node_config["partition-id"])})
+        reply = ConfigRecord({"hello": int(own.context.node_config["partition-id"])})
         return Message(RecordDict({"toy": reply}), reply_to=message)
 
-    def sealed(self, message: WireMessage, told: Any, context: Any) -> bytes:
-        del context
+    def expect(self, told: Any, round_index: int, *, own: Any) -> None:
+        del round_index, own
+        assert told is not None
+
+    def sealed(self, message: WireMessage, told: Any, *, own: Any) -> bytes:
+        del own
         mask = mask_of(int(told["seed"]), tuple(message.cells.shape))
         hidden = (message.cells + mask) & ((1 << BITS) - 1)
         return WireMessage(
@@ -75,31 +79,23 @@ class ToySum:
     def __init__(self) -> None:
         self.seeds: dict[int, int] = {}
 
-    def prepare(self, grid: Any, nodes: frozenset[int], *, nonce: bytes) -> dict[int, ConfigRecord]:
-        del nonce
+    def prepare(self, nodes: Any, about: Any, *, exchange: Any) -> Prepared:
+        del about
         asked = [
             Message(RecordDict({"toy": ConfigRecord()}), dst_node_id=node, message_type="train")
             for node in sorted(nodes)
         ]
-        for reply in grid.send_and_receive(asked):
+        for reply in exchange.grid.send_and_receive(asked):
             number = reply.content.config_records["toy"]["hello"]
             self.seeds[reply.metadata.src_node_id] = 100 + number
-        return {node: ConfigRecord({"seed": seed}) for node, seed in self.seeds.items()}
+        return Prepared({node: ConfigRecord({"seed": one}) for node, one in self.seeds.items()})
 
-    def total(
-        self,
-        parts: Mapping[int, bytes],
-        *,
-        method: Method,
-        round_index: int,
-        fingerprint: bytes | None,
-        grid: Any,
-    ) -> Summed:
-        assert grid is not None
+    def total(self, parts: Mapping[int, bytes], about_round: Any, *, exchange: Any) -> Summed:
+        assert exchange.grid is not None
+        method, fingerprint = about_round.method, about_round.fingerprint
         form, total = method.message_format, torch.zeros(method.message_format.shape).long()
-        assert fingerprint is not None
+        about: dict[str, Any] = {"round_index": about_round.round_index, "fingerprint": fingerprint}
         for node, data in parts.items():
-            about: dict[str, Any] = {"round_index": round_index, "fingerprint": fingerprint}
             cells = WireMessage.from_bytes(data, form, **about).cells
             total += cells - mask_of(self.seeds[node], form.shape)
         message = WireMessage(

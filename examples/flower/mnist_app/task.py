@@ -20,6 +20,7 @@ def plan_of(config: UserConfig) -> Plan:
         str(config["settings"]),
         cohort=int(config["nodes"]),
         min_replies=int(config["min-replies"]),
+        secure_sum=bool(config["secure-sum"]),
     )
 
 

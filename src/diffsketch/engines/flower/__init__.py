@@ -8,7 +8,8 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
 `client` and `server` are the two sides; `records` is what they write into each other's messages,
 `plan` what they agree on, `vectors` how arrays become one vector and back. `account` and `memory`
 are a client's own books; `members` and `history` are the server's record of its clients and of the
-model; `summing` is the seam where a secure sum goes in.
+model; `summing` is the seam where a secure sum goes in: `secure` and `sealing` are its two sides,
+`exchange` is how they talk.
 
 The only place that imports `flwr`; needs `pip install 'diffsketch[flower]'`.
 """
@@ -19,6 +20,8 @@ from diffsketch.engines.flower.following import followed
 from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
 from diffsketch.engines.flower.plan import Plan
 from diffsketch.engines.flower.report import RoundReport
+from diffsketch.engines.flower.sealing import SecureSealing
+from diffsketch.engines.flower.secure import SecureSum
 from diffsketch.engines.flower.server import SketchStrategy
 from diffsketch.engines.flower.summing import PlainSum, Sealing, Summation, Summed
 
@@ -28,6 +31,8 @@ __all__ = [
     "Plan",
     "RoundReport",
     "Sealing",
+    "SecureSealing",
+    "SecureSum",
     "SketchStrategy",
     "Summation",
     "Summed",

@@ -26,9 +26,17 @@ from diffsketch.engines.flower.following import followed
 from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
 from diffsketch.engines.flower.memory import Memory
 from diffsketch.engines.flower.plan import Plan
-from diffsketch.engines.flower.records import NO_MODEL, RECORD, Reply, Request, record_in
+from diffsketch.engines.flower.records import (
+    NO_MODEL,
+    RECORD,
+    SUM_RECORD,
+    Reply,
+    Request,
+    record_in,
+)
 from diffsketch.engines.flower.refusals import Refusal, check_trust, member_digest
-from diffsketch.engines.flower.summing import SUM_RECORD, Sealing
+from diffsketch.engines.flower.sealing import SecureSealing
+from diffsketch.engines.flower.summing import Own, Sealing
 from diffsketch.engines.flower.vectors import check_layout, digest_of, flat, length_of
 from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
 from diffsketch.methods import Method
@@ -99,7 +107,8 @@ def sketch_mod(
         keep_metrics: Names of metrics that are sent as they are. No claim is about them.
         trusted_server: Whether the server is trusted not to look at single messages where a claim
             is under distributed trust. It is then about those who see only what is published.
-        sealing: The client's side of a secure sum.
+        sealing: The client's side of a secure sum, with identities. Without, a plan with
+            `secure_sum` has one against a server that follows the protocol.
 
     Raises:
         ArgumentError: An argument is of another type.
@@ -116,9 +125,11 @@ def sketch_mod(
         kind = message.metadata.message_type.partition(".")[0]
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return call_next(message, context)
-        own = None if sealing is None else sealing.answered(message, context)
-        if own is not None:
-            return own
+        own = settings.own(message, context)
+        sealing = settings.sealing_of(own.plan)
+        answer = None if sealing is None else sealing.answered(message, own)
+        if answer is not None:
+            return answer
         return _answered(message, context, call_next, settings, train=kind == MessageType.TRAIN)
 
     return mod
@@ -138,11 +149,15 @@ class _Settings:
     trusted_server: bool
     sealing: Sealing | None
 
-    @property
-    def trusts_sums(self) -> bool:
-        """Whether nobody looks at single messages."""
-        sealing = self.sealing
-        return self.trusted_server or (sealing is not None and Trust.DISTRIBUTED in sealing.trusts)
+    def own(self, message: Message, context: Context) -> Own:
+        """What the client has."""
+        plan = self.plan if isinstance(self.plan, Plan) else self.plan(context)
+        key = self.key or find_sketch_key(context.node_config)
+        return Own(context, plan, key, message.metadata.dst_node_id)
+
+    def sealing_of(self, plan: Plan) -> Sealing | None:
+        """The side of a secure sum that the plan needs, if it does."""
+        return SecureSealing() if self.sealing is None and plan.secure_sum else self.sealing
 
 
 def _answered(
@@ -185,8 +200,9 @@ class _Session:
         self._member = str(context.node_config.get(_PARTITION, context.node_id))
         self._memory = Memory(b"")
         self._told = message.content.config_records.get(SUM_RECORD)
-        plan = settings.plan
-        self._plan = plan if isinstance(plan, Plan) else plan(context)
+        self._own = settings.own(message, context)
+        self._plan = self._own.plan
+        self._sealing = settings.sealing_of(self._plan)
         self._client_key = find_client_key(context.node_config)
         path = settings.account_file or context.node_config.get("diffsketch-account")
         self._file = AccountFile(str(path)) if path else None
@@ -195,7 +211,7 @@ class _Session:
         """Check what the request is about, and have its model."""
         self._request = request
         self._memory = Memory.read(self._context, request.series, self._settings.budget)
-        key = self._settings.key or find_sketch_key(self._context.node_config)
+        key = self._own.key
         if key is None:
             raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
         if request.key_check not in (b"", key.seed(0).fingerprint):
@@ -223,7 +239,11 @@ class _Session:
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
         claim = self._method.claim_for(self._plan.min_replies, seed)
-        check_trust(claim, trusted_server=self._settings.trusts_sums)
+        sealing = self._sealing
+        sums_only = sealing is not None and Trust.DISTRIBUTED in sealing.trusts
+        check_trust(claim, trusted_server=self._settings.trusted_server or sums_only)
+        if sealing is not None:
+            sealing.expect(self._told, request.round_index, own=self._own)
         account = self._paid(claim)
         reply = call_next(self._for_app(), self._context)
         if reply.has_error():
@@ -239,13 +259,12 @@ class _Session:
             cells,
             round_index=request.round_index,
             fingerprint=seed.fingerprint,
-            sender=self._message.metadata.dst_node_id,
+            sender=self._own.node,
         )
-        sealing = self._settings.sealing
         if sealing is None:
             data = wire.to_bytes()
         else:
-            data = sealing.sealed(wire, self._told, self._context)
+            data = sealing.sealed(wire, self._told, own=self._own)
         statement = b"" if self._client_key is None else account.sealed(self._client_key)
         kept = self._kept_metrics(reply)
         reply.content = RecordDict({RECORD: self._reply(data, statement).to_record(), **kept})

@@ -13,9 +13,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from diffsketch.engines.flower.history import Download, History
 from diffsketch.engines.flower.members import Members
 from diffsketch.engines.flower.plan import Plan
-from diffsketch.engines.flower.records import NO_MODEL, RECORD, Reply, Request, content_bytes
+from diffsketch.engines.flower.records import (
+    NO_MODEL,
+    RECORD,
+    SUM_RECORD,
+    Reply,
+    Request,
+    content_bytes,
+)
 from diffsketch.engines.flower.refusals import Refusal, check_trust
-from diffsketch.engines.flower.summing import SUM_RECORD
 from diffsketch.engines.flower.vectors import cast_like, length_of
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.accountant import Budget

@@ -7,6 +7,7 @@ own is different sends nothing: a server cannot talk a client into a method with
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.base import check_whole
 from diffsketch.methods.registry import settings_of
+from diffsketch.privacy.claim import Trust
+from diffsketch.secure_sum import default_threshold
 
 __all__ = ["Plan"]
 
@@ -29,6 +32,14 @@ class Plan:
         cohort: Clients of a round, at most, for methods that need to know.
         min_replies: A round with fewer messages is void: nothing is published, and the model stays.
             Where members of a cohort share the noise, clients account for this many.
+        secure_sum: Whether messages are summed so that the server sees no single one. Takes a
+            method with whole numbers, and `min_replies` above half of the cohort. Where members
+            share the noise, `noise_multiplier` is then that of `min_replies` messages: each has
+            `sqrt(cohort / min_replies)` times its share, so that the claim that was planned holds
+            with as few.
+
+    Guarantees (`tests/engines/test_flower_secure.py`): the claim of any number from `min_replies`
+    to `cohort` is at least the planned one.
 
     Raises:
         ArgumentError: No such method or setting, or a number out of range.
@@ -37,23 +48,40 @@ class Plan:
     664
     >>> Plan.parse("sketch-gaussian", "rows=1 cols=64 clip=1.5 noise_multiplier=2 trust=central")
     Plan(method='sketch-gaussian', settings={'rows': 1, 'cols': 64, 'clip': 1.5, \
-'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1)
+'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False)
     """
 
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     cohort: int = 1
     min_replies: int = 1
+    secure_sum: bool = False
 
     def __post_init__(self) -> None:
         check_whole("cohort", self.cohort, least=1)
         check_whole("min_replies", self.min_replies, least=1)
+        if self.secure_sum:
+            least, most = self.cohort // 2 + 1, self.cohort
+            check(
+                least <= self.min_replies <= most and most > 1,
+                "min_replies",
+                f"be in {max(least, 2)}..{max(most, 2)} for a secure sum of a cohort of {most}",
+                self.min_replies,
+            )
         known = settings_of(self.method)
         unknown = [name for name in self.settings if name not in known]
         check(not unknown, "settings", f"be of {', '.join(known) or 'nothing'}", unknown)
 
     @classmethod
-    def parse(cls, method: str, settings: str, *, cohort: int = 1, min_replies: int = 1) -> Plan:
+    def parse(
+        cls,
+        method: str,
+        settings: str,
+        *,
+        cohort: int = 1,
+        min_replies: int = 1,
+        secure_sum: bool = False,
+    ) -> Plan:
         """From the texts of a run's configuration: `name=value` with spaces between."""
         found: dict[str, Any] = {}
         for part in settings.split():
@@ -64,12 +92,44 @@ class Plan:
                 found[name] = json.loads(value)
             except ValueError:
                 found[name] = value
-        return cls(method, found, cohort, min_replies)
+        return cls(method, found, cohort, min_replies, secure_sum)
 
     def build(self, dim: int) -> Method:
-        """The method for vectors of this length."""
-        return build_method(self.method, dim=dim, cohort=self.cohort, settings=self.settings)
+        """The method for vectors of this length.
+
+        Raises:
+            ArgumentError: A setting is refused, or the method is none for a secure sum.
+        """
+        method = self._built(dim, self.settings)
+        if not self.secure_sum:
+            return method
+        form, total = method.message_format, method.total_format
+        if form.cells != "unsigned" or form != total:
+            raise ArgumentError(
+                "secure_sum needs messages of whole numbers with room for their sum, and those of "
+                f"method={self.method!r} are of {form.bits} bits, {form.cells}, for a sum of "
+                f"{total.bits}"
+            )
+        shared = getattr(method, "trust", None) is Trust.DISTRIBUTED
+        if shared and "noise_multiplier" in self.settings:
+            more = math.sqrt(self.cohort / self.min_replies)
+            scaled = float(self.settings["noise_multiplier"]) * more
+            method = self._built(dim, {**self.settings, "noise_multiplier": scaled})
+        return method
+
+    def threshold(self, members: int) -> int:
+        """Of a secure sum: members that must stay to the end. More than half of them.
+
+        >>> plan = Plan("cpsgd", {"levels": 4, "trials": 9}, 10, 9, secure_sum=True)
+        >>> plan.threshold(10), plan.threshold(9)
+        (7, 7)
+        """
+        return min(default_threshold(members), self.min_replies)
 
     def text(self, dim: int) -> str:
         """All of it in words: two plans are the same if these are."""
-        return f"{self.build(dim)}, min_replies={self.min_replies}"
+        how = ", secure sum" if self.secure_sum else ""
+        return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
+
+    def _built(self, dim: int, settings: Mapping[str, Any]) -> Method:
+        return build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)

@@ -13,13 +13,26 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from diffsketch.wire import WireError
 
-__all__ = ["PROTOCOL", "RECORD", "Reply", "Request", "content_bytes", "record_in"]
+__all__ = [
+    "PROTOCOL",
+    "RECORD",
+    "SUM_RECORD",
+    "Reply",
+    "Request",
+    "SumReply",
+    "SumRequest",
+    "content_bytes",
+    "record_in",
+]
 
 PROTOCOL = 1
 """Another number for another meaning of the records. Both sides refuse any other."""
 
 RECORD = "diffsketch"
 """The record's name in a message."""
+
+SUM_RECORD = "diffsketch.sum"
+"""Name of the record in which a secure sum of the server and its clients talk to each other."""
 
 NO_MODEL = -1
 """The version of a model that is not there."""
@@ -126,6 +139,51 @@ class Reply(_Record):
         "code": 40,
         "reason": _MOST_TEXT,
         "statement": _MOST_STATEMENT,
+    }
+
+
+@dataclass(frozen=True)
+class SumRequest(_Record):
+    """What the server's side of a secure sum asks.
+
+    Attributes:
+        round_index: The round.
+        plan: What the server's plan is, in words.
+        dim: Length of the vectors: a client may not have the model yet.
+        invitation: To the secure sum; empty but in its first exchange.
+        request: Of the secure sum's stage; empty for the question who the client is, and which
+            hashes it has.
+    """
+
+    round_index: int
+    plan: str
+    dim: int
+    invitation: bytes
+    request: bytes
+
+
+@dataclass(frozen=True)
+class SumReply(_Record):
+    """What a client's side of a secure sum answers.
+
+    Attributes:
+        code: Empty if it does; else why not, in a word.
+        reason: The same in a sentence.
+        member: Its number in the secure sum, in eight bytes.
+        fingerprint: Of the round's hashes.
+        reply: Of the secure sum's stage.
+    """
+
+    code: str
+    reason: str
+    member: bytes
+    fingerprint: bytes
+    reply: bytes
+    limits: ClassVar[dict[str, int]] = {
+        "code": 40,
+        "reason": _MOST_TEXT,
+        "member": 8,
+        "fingerprint": 8,
     }
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 
+from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.records import Reply, content_bytes, record_in
 from diffsketch.engines.flower.report import RoundReport
+from diffsketch.engines.flower.summing import SumRound
 from diffsketch.privacy.claim import Claim
+from diffsketch.secure_sum import VoidError
 from diffsketch.wire import WireError
 
-__all__ = ["OpenRound", "reply_in"]
+__all__ = ["OpenRound", "reply_in", "unopened"]
 
 _LOG = logging.getLogger("flwr.diffsketch")
 
@@ -22,28 +25,35 @@ class OpenRound:
     """What was asked, and what has come so far.
 
     Attributes:
-        index: The round.
-        nonce: That replies have to repeat.
+        about: The round. Replies have to repeat its nonce.
         nodes: Who was asked.
         claim: What was planned.
         arrays_key: Name of the model's record in messages.
         bytes_down: Of what was sent.
+        exchange: That a secure sum has used.
+        left: Nodes that a secure sum has lost before messages were asked for, and why.
         replies: The first of each node that is in order.
         contents: What came with these.
         refused: Nodes that do not count, and why.
         bytes_up: Of all that came.
     """
 
-    index: int
-    nonce: bytes
+    about: SumRound
     nodes: tuple[int, ...]
     claim: Claim
     arrays_key: str
     bytes_down: int
+    exchange: Exchange
+    left: dict[int, str] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
     contents: dict[int, Message] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     bytes_up: int = 0
+
+    @property
+    def index(self) -> int:
+        """The round's."""
+        return self.about.round_index
 
     @property
     def parts(self) -> dict[int, bytes]:
@@ -63,7 +73,7 @@ class OpenRound:
         try:
             if node not in self.nodes:
                 raise WireError("reply is of a node that was not asked")
-            reply = reply_in(message.content, self.nonce)
+            reply = reply_in(message.content, self.about.nonce)
             if node in self.replies:
                 raise WireError("reply is the node's second one")
         except WireError as error:
@@ -82,16 +92,31 @@ class OpenRound:
         heard = set(self.replies) | set(self.refused)
         return RoundReport(
             round_index=self.index,
-            asked=self.nodes,
+            asked=(*self.nodes, *self.left),
             present=tuple(sorted(present)),
-            refused=dict(self.refused),
+            refused=self.left | self.refused,
             silent=tuple(node for node in self.nodes if node not in heard),
-            bytes_down=self.bytes_down,
-            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down + self.exchange.bytes_down,
+            bytes_up=self.bytes_up + self.exchange.bytes_up,
             message_bytes=sum(len(one.message) for one in self.replies.values()),
             claim=claim,
             void=void,
         )
+
+
+def unopened(
+    about: SumRound, nodes: tuple[int, ...], exchange: Exchange, error: VoidError
+) -> RoundReport:
+    """A round that failed before a message was asked for. So nobody pays for it."""
+    return RoundReport(
+        round_index=about.round_index,
+        asked=nodes,
+        present=(),
+        refused={node: f"dropped out: {stage.value}" for node, stage in error.dropped.items()},
+        bytes_down=exchange.bytes_down,
+        bytes_up=exchange.bytes_up,
+        void=str(error),
+    )
 
 
 def reply_in(content: RecordDict, nonce: bytes) -> Reply:

@@ -14,13 +14,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from diffsketch.engines.flower.desk import Desk
+from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.following import mean_of
 from diffsketch.engines.flower.metrics import mean_metrics
 from diffsketch.engines.flower.plan import Plan
 from diffsketch.engines.flower.records import RECORD, content_bytes
-from diffsketch.engines.flower.replies import OpenRound, reply_in
+from diffsketch.engines.flower.replies import OpenRound, reply_in, unopened
 from diffsketch.engines.flower.report import RoundReport
-from diffsketch.engines.flower.summing import PlainSum, Summation, Summed
+from diffsketch.engines.flower.secure import SecureSum
+from diffsketch.engines.flower.summing import PlainSum, Summation, Summed, SumRound
 from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, moved
 from diffsketch.errors import ArgumentError
 from diffsketch.files import replace_file
@@ -29,6 +31,7 @@ from diffsketch.methods.mean import SERVER_NOISE
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, Trust
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
+from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER, WireError
 from diffsketch.wire import Message as WireMessage
@@ -52,12 +55,13 @@ class SketchStrategy(Strategy):
 
     *Whom it trusts.* The server sees every message. A claim under local trust holds against it; one
     under central trust is about those who see what it publishes; one under distributed trust needs
-    a secure sum (`summation`) and is refused without, unless `trusted_server` says that it will not
-    look.
+    a plan with `secure_sum` and is refused without, unless `trusted_server` says that it will not
+    look. Under a secure sum the server sees nothing but the sum.
 
-    *Void rounds.* With fewer than `plan.min_replies` messages, or if the sum is beyond float32, or
-    the model would not be finite, nothing is published and the model stays. That is logged as an
-    error, and the round is paid for: whoever was asked may have sent.
+    *Void rounds.* With fewer than `plan.min_replies` messages, or if a secure sum fails, or the sum
+    is beyond float32, or the model would not be finite, nothing is published and the model stays.
+    That is logged as an error; and the round is paid for by whoever was asked for a message, since
+    it may have sent one.
 
     Guarantees (`tests/engines/test_flower.py`): the rounds of a simulation with the same keys, to
     rounding; nodes that follow have the server's bits. `tests/engines/test_flower_hostile.py`:
@@ -71,7 +75,8 @@ class SketchStrategy(Strategy):
         noise: For central trust: nothing for real use, a `NoiseKey` for rounds that can be
             repeated, or a source.
         budget: Where to stop asking. Only proven claims can be within one.
-        summation: How messages are summed.
+        summation: How messages are summed: by `SecureSum()` if the plan has `secure_sum`, else
+            as they are. `SecureSum(identities=...)` for clients that sign.
         trusted_server: As for `sketch_mod`.
         record_file: Where to keep accounts and statements from run to run. Without one, they are of
             one run, and so are `epsilon` and the budget.
@@ -100,13 +105,20 @@ class SketchStrategy(Strategy):
         self.ended = ""
         self._key, self._budget = key, budget
         self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
-        self._summation: Summation = PlainSum() if summation is None else summation
+        if summation is None:
+            summation = SecureSum() if plan.secure_sum else PlainSum()
+        if isinstance(summation, SecureSum) != plan.secure_sum:
+            raise ArgumentError(
+                f"summation must be a SecureSum where the plan has secure_sum, and only there, got "
+                f"{type(summation).__name__} and secure_sum={plan.secure_sum}"
+            )
+        self._summation: Summation = summation
         self._trusted = trusted_server or Trust.DISTRIBUTED in self._summation.trusts
         self._record = None if record_file is None else Path(record_file)
         self._index, self._nonce = 0, b""
         self._desk: Desk | None = None
         self._round: OpenRound | None = None
-        self._grid: Grid | None = None
+        self._timeout = 3600.0
         self._totals: list[tuple[int, bytes]] = []
         self._evaluation_bytes = [0, 0]
 
@@ -159,6 +171,7 @@ class SketchStrategy(Strategy):
         if evaluate_fn is not None and self._key is None:
             raise ArgumentError("evaluate_fn needs the model, and a server without a key has none")
         self._begun(initial_arrays)
+        self._timeout = timeout
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -167,7 +180,7 @@ class SketchStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The strategy's own messages, with what each node needs instead of the arrays."""
-        self._round, self._grid = None, grid
+        self._round = None
         desk = self._begun(arrays)
         if self.ended:
             _LOG.error("no further round: %s", self.ended)
@@ -179,7 +192,9 @@ class SketchStrategy(Strategy):
         if not nodes:
             return []
         index, nonce = self._index, secrets.token_bytes(16)
-        claim = desk.claim_of(len(nodes), index)
+        # A secure sum fails with fewer: so whatever comes of the round, this is affordable.
+        planned = self.plan.min_replies if self.plan.secure_sum else len(nodes)
+        claim = desk.claim_of(planned, index)
         try:
             desk.members.afford(claim, nodes)
         except BudgetExceeded as error:
@@ -187,9 +202,20 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._index += 1
-        more = self._summation.prepare(grid, frozenset(nodes), nonce=nonce)
+        about = SumRound(self.plan, desk.method, index, desk.fingerprint(index), nonce)
+        exchange = Exchange(grid, timeout=self._timeout)
+        try:
+            prepared = self._summation.prepare(nodes, about, exchange=exchange)
+        except VoidError as error:
+            self._log(unopened(about, nodes, exchange, error))
+            return []
+        if prepared.told is not None:
+            nodes = tuple(node for node in nodes if node in prepared.told)
+            messages = [one for one in messages if one.metadata.dst_node_id in prepared.told]
+        more = prepared.told or {}
         key, size = desk.address(messages, nonce=nonce, round_index=index, more=more)
-        self._round = OpenRound(index, nonce, nodes, claim, key, size)
+        left = dict(prepared.left)
+        self._round = OpenRound(about, nodes, claim, key, size, exchange, left)
         return messages
 
     def aggregate_train(
@@ -204,13 +230,7 @@ class SketchStrategy(Strategy):
             reply = current.take(message)
             if reply is not None:
                 desk.hear(message.metadata.src_node_id, reply)
-        summed = self._summation.total(
-            current.parts,
-            method=desk.method,
-            round_index=current.index,
-            fingerprint=desk.fingerprint(current.index),
-            grid=self._grid,
-        )
+        summed = self._summation.total(current.parts, current.about, exchange=current.exchange)
         current.refused.update(summed.refused)
         claim = self._charged(desk, current, len(summed.present))
         if self._record is not None:
@@ -284,6 +304,8 @@ class SketchStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None, str]:
         """The new model, or why there is none."""
         present, least = len(summed.present), self.plan.min_replies
+        if summed.void:
+            return None, None, summed.void
         if summed.total is None or present < least:
             return None, None, f"{present} messages, and {least} are needed"
         if self.ended:

@@ -1,29 +1,56 @@
 """How a round's messages are summed: the seam for secure sums.
 
 The strategy hands a `Summation` whatever bytes nodes sent, and takes a total. `PlainSum` adds
-messages that it sees. A secure sum has exchanges of its own before and after the messages: it gets
-the grid for that, and nodes find what it wants to tell them in the request's message.
+messages that it sees. A secure sum (`secure`, `sealing`) has exchanges of its own before and after
+the messages, and nodes find what it wants to tell them in the request's message.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from flwr.app import ConfigRecord, Context
 from flwr.app import Message as FlowerMessage
-from flwr.serverapp import Grid
 
+from diffsketch.engines.flower.exchange import Exchange
+from diffsketch.engines.flower.plan import Plan
 from diffsketch.methods import Method
 from diffsketch.privacy.claim import Trust
+from diffsketch.sketch import SketchKey
 from diffsketch.wire import Header, Inbox, Message, WireError
 
-__all__ = ["SUM_RECORD", "PlainSum", "Sealing", "Summation", "Summed"]
+__all__ = [
+    "Own",
+    "PlainSum",
+    "Prepared",
+    "Sealing",
+    "SumRound",
+    "Summation",
+    "Summed",
+    "most_common",
+]
 
-SUM_RECORD = "diffsketch.sum"
-"""Name of the record in which a secure sum of the server and its clients talk to each other."""
+
+@dataclass(frozen=True, eq=False)
+class SumRound:
+    """What a sum is about.
+
+    Attributes:
+        plan: The strategy's.
+        method: Of the plan, for the model's length.
+        round_index: The round.
+        fingerprint: Of its hashes; None if the server has no key.
+        nonce: Sixteen random bytes of the round's own.
+    """
+
+    plan: Plan
+    method: Method
+    round_index: int
+    fingerprint: bytes | None
+    nonce: bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +61,27 @@ class Summed:
         total: Before the server adds anything; None if there is nothing to sum.
         present: Nodes whose message is in it.
         refused: Nodes whose message is not, and why.
+        void: Why there is no total, where a sum was begun and failed.
     """
 
     total: Message | None
     present: frozenset[int]
     refused: Mapping[int, str]
+    void: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What comes before the messages.
+
+    Attributes:
+        told: More for the nodes that are asked for a message, by node. Others are not asked. None
+            if there is nothing to tell, and all are.
+        left: The others, and why.
+    """
+
+    told: Mapping[int, ConfigRecord] | None = None
+    left: Mapping[int, str] = field(default_factory=dict)
 
 
 class Summation(Protocol):
@@ -47,29 +90,32 @@ class Summation(Protocol):
     trusts: ClassVar[frozenset[Trust]]
     """Claims under which trust hold with it."""
 
-    def prepare(
-        self, grid: Grid, nodes: frozenset[int], *, nonce: bytes
-    ) -> dict[int, ConfigRecord]:
-        """Before messages are asked for: more to tell the nodes, by node."""
+    def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
+        """Before messages are asked for.
 
-    def total(
-        self,
-        parts: Mapping[int, bytes],
-        *,
-        method: Method,
-        round_index: int,
-        fingerprint: bytes | None,
-        grid: Grid | None,
-    ) -> Summed:
-        """The sum of what the nodes sent.
-
-        Args:
-            parts: Untrusted bytes by the node that they came from.
-            method: That they should be messages of.
-            round_index: The round.
-            fingerprint: Of its hashes; None if the server has no key.
-            grid: For exchanges with nodes.
+        Raises:
+            VoidError: There will be no sum in this round.
         """
+
+    def total(self, parts: Mapping[int, bytes], about: SumRound, *, exchange: Exchange) -> Summed:
+        """The sum of what the nodes sent: untrusted bytes by the node that they came from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What a client has of its own.
+
+    Attributes:
+        context: Flower's. Its state is kept from message to message.
+        plan: The client's.
+        key: The clients' common key; None if it is not there.
+        node: Its id.
+    """
+
+    context: Context
+    plan: Plan
+    key: SketchKey | None
+    node: int
 
 
 class Sealing(Protocol):
@@ -78,19 +124,28 @@ class Sealing(Protocol):
     trusts: ClassVar[frozenset[Trust]]
     """Claims under which trust hold with it."""
 
-    def answered(self, message: FlowerMessage, context: Context) -> FlowerMessage | None:
+    def answered(self, message: FlowerMessage, own: Own) -> FlowerMessage | None:
         """The reply to a message of the secure sum's own; None if it is none of them."""
 
-    def sealed(self, message: Message, told: ConfigRecord | None, context: Context) -> bytes:
-        """What is sent instead of the message.
+    def expect(self, told: ConfigRecord | None, round_index: int, *, own: Own) -> None:
+        """Before the app trains and anything is paid.
 
         Args:
-            message: The method's.
             told: What `Summation.prepare` has for this node.
-            context: The node's own.
+            round_index: The round.
+            own: What the client has.
+
+        Raises:
+            Refusal: A message of this round could not be sealed.
+            WireError: The record is not one of the secure sum.
+        """
+
+    def sealed(self, message: Message, told: ConfigRecord | None, *, own: Own) -> bytes:
+        """What is sent instead of the message.
 
         Raises:
             Refusal: It must not be sent.
+            WireError: The record is not one of the secure sum.
         """
 
 
@@ -106,28 +161,20 @@ class PlainSum:
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.CENTRAL})
 
-    def prepare(
-        self, grid: Grid, nodes: frozenset[int], *, nonce: bytes
-    ) -> dict[int, ConfigRecord]:
+    def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
         """Nothing."""
-        del grid, nodes, nonce
-        return {}
+        del nodes, about, exchange
+        return Prepared()
 
-    def total(
-        self,
-        parts: Mapping[int, bytes],
-        *,
-        method: Method,
-        round_index: int,
-        fingerprint: bytes | None,
-        grid: Grid | None,
-    ) -> Summed:
+    def total(self, parts: Mapping[int, bytes], about: SumRound, *, exchange: Exchange) -> Summed:
         """The exact sum, the same for every order."""
-        del grid
-        chosen = _most_common(parts) if fingerprint is None else fingerprint
+        del exchange
+        method, chosen = about.method, about.fingerprint
+        if chosen is None:
+            chosen = most_common(map(_fingerprint, parts.values()))
         inbox = Inbox(
             method.message_format,
-            round_index=round_index,
+            round_index=about.round_index,
             fingerprint=chosen,
             senders=parts,
             total_format=method.total_format,
@@ -150,15 +197,17 @@ class PlainSum:
         return Summed(total, frozenset(inbox.heard), refused)
 
 
-def _most_common(parts: Mapping[int, bytes]) -> bytes:
-    """The fingerprint of most messages; one that none has if there is no such."""
-    found: Counter[bytes] = Counter()
-    for data in parts.values():
-        try:
-            found[Header.parse(data).fingerprint] += 1
-        except WireError:
-            continue
+def most_common(fingerprints: Iterable[bytes | None]) -> bytes:
+    """The one that most have; one that none has if there is no such."""
+    found = Counter(one for one in fingerprints if one is not None)
     first = found.most_common(2)
     if not first or (len(first) == 2 and first[0][1] == first[1][1]):
         return bytes(8)
     return first[0][0]
+
+
+def _fingerprint(data: bytes) -> bytes | None:
+    try:
+        return Header.parse(data).fingerprint
+    except WireError:
+        return None

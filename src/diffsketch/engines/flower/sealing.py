@@ -1,0 +1,205 @@
+"""The client's side of a secure sum: `diffsketch.secure_sum` over messages of Flower.
+
+Every message may start a process of its own. So what a member has to remember lies in the node's
+state, and is written before its reply leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from torch import Tensor
+
+from diffsketch.engines.flower.records import RECORD, SUM_RECORD, SumReply, SumRequest
+from diffsketch.engines.flower.refusals import Refusal
+from diffsketch.engines.flower.summing import Own
+from diffsketch.errors import ArgumentError
+from diffsketch.privacy.claim import Trust
+from diffsketch.secure_sum import Client, Identity, Params, Stage, accept
+from diffsketch.secure_sum.messages import stage_of
+from diffsketch.wire import Message as WireMessage
+from diffsketch.wire import WireError
+
+__all__ = ["SecureSealing", "by_number", "number_of_key"]
+
+_LOG = logging.getLogger("flwr.diffsketch")
+_STATE = "diffsketch.sum"
+
+
+class SecureSealing:
+    """Masks a client's message, once in a round, if the round is one that the plan promises.
+
+    It refuses an invitation to a sum of fewer than `plan.min_replies` messages, with a lower
+    threshold than the plan's, of another plan or of other hashes; and it refuses to uncover a sum
+    of fewer than `plan.min_replies`, whatever the server says.
+
+    Guarantees (`tests/engines/test_flower_secure.py`): no reply has the message itself; the state
+    goes through bytes between any two messages; the refusals above.
+
+    Args:
+        identity: The client's lasting key. With it members sign, and the server may do anything;
+            without, it is trusted to follow the protocol.
+        identities: Public keys of all who may be members, not from the server. The client's own is
+            among them.
+
+    Raises:
+        ArgumentError: Only one of the two is given, or the own key is not known to the others.
+    """
+
+    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
+
+    def __init__(
+        self, *, identity: Identity | None = None, identities: Iterable[bytes] | None = None
+    ) -> None:
+        if (identity is None) != (identities is None):
+            raise ArgumentError("identity and identities must be given together, or neither")
+        self._identity = identity
+        self._known = None if identities is None else by_number(identities)
+        if identity is not None and identity.public not in (self._known or {}).values():
+            raise ArgumentError("identities must have the public key of the client's own identity")
+
+    def answered(self, message: Message, own: Own) -> Message | None:
+        """The reply to a message of the secure sum's own; None if it is none of them."""
+        told = message.content.config_records.get(SUM_RECORD)
+        if told is None or RECORD in message.content.config_records:
+            return None
+        try:
+            reply = self._answer(SumRequest.of(told), own)
+        except (Refusal, WireError, ArgumentError) as error:
+            _LOG.warning("secure sum refused: %s", error)
+            code = error.code if isinstance(error, Refusal) else "secure-sum"
+            reply = SumReply(code, str(error)[:1000], b"", b"", b"")
+        return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
+
+    def expect(self, told: ConfigRecord | None, round_index: int, *, own: Own) -> None:
+        """See that the member is in a secure sum of this round."""
+        self._member(told, round_index, own)
+
+    def sealed(self, message: WireMessage, told: ConfigRecord | None, *, own: Own) -> bytes:
+        """The masked message. The state is written first."""
+        member, request = self._member(told, message.round_index, own)
+        if message.format != member.params.layout:
+            raise Refusal("secure-sum", "the model has another length than the secure sum")
+        try:
+            reply = member.answer(request, lambda: message.cells)
+        except ArgumentError as error:
+            raise Refusal("secure-sum", str(error)) from error
+        self._keep(member, own)
+        return reply
+
+    def _answer(self, request: SumRequest, own: Own) -> SumReply:
+        fingerprint = self._agreed(request, own)
+        member = self._number(own).to_bytes(8, "little")
+        if not request.request:
+            return SumReply("", "", member, fingerprint, b"")
+        if request.invitation:
+            client = self._invited(request, own)
+        else:
+            client = self._restored(own)
+            if client.params.round_index != request.round_index:
+                raise Refusal("secure-sum", "this client is in the secure sum of another round")
+        reply = client.answer(request.request, _no_input)
+        if stage_of(request.request, client.params) is Stage.UNMASK:
+            del own.context.state[_STATE]  # its secrets are of no use any more
+        else:
+            self._keep(client, own, request)
+        return SumReply("", "", member, fingerprint, reply)
+
+    def _agreed(self, request: SumRequest, own: Own) -> bytes:
+        """The fingerprint of the round's hashes, if it is a round of the client's own plan."""
+        if own.key is None:
+            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+        text = own.plan.text(request.dim)
+        if text != request.plan:
+            raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {text}")
+        return own.key.seed(request.round_index).fingerprint
+
+    def _invited(self, request: SumRequest, own: Own) -> Client:
+        """A new member; or the one that was invited before, by the same bytes."""
+        kept = _kept(own)
+        if kept is not None and kept["invitation"] == request.invitation:
+            return self._restored(own)
+        params = self._params(request.invitation, request.dim, request.round_index, own)
+        return Client(self._number(own), params, identity=self._identity)
+
+    def _restored(self, own: Own) -> Client:
+        kept = _kept(own)
+        if kept is None:
+            raise Refusal("secure-sum", "this client is in no secure sum, or has no memory of it")
+        params = self._params(kept["invitation"], kept["dim"], kept["round_index"], own)
+        return Client.restore(
+            kept["state"], self._number(own), params=params, identity=self._identity
+        )
+
+    def _params(self, invitation: bytes, dim: int, round_index: int, own: Own) -> Params:
+        """What the client is invited to, if that is what its plan promises."""
+        plan = own.plan
+        if own.key is None:
+            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+        params = accept(
+            invitation,
+            plan.build(dim).message_format,
+            fingerprint=own.key.seed(round_index).fingerprint,
+            least_present=plan.min_replies,
+            identities=self._known,
+        )
+        count = len(params.members)
+        if params.round_index != round_index:
+            raise Refusal("secure-sum", "the invitation is to another round")
+        if count > plan.cohort or params.threshold < plan.threshold(count):
+            raise Refusal(
+                "secure-sum",
+                f"the invitation is to {count} members with a threshold of {params.threshold}, and "
+                f"the plan has at most {plan.cohort} and {plan.threshold(count)}",
+            )
+        return params
+
+    def _member(
+        self, told: ConfigRecord | None, round_index: int, own: Own
+    ) -> tuple[Client, bytes]:
+        """The member that is to mask a message of this round, and what it is asked."""
+        if told is None:
+            raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
+        request, client = SumRequest.of(told), self._restored(own)
+        if client.params.round_index != round_index:
+            raise Refusal("secure-sum", "this client is in the secure sum of another round")
+        if stage_of(request.request, client.params) is not Stage.MASKED:
+            raise Refusal("secure-sum", "the request is not for a masked message")
+        return client, request.request
+
+    def _number(self, own: Own) -> int:
+        return own.node if self._identity is None else number_of_key(self._identity.public)
+
+    def _keep(self, client: Client, own: Own, request: SumRequest | None = None) -> None:
+        kept = _kept(own) or {}
+        if request is not None and request.invitation:
+            kept = {
+                "invitation": request.invitation,
+                "dim": request.dim,
+                "round_index": request.round_index,
+            }
+        own.context.state[_STATE] = ConfigRecord({**kept, "state": client.save()})
+
+
+def number_of_key(public: bytes) -> int:
+    """A member's number in a secure sum, from its public key. Ids of nodes are the server's."""
+    digest = hashlib.blake2b(public, digest_size=8, person=b"ds-flwr-sum").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def by_number(identities: Iterable[bytes]) -> dict[int, bytes]:
+    """Public keys by their members' numbers."""
+    return {number_of_key(one): one for one in identities}
+
+
+def _kept(own: Own) -> dict[str, Any] | None:
+    record = own.context.state.config_records.get(_STATE)
+    return None if record is None else dict(record)
+
+
+def _no_input() -> Tensor:
+    raise Refusal("secure-sum", "a message is sent only in reply to a request for training")
