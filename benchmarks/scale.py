@@ -246,12 +246,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"  note: {notes[-1]}", flush=True)
     settings = {"limit_s": options.limit, "clock": "thread CPU time", "nice": os.nice(0)}
     handshake, cases = handshake_seconds(20 if options.quick else 200), []
-    for case in run_servers(options.counts, options.limit, notes):
-        cases.append(case)
-        if options.json:  # after each case, so that a broken run leaves one
+
+    def keep() -> None:
+        if options.json:
             parts = {"settings": settings, "notes": notes, "handshake_s": handshake}
             text = json.dumps(facts | parts | {"servers": cases}, indent=1)
             options.json.write_text(text + "\n")
+
+    for case in run_servers(options.counts, options.limit, notes):
+        cases.append(case)
+        keep()  # after each case, so that a broken run leaves something
+    keep()  # what was left out after the last one
     show(cases, handshake)
 
 

@@ -1,7 +1,7 @@
 """Real Flower networks: a SuperLink and three SuperNodes, some of which are killed.
 
-Each test takes a minute: each message starts a process at its node, and a round waits for the killed
-nodes until its time is up.
+Each test takes a minute: each message starts a process at its node, and a round waits for the
+killed nodes until its time is up.
 """
 
 from __future__ import annotations

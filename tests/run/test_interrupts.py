@@ -22,9 +22,14 @@ def test_first_signal_is_noted(number: signal.Signals, status: int) -> None:
 
 
 def test_second_interrupt_acts() -> None:
-    with Interrupts(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+    # A shell starts what it runs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interrupts(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_handlers_come_back_after_an_error() -> None:

@@ -35,7 +35,8 @@ __all__ = ["Found", "Made", "Store", "made_by"]
 
 _FORMAT = "diffsketch result 1"
 _PLACE = Path(__file__).parents[1]
-_COMPUTING = ("engines", "learning", "methods", "privacy", "run", "sketch", "wire")
+_SIMULATING = tuple(f"engines/{name}.py" for name in ("identity", "simulate", "state"))
+_COMPUTING = (*_SIMULATING, "learning", "methods", "privacy", "run", "sketch", "wire")
 _MEASURING = ("audit", "experiments/measurements")
 
 
@@ -199,7 +200,9 @@ def _difference(there: object, here: Mapping[str, str]) -> str:
 @lru_cache  # the code that runs does not change while it runs
 def _source(parts: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for part in parts for path in (_PLACE / part).rglob("*.py")):
+    places = [_PLACE / part for part in parts]
+    found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
+    for path in sorted(path for some in found for path in some):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(_PLACE).as_posix()} {len(content)}\n".encode())
         digest.update(content)
