@@ -245,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         notes.append(f"other work is running, load {load:.1f}; times are of computing only")
         print(f"  note: {notes[-1]}", flush=True)
     settings = {"limit_s": options.limit, "clock": "thread CPU time", "nice": os.nice(0)}
-    handshake, cases = handshake_seconds(20 if options.quick else 200), []
+    handshake = handshake_seconds(20 if options.quick else 200)
+    cases: list[dict[str, Any]] = []
 
     def keep() -> None:
         if options.json:
@@ -253,10 +254,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             text = json.dumps(facts | parts | {"servers": cases}, indent=1)
             options.json.write_text(text + "\n")
 
+
+    def save() -> None:
+        parts = {"settings": settings, "notes": notes, "handshake_s": handshake}
+        text = json.dumps(facts | parts | {"servers": cases}, indent=1)
+        if options.json:
+            options.json.write_text(text + "\n")
+
     for case in run_servers(options.counts, options.limit, notes):
         cases.append(case)
-        keep()  # after each case, so that a broken run leaves something
-    keep()  # what was left out after the last one
+        save()  # so that a broken run leaves what it has
+    save()  # the last notes
     show(cases, handshake)
 
 
