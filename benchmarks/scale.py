@@ -254,7 +254,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             text = json.dumps(facts | parts | {"servers": cases}, indent=1)
             options.json.write_text(text + "\n")
 
-
     def save() -> None:
         parts = {"settings": settings, "notes": notes, "handshake_s": handshake}
         text = json.dumps(facts | parts | {"servers": cases}, indent=1)
