@@ -254,16 +254,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             text = json.dumps(facts | parts | {"servers": cases}, indent=1)
             options.json.write_text(text + "\n")
 
-    def save() -> None:
-        parts = {"settings": settings, "notes": notes, "handshake_s": handshake}
-        text = json.dumps(facts | parts | {"servers": cases}, indent=1)
-        if options.json:
-            options.json.write_text(text + "\n")
-
     for case in run_servers(options.counts, options.limit, notes):
         cases.append(case)
-        save()  # so that a broken run leaves what it has
-    save()  # the last notes
+        keep()  # after each case, so that a broken run leaves something
+    keep()  # what was left out after the last one
     show(cases, handshake)
 
 
