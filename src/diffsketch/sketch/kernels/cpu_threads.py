@@ -37,13 +37,26 @@ def _run_parallel(serial: Loop, parallel: Loop, threads: int, *arguments: Any) -
     """
     if _forked or not _pool.acquire(blocking=False):
         return serial(*arguments)
+    of_torch = torch.get_num_threads()  # before Numba is asked for anything, which starts it
     before = numba.get_num_threads()
     try:
-        numba.set_num_threads(min(threads, _MOST_THREADS))
+        _set_threads(min(threads, _MOST_THREADS), of_torch)
         return parallel(*arguments)
     finally:
-        numba.set_num_threads(before)
+        _set_threads(before, of_torch)
         _pool.release()
+
+
+def _set_threads(count: int, of_torch: int) -> None:
+    """Numba's number of threads, while PyTorch keeps its own.
+
+    Numba starts as many threads as there are cores, and where it shares OpenMP's library with
+    PyTorch that becomes PyTorch's number, too. Several processes with all cores each would then
+    wait for one another at every step.
+    """
+    numba.set_num_threads(count)
+    if torch.get_num_threads() != of_torch:
+        torch.set_num_threads(of_torch)
 
 
 _MOST_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
