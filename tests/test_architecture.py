@@ -86,7 +86,8 @@ MAY_IMPORT = {
 ONLY_IN = {
     "cryptography": "diffsketch/secure_sum/primitives.py",
     "triton": "diffsketch/sketch/kernels/gpu*.py",
-    "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/learning/local/closed_cpu.py",
+    "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/learning/local/closed_cpu.py "
+    "diffsketch/wire/digits.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
     "matplotlib": "diffsketch/demo.py diffsketch/audit/pictures.py diffsketch/report/static.py",
     "plotly": "diffsketch/report/interactive.py",

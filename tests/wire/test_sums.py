@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.wire import WireError, sums
+from diffsketch.wire import WireError
 from diffsketch.wire.sums import FloatSum, WholeSum
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -76,15 +76,16 @@ def test_many_terms_in_every_shape() -> None:
     np.testing.assert_allclose(results[0].numpy(), values.astype(float).sum(0), rtol=1e-6)
 
 
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(2, 7, 11, generator=torch.Generator().manual_seed(3))
-    values[:, 3:] *= 1e-20
-    for chunk in (1, 10, 77):
-        monkeypatch.setattr(sums, "_CHUNK", chunk)
-        running = FloatSum((7, 11))
-        running.add(values[0])
-        running.add(values[1])
-        assert torch.equal(running.value(), (values[0].double() + values[1].double()).float())
+def test_digits_may_appear_one_after_the_other() -> None:
+    """Later terms, and later cells, are of other sizes than the first."""
+    values = torch.randn(4, 7, 11, generator=torch.Generator().manual_seed(3))
+    values[1:, 3:] *= 1e-20
+    values[2] *= 1e10
+    values[3] = 0
+    running = FloatSum((7, 11))
+    for count, value in enumerate(values, start=1):
+        running.add(value)
+        assert torch.equal(running.value(), values[:count].double().sum(0).float())
 
 
 def test_plain_float32_does_depend_on_the_order() -> None:

@@ -6,23 +6,19 @@ import math
 from abc import ABC, abstractmethod
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffsketch.errors import check
+from diffsketch.wire.digits import DIGIT_BITS, DIGITS, add_words, digits_in
 from diffsketch.wire.errors import WireError
 from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["FloatSum", "Sum", "WholeSum", "sum_of"]
 
-_DIGIT_BITS = 16
-_BASE = 1 << _DIGIT_BITS
+_BASE = 1 << DIGIT_BITS
 _LOWEST = -149
 """The smallest float32 is `2**-149`, and all of them are multiples of it."""
-
-_CHUNK = 1 << 14
-"""Cells at a time, which stay in a cache."""
 
 
 class Sum(ABC):
@@ -60,57 +56,40 @@ class FloatSum(Sum):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
-        self._digits: dict[int, npt.NDArray[np.int64]] = {}
+        self._places: dict[int, int] = {}  # of a digit among those that occur
+        self._digits = np.zeros((0, math.prod(shape)), np.int64)
 
     def add(self, cells: Tensor) -> None:
         """One more term."""
         words = cells.contiguous().numpy().reshape(-1).view(np.uint32)
-        found = _digits_of(words)
-        for digit in found:  # before any of them is changed
-            self._digits.setdefault(digit, np.zeros(words.size, np.int64))
-        for start in range(0, words.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            whole, shift = _split(words[part])
-            for digit in found:
-                self._digits[digit][part] += whole * (shift == digit)
+        mask = int(digits_in(words))
+        if not mask:
+            return
+        new = [i for i in range(DIGITS) if mask >> i & 1 and i not in self._places]
+        if new:
+            more = np.zeros((len(new), words.size), np.int64)
+            self._digits = np.concatenate([self._digits, more])
+            self._places |= {digit: len(self._places) + i for i, digit in enumerate(new)}
+        places = np.array([self._places.get(digit, 0) for digit in range(DIGITS)])
+        add_words(words, places, self._digits)
 
     def value(self) -> Tensor:
         """The sum, rounded to float32."""
         size = math.prod(self._shape)
         total, carry = np.zeros(size), np.zeros(size, np.int64)
-        lowest, highest = min(self._digits, default=0), max(self._digits, default=0)
+        lowest, highest = min(self._places, default=0), max(self._places, default=0)
         for digit in range(lowest, highest + 1):
-            number = carry + self._digits.get(digit, 0)
+            place = self._places.get(digit)
+            number = carry if place is None else carry + self._digits[place]
             # Digits from -2**15 to 2**15: whatever is left out is then small beside what is kept.
-            carry = (number + _BASE // 2) >> _DIGIT_BITS
-            total += (number - (carry << _DIGIT_BITS)) * _unit(digit)
+            carry = (number + _BASE // 2) >> DIGIT_BITS
+            total += (number - (carry << DIGIT_BITS)) * _unit(digit)
         total += carry * _unit(highest + 1)
         with np.errstate(over="ignore"):
             rounded = total.astype(np.float32)
         if not np.isfinite(rounded).all():
             raise WireError("the sum of the messages is beyond float32")
         return torch.from_numpy(rounded).reshape(self._shape)
-
-
-def _digits_of(words: npt.NDArray[np.uint32]) -> list[int]:
-    """Which digits the float32 numbers with these bits are added to; zeros to none."""
-    sizes = words << np.uint32(1)  # without the signs
-    counts = np.bincount(sizes >> np.uint32(24), minlength=256)
-    found = {(int(exponent) - 1) // _DIGIT_BITS for exponent in np.flatnonzero(counts[1:]) + 1}
-    if counts[0] > np.count_nonzero(sizes == 0):  # some have no leading 1, and are not zero
-        found.add(0)
-    return sorted(found)
-
-
-def _split(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The whole numbers for each digit, and the digits."""
-    exponent = ((words >> np.uint32(23)) & np.uint32(0xFF)).astype(np.int64)
-    whole = (words & np.uint32(0x7FFFFF)).astype(np.int64)
-    whole |= (exponent > 0).astype(np.int64) << 23
-    shift = np.maximum(exponent, 1) - 1
-    whole <<= shift % _DIGIT_BITS
-    np.negative(whole, out=whole, where=words >> np.uint32(31) != 0)
-    return whole, shift // _DIGIT_BITS
 
 
 class WholeSum(Sum):
@@ -164,4 +143,4 @@ def sum_of(messages: MessageFormat, total: MessageFormat, *, wraps: bool | None 
 
 
 def _unit(digit: int) -> float:
-    return 2.0 ** (_DIGIT_BITS * digit + _LOWEST)
+    return 2.0 ** (DIGIT_BITS * digit + _LOWEST)
