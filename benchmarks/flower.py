@@ -33,13 +33,12 @@ from benchmarks.report import print_table
 from benchmarks.timing import environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
+ONE_ROW = "rows=1 cols={cols} clip=0.5 noise_multiplier=0.5"
 METHODS = {
     "dense": ("none", ""),
     "diffsketch": ("diffsketch", "rows=7 cols={cols7} per_round=4 padding=1000"),
-    "sketch-gaussian": (
-        "sketch-gaussian",
-        "rows=1 cols={cols} clip=0.5 noise_multiplier=0.5 trust=central",
-    ),
+    "sketch-gaussian": ("sketch-gaussian", f"{ONE_ROW} trust=central"),
+    "sketch-skellam, secure sum": ("sketch-skellam", ONE_ROW),
 }
 COMPRESSION = 50
 _CHUNK = 1 << 16
@@ -124,13 +123,15 @@ def measured(name: str, *, hidden: int, rounds: int, nodes: int, folder: Path) -
     method, settings = METHODS[name]
     dim = 785 * hidden + 10 * hidden + 10 if hidden else 7850
     cells = dim // COMPRESSION
-    config = {
+    config: dict[str, Any] = {
         "rounds": rounds,
         "nodes": nodes,
         "hidden": hidden,
         "method": method,
         "settings": settings.format(cols=cells, cols7=cells // 7),
     }
+    if "secure sum" in name:
+        config |= {"secure-sum": True, "min-replies": nodes // 2 + 1}
     app = without_sketches(folder) if name == "dense" else EXAMPLE
     network = local.LocalNetwork(nodes, app=app)
     relay = Relay(network.port)
