@@ -132,7 +132,7 @@ def test_numbers_keep_their_words() -> None:
     epsilon = PROVEN.epsilon(delta=1e-5, rounds=1000)
     assert float(epsilon) == epsilon.value == pytest.approx(191.55, abs=0.01)
     assert str(epsilon) == (
-        "epsilon = 191.5 at delta = 1e-05 over 1,000 rounds "
+        "epsilon = 191.6 at delta = 1e-05 over 1,000 rounds "
         "(proven; client unit, replace, local trust)"
     )
     assert str(MEASURED.lower_bound).startswith("epsilon >= 0.4 at delta = 1e-05 over 3 rounds (me")

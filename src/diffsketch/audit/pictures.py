@@ -109,7 +109,7 @@ def _caption(recovery: Recovery) -> str:
 def _words(epsilon: Epsilon) -> str:
     scope = epsilon.scope
     return (
-        f"epsilon = {float(epsilon):.3g}, delta = {epsilon.delta:g}\n"
+        f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
         f"({epsilon.basis}; {scope.unit} unit, {scope.relation}, {scope.trust} trust)"
     )
 
@@ -119,7 +119,7 @@ def _annotate(axes: Axes, place: float, result: AuditResult) -> None:
     if math.isfinite(claimed):
         axes.vlines(claimed, place - 0.38, place + 0.38, color="black", linewidth=2.5)
     places = [measured]
-    text = f">= {measured:.3g}"
+    text = f">= {result.measured.lower_bound.shown()}"
     if math.isfinite(claimed):
         places.append(claimed)
     if result.limit is not None:

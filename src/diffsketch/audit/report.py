@@ -102,12 +102,11 @@ def _scope(scope: Scope) -> str:
 
 
 def _claimed(epsilon: Epsilon) -> str:
-    value = float(epsilon)
-    return "none" if math.isinf(value) else f"{value:.3g}\n{epsilon.basis}"
+    return "none" if math.isinf(float(epsilon)) else f"{epsilon.shown()}\n{epsilon.basis}"
 
 
 def _measured(result: AuditResult) -> str:
-    text = f">= {float(result.measured.lower_bound):.3g}"
+    text = f">= {result.measured.lower_bound.shown()}"
     if result.limit is not None:
         exact = "infinite" if math.isinf(result.limit) else f"{result.limit:.3g}"
         text += f"\nexact:\n{exact}"
@@ -160,6 +159,6 @@ def _in_words(epsilon: Epsilon, *, none: str) -> str:
     if math.isinf(float(epsilon)):
         return f"{none}\n({_scope(epsilon.scope)})"
     return (
-        f"epsilon = {float(epsilon):.3g}, delta = {epsilon.delta:g}\n"
+        f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
         f"({epsilon.basis}; {_scope(epsilon.scope)})"
     )

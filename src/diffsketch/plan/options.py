@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from diffsketch.plan.error_model import RelativeError
 from diffsketch.plan.request import HEADER_BYTES, PlanRequest
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Trust
+from diffsketch.privacy.digits import rounded_up as shown_rounded_up
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import MAX_COLS
@@ -192,6 +193,4 @@ def rounded_up(value: float, digits: int = 4) -> float:
     >>> rounded_up(3.14159), rounded_up(1234567.0)
     (3.142, 1235000.0)
     """
-    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    result = float(f"{math.ceil(value / step - 1e-9) * step:.{digits - 1}e}")
-    return result if result >= value else float(f"{result + step:.{digits - 1}e}")
+    return float(shown_rounded_up(value, digits))

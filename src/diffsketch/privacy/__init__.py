@@ -1,6 +1,7 @@
 """What may be said about privacy, and the noise that earns it.
 
 * `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
+* `digits`: its number, short enough for a reader and rounded to the side that stays true.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
 * `accounting`: what rounds add up to: events, their composition, budgets, a ledger on disk.
 * `noise`: where noise comes from: fast and reproducible, or secure and exact.

@@ -16,6 +16,7 @@ from typing import ClassVar, TypeAlias
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
+from diffsketch.privacy.digits import rounded_down, rounded_up
 
 __all__ = [
     "Basis",
@@ -143,11 +144,27 @@ class Epsilon:
     def __float__(self) -> float:
         return float(self.value)
 
+    def shown(self, digits: int = 3) -> str:
+        """The bare number in so many digits: an upper bound rounded up, a measured one down.
+
+        Guarantees (`tests/privacy/test_digits.py`): what is shown follows from what is known.
+
+        >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+        >>> Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope).shown()
+        '7.99'
+        >>> Epsilon(7.989, 1e-5, 100, Basis.MEASURED, scope).shown()
+        '7.98'
+        """
+        if math.isinf(self.value):
+            return "inf"
+        rounded = rounded_down if self.basis is Basis.MEASURED else rounded_up
+        return rounded(self.value, digits)
+
     def __str__(self) -> str:
         sign = ">=" if self.basis is Basis.MEASURED else "="
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
         return (
-            f"epsilon {sign} {self.value:.4g} at delta = {self.delta:g} over {rounds} "
+            f"epsilon {sign} {self.shown(4)} at delta = {self.delta:g} over {rounds} "
             f"({self.basis}; {self.scope})"
         )
 
@@ -236,7 +253,7 @@ class PaperClaim:
     def __str__(self) -> str:
         delta = f" at delta = {self.per_round.delta:g}" if self.per_round.delta > 0 else ""
         return (
-            f"Claimed, not proven: {self.source} says that epsilon = {float(self.per_round):.4g}"
+            f"Claimed, not proven: {self.source} says that epsilon = {self.per_round.shown(4)}"
             f"{delta} per round limits {self.scope.sentence}; its proof does not hold, so this is "
             "no guarantee."
         )
@@ -277,7 +294,7 @@ class MeasuredClaim:
         after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return (
             f"Measured: {self.attack} shows with {self.confidence:.4g} confidence that after "
-            f"{after} no epsilon below {float(bound):.4g} (at delta = {bound.delta:g}) describes "
+            f"{after} no epsilon below {bound.shown(4)} (at delta = {bound.delta:g}) describes "
             f"{self.scope.sentence}."
         )
 
