@@ -14,7 +14,6 @@ core, without any network.
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import statistics
 import time
@@ -25,15 +24,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.one_thread import in_one_thread, save
 from benchmarks.report import print_table, readable
-from benchmarks.timing import environment
 from diffsketch.secure_sum import Client, Identity, Params, Server, Stage, default_threshold
 from diffsketch.wire import MessageFormat
 
 SHAPES = ((7, 22), (1, 20_000))
 MEMBERS = (3, 10, 100)
 BITS, DIM = 20, 7850
-CPU = torch.device("cpu")
 
 T = TypeVar("T")
 
@@ -122,6 +120,16 @@ def run_case(count: int, shape: tuple[int, ...], dropouts: int, repeat: int) -> 
     return about | {"threshold": default_threshold(count)} | middle
 
 
+def run_cases(members: Sequence[int], repeat: int) -> list[dict[str, Any]]:
+    run_round(3, (1, 2), 0)  # what is loaded late is not timed
+    return [
+        run_case(count, shape, dropouts, repeat)
+        for shape in SHAPES
+        for count in members
+        for dropouts in sorted({0, count - default_threshold(count)})
+    ]
+
+
 def show(cases: Sequence[dict[str, Any]]) -> None:
     lines = []
     for case in cases:
@@ -153,23 +161,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    facts, threads = environment(CPU), torch.get_num_threads()
-    if (load := facts["hardware"]["load_average"]) > 0.5:
-        print(f"  note: other work is running, load {load:.1f}: the times may be far too long")
-    torch.set_num_threads(1)
-    try:
-        run_round(3, (1, 2), 0)  # what is loaded late is not timed
-        cases = [
-            run_case(count, shape, dropouts, options.repeat)
-            for shape in SHAPES
-            for count in options.members
-            for dropouts in sorted({0, count - default_threshold(count)})
-        ]
-    finally:
-        torch.set_num_threads(threads)
-    show(cases)
-    if options.json:
-        options.json.write_text(json.dumps(facts | {"cases": cases}, indent=1) + "\n")
+    result = in_one_thread(lambda: {"cases": run_cases(options.members, options.repeat)})
+    show(result["cases"])
+    save(result, options.json)
 
 
 if __name__ == "__main__":

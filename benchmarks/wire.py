@@ -11,7 +11,6 @@ compared with adding tensors, whose result depends on the order. One thread; job
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.one_thread import in_one_thread, save
 from benchmarks.report import print_table, readable
-from benchmarks.timing import Job, environment, extra_memory, measure
+from benchmarks.timing import Job, extra_memory, measure
 from diffsketch.wire import HEADER_BYTES, Message, MessageFormat
 from diffsketch.wire.packing import pack, unpack
 from diffsketch.wire.sums import sum_of
@@ -106,6 +106,14 @@ def run_message(layout: MessageFormat, repeat: int) -> dict[str, Any]:
     }
 
 
+def run(cells: int, repeat: int) -> dict[str, Any]:
+    many = MessageFormat("none", cells, (cells,), "float32", 32)
+    return {
+        "packing": [run_packing(cells, bits, repeat) for bits in BITS],
+        "messages": [run_message(layout, repeat) for layout in (*FORMATS, many)],
+    }
+
+
 def show(packing: Sequence[dict[str, Any]], messages: Sequence[dict[str, Any]]) -> None:
     lines = []
     for case in packing:
@@ -142,20 +150,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
-    facts, threads = environment(CPU), torch.get_num_threads()
-    if (load := facts["hardware"]["load_average"]) > 0.5:
-        print(f"  note: other work is running, load {load:.1f}: the times may be far too long")
-    torch.set_num_threads(1)
-    try:
-        packing = [run_packing(options.cells, bits, options.repeat) for bits in BITS]
-        many = MessageFormat("none", options.cells, (options.cells,), "float32", 32)
-        messages = [run_message(layout, options.repeat) for layout in (*FORMATS, many)]
-    finally:
-        torch.set_num_threads(threads)
-    show(packing, messages)
-    if options.json:
-        text = json.dumps(facts | {"packing": packing, "messages": messages}, indent=1)
-        options.json.write_text(text + "\n")
+    result = in_one_thread(lambda: run(options.cells, options.repeat))
+    show(result["packing"], result["messages"])
+    save(result, options.json)
 
 
 if __name__ == "__main__":

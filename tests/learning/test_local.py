@@ -2,105 +2,33 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.learning.devices import Batches, Examples
-from diffsketch.learning.local import (
-    BatchedGRU,
-    ClosedForm,
-    Functional,
-    LocalTrainer,
-    Loop,
-    trainer_for,
-)
+from diffsketch.learning.local import ClosedForm, Functional, LocalTrainer, Loop, trainer_for
 from diffsketch.learning.local import closed as closed_module
 from diffsketch.learning.local import functional as functional_module
-from diffsketch.learning.models import (
-    CharGRU,
-    CharLSTM,
-    LogisticRegression,
-    SmallCNN,
-    flatten,
-    load,
+from diffsketch.learning.models import CharLSTM, flatten
+from tests.learning.local_cases import (
+    CASES,
+    COUNT,
+    batches,
+    close,
+    logistic,
+    perceptron,
+    plain,
+    vectors,
+    windows,
 )
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
-FEATURES, CLASSES, COUNT = 7, 4, 60
-
-
-def perceptron(seed: int = 0) -> nn.Module:
-    """With a buffer that stays, a frozen layer and a layer that is used twice."""
-
-    class Perceptron(nn.Module):
-        scale: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            with torch.device("meta"):
-                self.first = nn.Linear(FEATURES, 6)
-                self.twice = nn.Linear(6, 6)
-                self.last = nn.Linear(6, CLASSES)
-                self.unused = nn.Linear(2, 2)
-            self.to_empty(device="cpu")
-            self.register_buffer("scale", torch.tensor(0.5))
-            self.last.bias.requires_grad_(False)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            hidden = torch.tanh(self.first(inputs.flatten(1)) * self.scale)
-            scores: Tensor = self.last(torch.relu(self.twice(torch.relu(self.twice(hidden)))))
-            return scores
-
-    return with_weights(Perceptron(), seed)
-
-
-def with_weights(model: nn.Module, seed: int = 0) -> nn.Module:
-    generator = torch.Generator().manual_seed(seed)
-    load(model, 0.4 * torch.randn(len(flatten(model)), generator=generator))
-    return model
-
-
-def logistic() -> nn.Module:
-    return with_weights(LogisticRegression(FEATURES, CLASSES))
-
-
-def vectors(count: int = COUNT) -> Examples:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(count, FEATURES, generator=generator)
-    return Examples(inputs, torch.randint(CLASSES, (count,), generator=generator))
-
-
-def images() -> Examples:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.rand(COUNT, 28, 28, generator=generator)
-    return Examples(inputs, torch.randint(10, (COUNT,), generator=generator))
-
-
-def windows() -> Examples:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randint(80, (COUNT, 12), generator=generator)
-    return Examples(inputs, torch.randint(80, (COUNT,), generator=generator))
-
-
-Case = tuple[Callable[[], nn.Module], Callable[[], Examples], str]
-CASES: dict[str, Case] = {
-    "logistic closed": (logistic, vectors, "closed"),
-    "logistic batched": (logistic, vectors, "batched"),
-    "perceptron batched": (perceptron, vectors, "batched"),
-    "perceptron threads": (perceptron, vectors, "threads"),
-    "perceptron loop": (perceptron, vectors, "loop"),
-    "cnn batched": (SmallCNN, images, "batched"),
-    "lstm threads": (CharLSTM, windows, "threads"),
-    "gru threads": (CharGRU, windows, "threads"),
-    "gru batched": (CharGRU, windows, "batched"),
-}
 
 
 @pytest.fixture(params=CASES)
@@ -116,50 +44,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def batches(workers: int, steps: int, size: int, *, ragged: bool = False) -> Batches:
-    """Any examples; ragged ones have short batches, steps without examples and an empty worker."""
-    generator = torch.Generator().manual_seed(2)
-    indices = torch.randint(COUNT, (workers, steps, size), generator=generator)
-    if not ragged:
-        return Batches(indices)
-    present = torch.rand(indices.shape, generator=generator) < 0.6
-    present[0, 0] = False  # the first step of a worker
-    present[1, -1] = False  # the last one
-    present[2] = False  # nothing at all
-    present[3] = True
-    return Batches(indices * present, present)
-
-
-def plain(
-    model: nn.Module, examples: Examples, batches: Batches, learning_rate: float | None
-) -> Tensor:
-    """The obvious loop: updates, or gradients if there is no learning rate."""
-    rows = []
-    for worker, steps in enumerate(batches.indices):
-        local = copy.deepcopy(model)
-        before = flatten(local)
-        optimizer = torch.optim.SGD(local.parameters(), lr=learning_rate or 0.0)
-        for step, indices in enumerate(steps):
-            chosen = indices if batches.present is None else indices[batches.present[worker, step]]
-            if len(chosen):
-                optimizer.zero_grad()
-                loss = cross_entropy(local(examples.inputs[chosen]), examples.labels[chosen])
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in local.parameters()]
-        gradient = torch.cat([each.flatten() for each in found])
-        rows.append(gradient if learning_rate is None else flatten(local) - before)
-    return torch.stack(rows)
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == torch.float32
-    assert found.shape == expected.shape
-    assert not found.requires_grad
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6 * max(scale, 1.0))
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -338,110 +222,6 @@ def test_on_the_device_of_the_weights(name: str, device: str) -> None:
     # On CUDA convolutions and recurrences may use other algorithms, in TF32 for one.
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
     assert trainer.evaluate(flatten(model), there)[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (LogisticRegression(), ClosedForm),
-        (SmallCNN(), Functional),
-        (CharLSTM(), Loop),
-        (CharGRU(), BatchedGRU),
-        (nn.Sequential(nn.GRUCell(3, 4, device="meta")), Loop),
-    ],
-)
-def test_choice(model: nn.Module, expected: type[LocalTrainer]) -> None:
-    chosen = trainer_for(model)
-    assert type(chosen) is expected
-    assert getattr(chosen, "_threads", True)
-
-
-def test_subclasses_are_not_trained_in_closed_form() -> None:
-    class Scaled(LogisticRegression):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return 2 * super().forward(inputs)
-
-    assert type(trainer_for(Scaled())) is Functional
-    with pytest.raises(ArgumentError, match="model must be a LogisticRegression"):
-        trainer_for(Scaled(), kind="closed")
-    with pytest.raises(ArgumentError, match="kind must be one of"):
-        trainer_for(Scaled(), kind="fast")  # type: ignore[arg-type]
-
-
-def refused_models() -> dict[str, Callable[[], nn.Module]]:
-    return {
-        "running statistics": lambda: nn.Sequential(LogisticRegression(), nn.BatchNorm1d(3)),
-        "random numbers": lambda: nn.Sequential(LogisticRegression(), nn.Dropout(0.1)),
-        "dropout of an LSTM": lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.5, device="meta"),
-        "have parameters": nn.ReLU,
-    }
-
-
-@pytest.mark.parametrize("kind", ["batched", "loop", "threads"])
-@pytest.mark.parametrize("name", refused_models())
-def test_models_that_need_more_than_weights_are_refused(name: str, kind: str) -> None:
-    message = "random numbers" if name.startswith("dropout") else name
-    with pytest.raises(ArgumentError, match=message):
-        trainer_for(refused_models()[name](), kind=kind)  # type: ignore[arg-type]
-
-
-def test_harmless_layers_are_accepted() -> None:
-    layers = (nn.BatchNorm1d(FEATURES, track_running_stats=False), nn.Dropout(0.0), logistic())
-    model = nn.Sequential(*layers)
-    for kind in ("loop", "batched"):
-        chosen, examples = batches(3, 2, 5), vectors()
-        trainer = trainer_for(model, kind=kind)
-        found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
-        close(found, plain(model, examples, chosen, 0.3))
-
-
-class Counting(LogisticRegression):
-    seen: Tensor
-
-    def __init__(self) -> None:
-        super().__init__(FEATURES, CLASSES)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.seen += len(inputs)
-        return super().forward(inputs)
-
-
-class Noisy(LogisticRegression):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs + torch.rand_like(inputs))
-
-
-class Branching(LogisticRegression):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs if bool(inputs.sum() > 0) else -inputs)
-
-
-@pytest.mark.parametrize("kind", ["threads", "loop"])
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [(Counting(), "change its buffers while training: seen"), (Noisy(FEATURES, CLASSES), "draw")],
-)
-def test_hidden_state_is_noticed(model: nn.Module, message: str, kind: str) -> None:
-    before = torch.get_rng_state()
-    trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=message):
-        trainer.gradients(flatten(model), vectors(), batches(3, 1, 5))
-    torch.set_rng_state(before)
-
-
-@pytest.mark.parametrize(
-    "model", [Counting(), Noisy(FEATURES, CLASSES), Branching(FEATURES, CLASSES)]
-)
-def test_what_cannot_be_batched_is_named(model: nn.Module) -> None:
-    with pytest.raises(ArgumentError, match="cannot be trained for all workers at once"):
-        Functional(model).gradients(flatten(model), vectors(), batches(3, 1, 5))
-
-
-def test_branching_models_can_be_looped() -> None:
-    model, examples, chosen = Branching(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
-    found = Loop(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
-    close(found, plain(model, examples, chosen, 0.3))
 
 
 def test_bad_arguments_are_refused(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:

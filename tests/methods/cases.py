@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -130,6 +131,10 @@ def build_cases() -> dict[str, Case]:
 
 
 CASES = build_cases()
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_method = pytest.mark.parametrize(
+    "method", [case.method for case in CASES.values()], ids=list(CASES)
+)
 
 
 def sources(round_index: int, key: NoiseKey = NOISE_KEY) -> tuple[Noise, Noise]:

@@ -30,10 +30,8 @@ from diffsketch.engines.identity import difference
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.learning.aggregate import NonFiniteUpdate
 from diffsketch.learning.participation import Participation
-from diffsketch.methods.base import Method, is_finite
+from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.mean import SERVER_NOISE
-from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.sketch_gaussian import SketchGaussian
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
@@ -185,17 +183,19 @@ class GroupMean:
         Args:
             vector: `(dim,)`, float32 or float64.
             layout: What the coordinates mean; has to be the same on all ranks.
-            out: Where to write the estimate: `(dim,)`, float32, contiguous; may be the vector.
-                Memory that is used again saves most of the time that a large mean takes.
+            out: Where to write the estimate: `(dim,)`, float32, contiguous, on the vector's device;
+                may be the vector. Memory that is used again saves most of the time that a large
+                mean takes.
 
         Raises:
             BudgetExceeded: The round would cost too much. Nothing was sent.
-            MismatchError: Ranks disagree, or another one failed. All ranks raise.
-            ArgumentError: The vector has another type or length. The others raise as well.
+            MismatchError: Ranks disagree, another one failed, or the vector or `out` has another
+                length. All ranks raise.
+            ArgumentError: The vector or `out` is of another type. The others raise as well.
         """
         index, seed = self._round_index, self._key.seed(self._round_index)
         try:
-            prepared = self._prepare(vector, seed)
+            prepared = self._prepare(vector, seed, out)
         except Exception as error:
             self._join_failing(error, layout)
             raise
@@ -211,7 +211,7 @@ class GroupMean:
             return target.fill_(math.nan)
         if self._feedback is not None and prepared.is_finite:
             self._feedback.keep(prepared.vector, prepared.mixed, prepared.message, seed)
-        mean = self._decoded(total, seed, out)
+        mean = self.method.decode(total, seed, count=self.world, out=out)
         return mean if prepared.scale == 1 else mean.mul_(prepared.scale)
 
     def fail(self, error: Exception, *, layout: str = "") -> NoReturn:
@@ -253,9 +253,11 @@ class GroupMean:
         if self._feedback is not None:
             self._feedback.error = None if error is None else error.clone()
 
-    def _prepare(self, vector: Tensor, seed: HashSeed) -> _Prepared:
+    def _prepare(self, vector: Tensor, seed: HashSeed, out: Tensor | None) -> _Prepared:
         """All that can fail at this rank alone."""
         self._check_vector(vector)
+        if out is not None:
+            check_out(out, self.method.dim, device=vector.device)
         claim = self.method.claim_for(self.world, seed)
         accounts = self._accounts.after(claim, _EVERYONE)
         scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
@@ -283,15 +285,6 @@ class GroupMean:
     def _published(self, total: Tensor, round_index: int) -> Tensor:
         server = CohortNoise(self._server_key, [SERVER_NOISE], round_index=round_index)
         return self.method.publish(total.reshape(self.method.total_format.shape), server)
-
-    def _decoded(self, total: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:
-        method = self.method
-        if out is not None and isinstance(method, PlainSketch | SketchGaussian):
-            # As these decode, but into memory that is there.
-            table = (total / self.world).float()
-            return method.sketch.query(table, seed, combine=method.combine, out=out)
-        mean = method.decode(total, seed, count=self.world)
-        return mean if out is None else out.copy_(mean)
 
     def _summed(self, message: Tensor, own: Report) -> tuple[Tensor, list[Report | None]]:
         """The sum of all messages, and what all ranks say: one collective."""

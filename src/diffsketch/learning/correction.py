@@ -157,5 +157,5 @@ class NoiseControl(Method):
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return self.inner.encode(batch, seed, noise)
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
-        return self.inner.decode(total, seed, count=count)
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
+        return self.inner.decode(total, seed, count=count, out=out)

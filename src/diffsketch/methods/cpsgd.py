@@ -165,5 +165,5 @@ class CpSgd(Method):
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
         return self.mechanism(seed).decode(total, count).float()

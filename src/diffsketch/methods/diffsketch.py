@@ -47,10 +47,10 @@ class PaddedTables(TableMethod):
         check_whole("dim", self.dim, least=1)
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         mean = (total / count).float()
         # Only the vector's own coordinates, not those of the appended numbers.
-        out = mean.new_empty(self.dim)
+        out = mean.new_empty(self.dim) if out is None else out
         return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
 
 

@@ -8,11 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from diffsketch.errors import check_positive
-from diffsketch.methods.base import Encoded, Method
-from diffsketch.methods.paper import add_laplace, paper_claim
-from diffsketch.privacy.claim import PaperClaim, ProvenClaim
-from diffsketch.privacy.mechanisms import CoordinateBound, LaplaceMechanism
+from diffsketch.methods.base import Encoded, mean_of
+from diffsketch.methods.paper import LaplaceBaseline, add_laplace
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch.hashing import HashSeed
@@ -22,7 +19,7 @@ __all__ = ["RawLaplace"]
 
 
 @dataclass(frozen=True)
-class RawLaplace(Method):
+class RawLaplace(LaplaceBaseline):
     """Laplace noise on every coordinate, and no compression: Algorithm 2 without its sketch.
 
     * Compression: none.
@@ -51,33 +48,12 @@ class RawLaplace(Method):
     clip: float | None = None
 
     name: ClassVar[str] = "laplace"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("per_round", self.per_round)
-        if self.clip is not None:
-            check_positive("clip", self.clip)
+    _noised: ClassVar[str] = "raw vectors"
 
     @cached_property
     def message_format(self) -> MessageFormat:
         """`dim` numbers in float32."""
         return MessageFormat(self.name, self.dim, (self.dim,), "float32", 32)
-
-    @cached_property
-    def mechanism(self) -> LaplaceMechanism | None:
-        """What clips and adds noise; None for the paper's reading."""
-        if self.clip is None:
-            return None
-        return LaplaceMechanism(CoordinateBound(self.clip), 1 / self.per_round)
-
-    @cached_property
-    def _claim(self) -> ProvenClaim | PaperClaim:
-        if self.mechanism is not None:
-            return self.mechanism.claim
-        return paper_claim(self.per_round, "the paper's Laplace noise on raw vectors")
-
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
-        return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         if self.mechanism is not None:
@@ -87,5 +63,5 @@ class RawLaplace(Method):
             add_laplace(batch, batch, noise, alpha=alpha, rows=1, per_round=self.per_round)
         )
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:  # noqa: ARG002
-        return (total / count).float()
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        return mean_of(total, count, out)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.base import Encoded, Method, mean_of
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -37,5 +37,5 @@ class Uncompressed(Method):
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(batch)
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:  # noqa: ARG002
-        return (total / count).float()
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        return mean_of(total, count, out)

@@ -15,13 +15,29 @@ claimed and not proven.
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from diffsketch.privacy.claim import Basis, Epsilon, PaperClaim, Relation, Scope, Trust, Unit
+from diffsketch.errors import check_positive
+from diffsketch.methods.base import Method
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+from diffsketch.privacy.mechanisms import CoordinateBound, LaplaceMechanism
 from diffsketch.privacy.noise import Noise
+from diffsketch.sketch.hashing import HashSeed
 
-__all__ = ["SCOPE", "add_laplace", "paper_claim"]
+__all__ = ["SCOPE", "LaplaceBaseline", "add_laplace", "paper_claim"]
 
 SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 """What the paper's epsilons are about."""
@@ -30,6 +46,46 @@ SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 def paper_claim(per_round: float, source: str) -> PaperClaim:
     """An epsilon that the paper claims for each round."""
     return PaperClaim(SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, SCOPE), source)
+
+
+class LaplaceBaseline(Method):
+    """What the paper's two baselines share: Laplace noise by its alpha, or by a clip.
+
+    With `clip=None`, alpha is each vector's own 90th percentile, and the claim is the paper's. With
+    a number, coordinates are clipped to `[-clip, clip]`, and the claim is proven.
+    """
+
+    # Fields of the dataclasses that inherit, in the order and by the names that they choose.
+    per_round: float
+    clip: float | None
+    _noised: ClassVar[str]  # what is sent, in words
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+
+    @property
+    def _cells_each(self) -> int:
+        """In how many cells of a message each coordinate is."""
+        return 1
+
+    @cached_property
+    def mechanism(self) -> LaplaceMechanism | None:
+        """What clips and adds noise; None for the paper's reading."""
+        if self.clip is None:
+            return None
+        return LaplaceMechanism(CoordinateBound(self.clip, self._cells_each), 1 / self.per_round)
+
+    @cached_property
+    def _claim(self) -> ProvenClaim | PaperClaim:
+        if self.mechanism is not None:
+            return self.mechanism.claim
+        return paper_claim(self.per_round, f"the paper's Laplace noise on {self._noised}")
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
+        return self._claim
 
 
 def add_laplace(

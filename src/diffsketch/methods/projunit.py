@@ -71,5 +71,5 @@ class ProjUnitMean(Method):
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism.release(batch, noise, seed=seed))
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
         return (self.mechanism.decode(total[None], seed=seed) / count).float()

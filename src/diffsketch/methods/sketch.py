@@ -55,8 +55,8 @@ class TableMethod(Method):
         """A table in float32."""
         return MessageFormat(self.name, self.dim, (self.rows, self.cols), "float32", 32)
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
-        return self.sketch.query((total / count).float(), seed, combine=self.combine)
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
+        return self.sketch.query((total / count).float(), seed, combine=self.combine, out=out)
 
 
 @dataclass(frozen=True)

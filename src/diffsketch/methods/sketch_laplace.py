@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
-from diffsketch.errors import check_positive
 from diffsketch.methods.base import Encoded
-from diffsketch.methods.paper import add_laplace, paper_claim
+from diffsketch.methods.paper import LaplaceBaseline, add_laplace
 from diffsketch.methods.sketch import TableMethod
-from diffsketch.privacy.claim import PaperClaim, ProvenClaim
-from diffsketch.privacy.mechanisms import CoordinateBound, LaplaceMechanism
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch.hashing import HashSeed
@@ -22,7 +18,7 @@ __all__ = ["SketchLaplace"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SketchLaplace(TableMethod):
+class SketchLaplace(LaplaceBaseline, TableMethod):
     """Laplace noise on every cell of the table: Algorithm 2 without its Theorem 1.
 
     * Compression: the table of the vector (of the clipped one, if there is a `clip`).
@@ -48,28 +44,11 @@ class SketchLaplace(TableMethod):
     clip: float | None = None
 
     name: ClassVar[str] = "sketch-laplace"
+    _noised: ClassVar[str] = "sketches"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("per_round", self.per_round)
-        if self.clip is not None:
-            check_positive("clip", self.clip)
-
-    @cached_property
-    def mechanism(self) -> LaplaceMechanism | None:
-        """What clips and adds noise; None for the paper's reading."""
-        if self.clip is None:
-            return None
-        return LaplaceMechanism(CoordinateBound(self.clip, self.rows), 1 / self.per_round)
-
-    @cached_property
-    def _claim(self) -> ProvenClaim | PaperClaim:
-        if self.mechanism is not None:
-            return self.mechanism.claim
-        return paper_claim(self.per_round, "the paper's Laplace noise on sketches")
-
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
-        return self._claim
+    @property
+    def _cells_each(self) -> int:
+        return self.rows
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         def encode(vectors: Tensor) -> Tensor:

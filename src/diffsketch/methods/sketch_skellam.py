@@ -144,6 +144,6 @@ class SketchSkellam(TableMethod):
         """The sum modulo `2**bits`, which is all that a secure sum has."""
         return wrap(total, self.mechanism.bits)
 
-    def _decode(self, total: Tensor, seed: HashSeed, count: int) -> Tensor:
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         mean = self.mechanism.decode(total, count).float()
-        return self.sketch.query(mean, seed, combine=self.combine)
+        return self.sketch.query(mean, seed, combine=self.combine, out=out)
