@@ -1,78 +1,19 @@
-"""Pages of a user's own runs: what is one line, what it is called, and what it says."""
+"""Pages of a user's own runs: what they show, and what they say about it."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import signal
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from diffsketch.cli import app
-from diffsketch.engines.simulate import Simulation
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.report import runs_reading
-from diffsketch.report.exhibits import Page, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon
+from diffsketch.report.exhibits import Page, Plot
 from diffsketch.report.page import render
 from diffsketch.report.runs import page_of_runs
-from diffsketch.report.runs_lines import Line, lines_of
-from diffsketch.report.runs_plots import plots_of
-from diffsketch.report.runs_reading import Point, Run, read_run
-from diffsketch.report.runs_tables import numbers_of, table_of
-from diffsketch.run.config import RunConfig
-from diffsketch.run.directory import locked
-
-SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
-SCRIPT = "<script>alert(1)</script>"
-SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-
-
-def invoke(*arguments: str | Path) -> int:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments]).exit_code
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with two seeds: no claim, a claim, a proof, a run that diverges, an odd name."""
-    here = tmp_path_factory.mktemp("compared")
-    (here / "all.toml").write_text(
-        '[[run]]\nname = "plain"\nmethod = "none"\n'
-        f'[[run]]\nname = "{SCRIPT}"\nmethod = "sketch"\nrows = 2\ncols = 30\n'
-        '[[run]]\nmethod = "diffsketch"\nrows = 2\ncols = 30\n'
-        '[[run]]\nname = "gauss"\nmethod = "sketch-gaussian"\nclip = 1.0\nnoise_multiplier = 5.0\n'
-        'rows = 2\ncols = 30\nbudget = 9.0\n'
-        '[[run]]\nname = "hot"\nmethod = "none"\nlearning_rate = 1e38\n'
-    )  # fmt: skip
-    out = here / "out"
-    assert (
-        invoke("compare", *SMALL, "--config", here / "all.toml", "--seeds", "2", "--output", out)
-        == 0
-    )
-    return out
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was interrupted after 3 of 4 rounds."""
-    path = tmp_path_factory.mktemp("stopped") / "run"
-    real, rounds = Simulation.step, 0
-
-    def step(self: Simulation) -> Any:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 3:
-            signal.raise_signal(signal.SIGINT)
-        return real(self)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Simulation, "step", step)
-        assert invoke("run", *SMALL, "--method", "none", "--output", path) == 130
-    return path
+from tests.report.runs_sample import SCRIPT, plot_of, results_of, series_of
+from tests.run.commands import invoke, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +21,8 @@ def page(compared: Path) -> Page:
     return page_of_runs([compared])
 
 
-def plot_of(page: Page, name: str) -> Plot:
-    found = {one.name: one for section in page.sections for one in section.exhibits}
-    plot = found[name]
-    assert isinstance(plot, Plot)
-    return plot
-
-
-def series_of(page: Page, plot: str, name: str) -> Series:
-    return next(one for one in plot_of(page, plot).series if one.name == name)
-
-
-def results_of(page: Page) -> dict[str, dict[str, Any]]:
-    table = next(one for one in page.sections[0].exhibits if isinstance(one, Table))
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    return {str(row["Run"]): row for row in rows}
-
-
 def measured(path: Path, key: str) -> list[Any]:
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)[key] for line in lines]
+    return [line[key] for line in read_lines(path / "metrics.jsonl")]
 
 
 def test_seeds_are_one_line_with_their_spread(page: Page, compared: Path) -> None:
@@ -215,193 +138,10 @@ def test_runs_are_found_below_and_counted_once(compared: Path, page: Page) -> No
     assert results_of(alone)["plain"]["Seeds"] == 1
 
 
-def tree(path: Path) -> dict[str, tuple[bytes, int]]:
-    files = [item for item in sorted(path.rglob("*")) if item.is_file()]
-    return {str(item): (item.read_bytes(), item.stat().st_mtime_ns) for item in files}
-
-
-def test_nothing_is_locked_or_changed(
-    compared: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a lock was taken")
-
-    before = tree(compared), tree(stopped)
-    lock = locked(stopped)  # a process that writes keeps nobody from reading
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    try:
-        page_of_runs([compared, stopped])
-    finally:
-        os.close(lock)
-    assert (tree(compared), tree(stopped)) == before
-
-
-def test_interrupted_and_under_way(
-    stopped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    page = page_of_runs([stopped])
-    row = results_of(page)["none"]
-    assert (row["Outcome"], row["Rounds"]) == ("interrupted (of 4 rounds)", 3)
-    assert "Bytes of a message" not in row  # nobody knows it before the summary
-    assert row["Milliseconds a round"] > 0
-    line = series_of(page, "mnist-loss", "none")
-    assert (line.x, line.ended) == ((0.0, 2.0), "interrupted")
-    assert page.notice == "1 of 1 runs is interrupted, and shown as far as it goes."
-    assert "so far" in page.lead
-    place = stopped.stat()
-    where = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
-    (tmp_path / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 12 {where} 0 EOF\n")
-    monkeypatch.setattr(runs_reading, "_LOCKS", tmp_path / "locks")
-    assert read_run(stopped).outcome == "under way"
-    monkeypatch.setattr(runs_reading, "_LOCKS", tmp_path / "none")
-    assert read_run(stopped).outcome == "interrupted"
-
-
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell")
-def test_the_kernel_tells_who_writes(stopped: Path) -> None:
-    lock = locked(stopped)
-    try:
-        assert read_run(stopped).outcome == "under way"
-    finally:
-        os.close(lock)
-    assert read_run(stopped).outcome == "interrupted"
-
-
 def test_one_section_for_each_task(compared: Path, tmp_path: Path) -> None:
     devices = ["--task", "mnist-devices", "--workers", "6", "--cohort", "2", "--rounds", "2"]
-    assert invoke("run", *devices, "--method", "none", "--output", tmp_path / "other") == 0
+    other = invoke("run", *devices, "--method", "none", "--output", tmp_path / "other")
+    assert other.exit_code == 0, other.output
     page = page_of_runs([compared, tmp_path])
     assert [section.name for section in page.sections] == ["mnist", "mnist-devices", "privacy"]
     assert page.title == "Training runs: MNIST, MNIST*"
-
-
-def point(index: int, accuracy: float, *, loss: float | None = 1.0) -> Point:
-    spent = Epsilon(float("inf"), 1e-5, index, Basis.NONE, SCOPE)
-    return Point(index, accuracy, loss, 100 * index, 10 * index, spent, None)
-
-
-def made(
-    curve: tuple[Point, ...] = (point(0, 0.1),),
-    *,
-    outcome: str = "finished",
-    name: str | None = None,
-    path: str = "somewhere",
-    **settings: Any,
-) -> Run:
-    config = RunConfig(**{"method": "none", "algorithm": "sgd", "rounds": 10, **settings})
-    last = curve[-1]
-    summary = {
-        "outcome": outcome, "reason": "", "diverging": False, "rounds": last.round_index,
-        "accuracy": last.accuracy, "best_accuracy": last.accuracy, "message_bytes": 7,
-        "bytes_up": last.bytes_up, "bytes_down": last.bytes_down, "claim": "", "assumes": [],
-        "uncompressed_bytes_up": 0, "uncompressed_bytes_down": 0, "noised_share": None,
-        "epsilon": {
-            "value": None, "delta": 1e-5, "basis": "none", "unit": "client",
-            "relation": "replace", "trust": "local", "rounds": last.round_index,
-        },
-    }  # fmt: skip
-    return Run(
-        path=Path(path),
-        config=config,
-        curve=curve,
-        summary=summary if outcome not in ("interrupted", "under way") else None,
-        rounds=last.round_index,
-        seconds=None,
-        outcome=outcome,
-        versions={},
-        command="",
-        name=name,
-    )
-
-
-def test_a_seed_that_stopped_keeps_its_last_value() -> None:
-    """Else the mean would rise when a bad seed is gone; nor is there a jump at its last round."""
-    whole = made((point(0, 0.1), point(5, 0.5), point(10, 0.9)))
-    gone = made((point(0, 0.1), point(3, 0.2, loss=None)), outcome="diverged", seed=1)
-    (line,), _ = lines_of([whole, gone])
-    accuracy, loss = plots_of([line], prefix="p")
-    assert accuracy.series[0].other_x["Rounds"] == (0.0, 5.0, 10.0)
-    assert accuracy.series[0].y == pytest.approx((0.1, 0.35, 0.55))
-    assert accuracy.series[0].ended == "1 of 2 seeds diverged"
-    assert loss.series[0].y == (1.0, None, None)
-    assert table_of([line], prefix="p").rows[0][1] == "1 of 2 finished, 1 of 2 diverged"
-
-
-def test_a_seed_that_goes_on_counts_as_far_as_it_is() -> None:
-    whole = made((point(0, 0.1), point(5, 0.5), point(10, 0.9)))
-    open_end = made((point(0, 0.1), point(5, 0.3)), outcome="under way", seed=1)
-    (line,), _ = lines_of([whole, open_end])
-    accuracy = plots_of([line], prefix="p")[0].series[0]
-    assert accuracy.y == pytest.approx((0.1, 0.4, 0.9))
-    assert accuracy.ended == "1 of 2 seeds under way"
-    assert "seed 1: 5 of 10 rounds so far" in accuracy.note
-    assert numbers_of(line).accuracy == 0.9  # of those that ended
-
-
-def names(*runs: Run) -> list[str]:
-    return [line.name for line in lines_of(runs)[0]]
-
-
-def test_names_say_what_differs() -> None:
-    sketch: dict[str, Any] = {"method": "sketch", "combine": "mean", "family": "blocked"}
-    assert names(made()) == ["none"]
-    assert names(made(), made(**sketch, rows=7, cols=22)) == ["none", "sketch"]
-    assert names(made(**sketch, rows=7, cols=22), made(**sketch, rows=1, cols=154)) == [
-        "sketch 7x22", "sketch 1x154",
-    ]  # fmt: skip
-    diffsketch: dict[str, Any] = {
-        "method": "diffsketch",
-        "combine": "median",
-        "rows": 7,
-        "cols": 22,
-    }
-    assert names(
-        made(**diffsketch, per_round=1.0),
-        made(**diffsketch, per_round=0.5),
-        made(**sketch, rows=7, cols=22),  # has another default of `combine`: its name says so
-        made(rounds=2000),
-    ) == [
-        "diffsketch, 10 rounds, epsilon 1 a round",
-        "diffsketch, 10 rounds, epsilon 0.5 a round",
-        "sketch, 10 rounds",
-        "none, 2,000 rounds",
-    ]
-    assert names(made(learning_rate=0.1), made(learning_rate=0.5)) == [
-        "none, learning rate 0.1", "none, learning rate 0.5",
-    ]  # fmt: skip
-    assert names(made(budget=3.0), made()) == ["none, budget 3", "none"]
-
-
-def test_names_of_comparisons_are_kept() -> None:
-    assert names(made(name="a", budget=1.0), made(name="b")) == ["a", "b"]
-    assert names(made(name="a", budget=1.0), made(name="a", budget=2.0)) == [
-        "a, budget 1", "a, budget 2",
-    ]  # fmt: skip
-    assert names(made(name="a"), made(name="b")) == ["a", "b"]  # though their settings are one
-
-
-def test_a_run_twice_is_counted_once_unless_it_differs() -> None:
-    long = made((point(0, 0.1), point(5, 0.5)), path="long")
-    short = made((point(0, 0.1),), path="short", outcome="interrupted")
-    lines, notes = lines_of([short, long])
-    assert [line.runs for line in lines] == [(long,)]
-    assert notes == ["short repeats long, and is counted once."]
-    other = made((point(0, 0.1), point(5, 0.6)), path="other")
-    lines, notes = lines_of([long, other])
-    assert [line.name for line in lines] == ["none (long)", "none (other)"]
-    assert notes == []
-
-
-def test_many_seeds_in_a_line() -> None:
-    line = Line("a", tuple(made(seed=seed) for seed in range(3, 40)))
-    assert line.seeds == "3 to 39"
-    assert Line("a", tuple(made(seed=seed) for seed in (1, 2, 9))).seeds == "1, 2, 9"
-
-
-def test_a_run_that_has_just_begun(stopped: Path, tmp_path: Path) -> None:
-    for name in ("run.json", "config.toml"):
-        (tmp_path / name).write_bytes((stopped / name).read_bytes())
-    page = page_of_runs([tmp_path])
-    assert results_of(page)["none"]["Rounds"] == 0
-    assert [one.name for one in page.sections[0].exhibits] == ["mnist-results"]
-    render(page)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import math
-import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
 
 from diffsketch import files
-from diffsketch.cli import app
-from diffsketch.engines.simulate import Simulation
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import NoClaim
 from diffsketch.run.build import build
@@ -27,25 +21,9 @@ from diffsketch.run.config_files import read_settings
 from diffsketch.run.settings import describe
 from diffsketch.run.words import epsilon_in_words
 from diffsketch.sketch import HashSeed, SketchKey
+from tests.run.commands import interrupted_in_round, invoke, plain, read, read_lines, refused
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
-
-
-def plain(text: str) -> str:
-    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
-
-
-def invoke(*arguments: str | Path) -> Result:
-    words = [str(argument) for argument in arguments]
-    return CliRunner().invoke(app, words, env={"COLUMNS": "100"})
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory that commands are run in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +35,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return path, plain(result.output)
 
 
-def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
 def test_help_shows_every_setting() -> None:
-    printed = plain(CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output)
+    printed = plain(invoke("run", "--help", columns=120).output)
     for item in describe(RunConfig).values():
         assert f"{item.flag} " in printed
     for text in ("--resume", "--config", "Task", "Privacy", "sketch-skellam", "[default: (fresh)]"):
@@ -76,7 +49,7 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
         "config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json",
         "times.json", "checkpoint.safetensors", "command.txt",
     }  # fmt: skip
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(path / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 10, 20, 30]
     # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
     assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
@@ -166,9 +139,8 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
     arguments = ["run", *SMALL, "--rounds", "1", "--method", "none", "--output", "out"]
     assert invoke(*arguments).exit_code == 0
     before = (here / "out" / "summary.json").read_bytes()
-    refused = invoke(*arguments, "--seed", "1")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "--output must be a new or empty directory" in refused.stderr
+    said = refused(invoke(*arguments, "--seed", "1"))
+    assert "--output must be a new or empty directory" in said
     assert (here / "out" / "summary.json").read_bytes() == before
     replaced = invoke(*arguments, "--seed", "1", "--overwrite")
     assert replaced.exit_code == 0, replaced.output
@@ -202,11 +174,7 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
 def test_bad_input_is_one_line_and_writes_nothing(
     here: Path, arguments: list[str], said: str
 ) -> None:
-    result = invoke("run", *arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
+    assert said in refused(invoke("run", *arguments))
     assert list(here.iterdir()) == []
 
 
@@ -301,37 +269,26 @@ def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
         real(path, content)
 
     monkeypatch.setattr(files, "_write", full)
-    result = invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", "out")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert "No space left on device; the checkpoint after 2 rounds is intact" in result.stderr
-    assert "diffsketch run --resume out" in result.stderr
+    said = refused(invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", "out"))
+    assert "No space left on device; the checkpoint after 2 rounds is intact" in said
+    assert "diffsketch run --resume out" in said
     monkeypatch.undo()
     monkeypatch.chdir(here)
     assert invoke("run", "--resume", "out").exit_code == 0
     assert read(here / "out" / "summary.json")["rounds"] == 30
 
 
-def test_damaged_checkpoint_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, rounds = Simulation.step, 0
-
-    def step(self: Simulation) -> Any:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 5:
-            signal.raise_signal(signal.SIGINT)
-        return real(self)
-
-    monkeypatch.setattr(Simulation, "step", step)
-    result = invoke("run", *SMALL, "--output", "out")
+def test_damaged_checkpoint_is_named(here: Path) -> None:
+    with interrupted_in_round(5):
+        result = invoke("run", *SMALL, "--output", "out")
     assert result.exit_code == 130
     assert "Interrupted after 5 rounds. Continue with: diffsketch run --resume out" in result.output
     path = here / "out" / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    result = invoke("run", "--resume", "out")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "out/checkpoint.safetensors: damaged checkpoint" in result.stderr
+    said = refused(invoke("run", "--resume", "out"))
+    assert "out/checkpoint.safetensors: damaged checkpoint" in said
     assert path.read_bytes() == content
 
 
@@ -351,7 +308,6 @@ def test_drifting_models_are_measured(here: Path) -> None:
     masks = ["--method", "sketch", "--hashes", "fixed", "--correction", "drift"]
     result = invoke("run", *SMALL, *masks, "--output", here / "run")
     assert result.exit_code == 0, result.output
-    lines = (here / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    drifts = [json.loads(line)["drift"] for line in lines]
+    drifts = [line["drift"] for line in read_lines(here / "run" / "metrics.jsonl")]
     assert drifts[0] == 0
     assert drifts[-1] > 0.01

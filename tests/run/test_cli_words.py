@@ -9,24 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
 from diffsketch.run.config_files import read_settings
-
-
-def stderr_of(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["run", *arguments], env={"COLUMNS": "100"})
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    return result.stderr
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+from tests.run.commands import invoke, refused
 
 
 def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
@@ -34,7 +21,7 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
         raise ArgumentError("scale must be finite, got scale=inf and rows=3, cols=4")
 
     monkeypatch.setattr(PlainSketch, "_encode", fail)
-    said = stderr_of("--method", "sketch")
+    said = refused(invoke("run", "--method", "sketch"))
     assert said == "error: scale must be finite, got scale=inf and --rows=3, --cols=4\n"
     assert list(here.iterdir()) == []
 
@@ -59,7 +46,7 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
     ],
 )  # fmt: skip
 def test_words_of_errors(here: Path, arguments: list[str], said: str) -> None:
-    assert said in stderr_of(*arguments)
+    assert said in refused(invoke("run", *arguments))
     assert list(here.iterdir()) == []
 
 
@@ -69,7 +56,7 @@ def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
         "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
         "--levels", "4", "--trials", "4000", flag, "--output", "out",
     ]  # fmt: skip
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     assert read_settings(here / "out" / "config.toml")["rotate"] is value
 
@@ -92,11 +79,11 @@ def test_a_closed_pipe_ends_no_run(here: Path) -> None:
 
 def test_help_tells_exit_status() -> None:
     for command in ("run", "compare"):
-        printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        printed = invoke(command, "--help", columns=200).output
         assert "Exit status: 0 if all r" in printed
 
 
 def test_refusals_are_short(here: Path) -> None:
     (here / "run.toml").write_text("xyzzy = 1\n")
-    said = stderr_of("--config", "run.toml")
+    said = refused(invoke("run", "--config", "run.toml"))
     assert "unknown key 'xyzzy'; see --help for all of them" in said

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from diffsketch.cli import app
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.run import compare_report
 from diffsketch.run.build import build
 from diffsketch.run.compare import Member, _check_member
-from diffsketch.run.compare_plan import Contender, parse_method
+from diffsketch.run.compare_plan import Contender, has_plan, parse_method, read_plan, write_plan
 from diffsketch.run.config import METHOD_NAMES, RunConfig
 from diffsketch.run.directory import RunDirectory, locked
+from diffsketch.run.sealed import read_sealed, sealed
+from tests.run.commands import invoke, read, refused
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
 NEEDED = {
@@ -29,32 +29,21 @@ NEEDED = {
 }
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "100"})
-
-
-def refused(result: Result) -> str:
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    return result.stderr
-
-
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path(here: Path) -> Path:
     """A comparison that is finished."""
-    monkeypatch.chdir(tmp_path)
     methods = ["--method", "none", "--method", "none:learning_rate=0.5"]
     assert invoke("compare", *SMALL, *methods, "--output", "out").exit_code == 0
-    return tmp_path / "out"
+    return here / "out"
 
 
-def test_flags_do_not_lose_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "all.toml"
+def test_flags_do_not_lose_silently(here: Path) -> None:
+    file = here / "all.toml"
     file.write_text('workers = 3\nsamples = 20\n[[run]]\nname = "a"\nmethod = "none"\nrounds = 4\n')
     said = refused(invoke("compare", "--config", "all.toml", "--rounds", "3", "--output", "out"))
     assert "--rounds must not be given on the command line and differently" in said
     assert "[[run]] 'a', got --rounds=3 and 4 there" in said
-    assert not (tmp_path / "out").exists()
+    assert not (here / "out").exists()
     same = invoke("compare", "--config", "all.toml", "--rounds", "4", "--output", "out")
     assert same.exit_code == 0, same.output
 
@@ -67,6 +56,31 @@ def test_a_changed_plan_is_refused(path: Path) -> None:
         assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", path))
     plan.write_text(content)
     assert invoke("compare", "--resume", path).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"format": "diffsketch comparison 9"}, MismatchError, "must have the format"),
+        ({"seeds": ["x"]}, DataError, "damaged: ValueError"),
+        ({"seeds": [-1]}, DataError, "damaged: ArgumentError"),
+        ({"runs": [{"name": "a"}]}, DataError, "damaged: KeyError"),
+        ({"runs": [{"name": "a", "settings": {"row": 1}}]}, DataError, "damaged: TypeError"),
+    ],
+)
+def test_plans_that_we_did_not_write(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """Their checksums are right."""
+    assert not has_plan(tmp_path)
+    contenders = [Contender("a", {"method": "none"})]
+    write_plan(contenders, [0, 1], tmp_path)
+    assert has_plan(tmp_path)
+    assert read_plan(tmp_path) == (contenders, [0, 1])
+    plan = tmp_path / "comparison.plan.json"
+    plan.write_bytes(sealed({**read_sealed(plan), **changes}))
+    with pytest.raises(error, match=rf"comparison\.plan\.json: {said}"):
+        read_plan(tmp_path)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -103,7 +117,7 @@ def test_damaged_measurements_of_a_member(path: Path) -> None:
 def test_lost_times_of_a_member(path: Path) -> None:
     (path / "none" / "seed-0" / "times.json").write_text("{")
     assert invoke("compare", "--resume", path).exit_code == 0
-    rows = json.loads((path / "comparison.json").read_text())["rows"]
+    rows = read(path / "comparison.json")["rows"]
     assert rows[0]["milliseconds_per_round"] is None
     assert rows[1]["milliseconds_per_round"] > 0
     with (path / "comparison.csv").open(newline="") as stream:
@@ -125,12 +139,11 @@ def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_seeds_stay_below_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_seeds_stay_below_their_limit(here: Path) -> None:
     last = ["--seed", str(2**63 - 1), "--method", "none", *SMALL]
     said = refused(invoke("compare", *last, "--seeds", "2"))
     assert "--seeds must be at most 1, so that all are below" in said
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_folders_are_short_and_differ() -> None:

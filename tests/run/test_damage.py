@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from diffsketch.cli import app
 from diffsketch.engines.simulate import Simulation
 from diffsketch.learning.server import Model, Published, ServerOptimizer
 from diffsketch.learning.tasks import load_task
 from diffsketch.run import build as build_module
+from tests.run.commands import before_round, interrupted_in_round, invoke, read, refused
 
 SMALL = [
     "--workers", "3", "--samples", "20", "--rounds", "12", "--evaluate-every", "2",
@@ -23,34 +20,11 @@ SMALL = [
 ]  # fmt: skip
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "200"})
-
-
-def interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run with a checkpoint after 5 rounds."""
-    real, rounds = Simulation.step, 0
-
-    def step(self: Simulation) -> Any:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 5:
-            signal.raise_signal(signal.SIGINT)
-        return real(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Simulation, "step", step)
-        assert invoke("run", *SMALL, "--output", path).exit_code == 130
-
-
-def refused(result: Result) -> str:
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    return result.stderr
-
-
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    interrupted(tmp_path / "run", monkeypatch)
+def path(tmp_path: Path) -> Path:
+    """A run with a checkpoint after 5 rounds."""
+    with interrupted_in_round(5):
+        assert invoke("run", *SMALL, "--output", tmp_path / "run").exit_code == 130
     return tmp_path / "run"
 
 
@@ -133,18 +107,10 @@ def test_changed_data_is_said(path: Path, monkeypatch: pytest.MonkeyPatch, part:
     assert {item.name: item.read_bytes() for item in path.iterdir()} == before
 
 
-def test_a_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, rounds = Simulation.step, 0
-
-    def step(self: Simulation) -> Any:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 5:
-            shutil.rmtree(tmp_path / "run")
-        return real(self)
-
-    monkeypatch.setattr(Simulation, "step", step)
-    said = refused(invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", tmp_path / "run"))
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with before_round(5, lambda: shutil.rmtree(path)):
+        said = refused(invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", path))
     assert "the directory of the run is gone" in said
     assert "intact" not in said
 
@@ -169,6 +135,6 @@ def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ServerOptimizer, "advance", advance)
     result = invoke("run", *SMALL, "--output", path)
     assert result.exit_code == 2, result.output
-    summary = json.loads((path / "summary.json").read_text())
+    summary = read(path / "summary.json")
     assert (summary["outcome"], summary["rounds"]) == ("diverged", 2)
     assert summary["bytes_up"] == summary["bytes_down"] == 3 * 3 * (48 + 4 * 7850)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import pytest
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.run.config import RunConfig
 from diffsketch.run.directory import RunBusy, RunDirectory, free_name
+from diffsketch.run.run_files import RunFiles, look
 
 CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
+WAYS = pytest.mark.parametrize("way", [RunDirectory.open, look], ids=["open", "look"])
 
 
 def begin(path: Path) -> None:
@@ -94,12 +97,16 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_changed_settings_are_noticed(tmp_path: Path) -> None:
+@WAYS
+@pytest.mark.parametrize("changed", ["rounds = 4", "rounds ="])
+def test_changed_settings_are_noticed(
+    tmp_path: Path, way: Callable[[Path], RunFiles], changed: str
+) -> None:
     begin(tmp_path)
     path = tmp_path / "config.toml"
-    path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
+    path.write_text(path.read_text().replace("rounds = 3", changed))
     with pytest.raises(MismatchError, match=r"config\.toml: changed since the run began"):
-        RunDirectory.open(tmp_path)
+        way(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["diffsketch", "torch"])
@@ -113,6 +120,7 @@ def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
         RunDirectory.open(tmp_path)
 
 
+@WAYS
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -122,11 +130,13 @@ def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
         ('{"format": "diffsketch run 1"}', "damaged"),
     ],
 )
-def test_damaged_start_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_damaged_start_is_refused(
+    tmp_path: Path, way: Callable[[Path], RunFiles], content: str, said: str
+) -> None:
     begin(tmp_path)
     (tmp_path / "run.json").write_text(content)
     with pytest.raises((DataError, MismatchError), match=said):
-        RunDirectory.open(tmp_path)
+        way(tmp_path)
 
 
 def test_no_run_is_said(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from diffsketch.cli import app
-from diffsketch.engines.simulate import Simulation
+from tests.run.commands import interrupted_in_round, invoke, read_lines
+from tests.run.killing import FINAL
 
 KILLING = Path(__file__).parent / "killing.py"
-FINAL = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json")
 SETTINGS = [
     "--workers", "3", "--samples", "20", "--rounds", "1200", "--evaluate-every", "100",
     "--checkpoint-seconds", "0.05", "--rows", "1", "--cols", "32",
@@ -83,7 +80,7 @@ def test_killed_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.chdir(whole)
         patched.setattr(sys, "argv", ["diffsketch", *arguments])
-        assert CliRunner().invoke(app, arguments).exit_code == 0
+        assert invoke(*arguments).exit_code == 0
 
     command = [sys.executable, "-m", "diffsketch.cli", *arguments]
     with subprocess.Popen(command, cwd=path, env=ALONE, stdout=subprocess.DEVNULL) as process:  # noqa: S603
@@ -92,25 +89,15 @@ def test_killed_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (path / "run" / "summary.json").exists()
 
     monkeypatch.chdir(path)
-    real, rounds = Simulation.step, 0
-
-    def step(self: Simulation) -> Any:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 150:
-            signal.raise_signal(signal.SIGINT)
-        return real(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Simulation, "step", step)
-        result = CliRunner().invoke(app, ["run", "--resume", "run"])
+    with interrupted_in_round(150):
+        result = invoke("run", "--resume", "run")
     assert result.exit_code == 130, result.output
     assert "Continue with: diffsketch run --resume run" in result.output
     assert result.stderr == ""
     assert not (path / "run" / "summary.json").exists()
 
-    assert CliRunner().invoke(app, ["run", "--resume", "run"]).exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     for name in FINAL:
         assert (path / "run" / name).read_bytes() == (whole / "run" / name).read_bytes(), name
-    lines = (path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == list(range(0, 1201, 100))
+    lines = read_lines(path / "run" / "metrics.jsonl")
+    assert [line["round"] for line in lines] == list(range(0, 1201, 100))

@@ -8,7 +8,7 @@ import pytest
 
 from diffsketch.errors import MismatchError
 from diffsketch.run import versions as module
-from diffsketch.run.versions import check_versions, versions
+from diffsketch.run.versions import check_versions, source_digest, versions
 
 
 def test_the_same_is_accepted() -> None:
@@ -27,14 +27,38 @@ def test_the_digest_is_of_all_source(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("a.py", "inner/b.py"):
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(module, "_PLACE", tmp_path)
-    module._source.cache_clear()
-    digests = {module._source()}
+    source_digest.cache_clear()
+    digests = {source_digest()}
     for name in ("a.py", "inner/b.py"):
         (tmp_path / name).write_text("x = 2\n")
-        module._source.cache_clear()
-        digests.add(module._source())
+        source_digest.cache_clear()
+        digests.add(source_digest())
     (tmp_path / "a.py").rename(tmp_path / "c.py")
-    module._source.cache_clear()
-    digests.add(module._source())
-    module._source.cache_clear()
+    source_digest.cache_clear()
+    digests.add(source_digest())
+    source_digest.cache_clear()
     assert len(digests) == 4
+
+
+def test_the_digest_of_parts_is_of_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("inner", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "b.py").write_text("x = 1\n")
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(module, "_PLACE", tmp_path)
+
+    def digest() -> str:
+        source_digest.cache_clear()
+        return source_digest("a.py", "inner")
+
+    before = digest()
+    (tmp_path / "other" / "b.py").write_text("x = 2\n")
+    assert digest() == before
+    for name in ("a.py", "inner/b.py"):
+        (tmp_path / name).write_text("x = 2\n")
+        assert digest() != before
+        (tmp_path / name).write_text("x = 1\n")
+        assert digest() == before
+    source_digest.cache_clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import math
 
 from diffsketch.privacy.claim import Basis, Epsilon
@@ -12,7 +11,6 @@ __all__ = [
     "DASH",
     "cell_text",
     "drawable",
-    "epsilon_number",
     "epsilon_text",
     "epsilon_words",
     "number_text",
@@ -21,26 +19,6 @@ __all__ = [
 
 DASH = "\N{EN DASH}"
 """For what there is not."""
-_UP = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
-_DOWN = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR)
-
-
-def epsilon_number(epsilon: Epsilon) -> str:
-    """The bare number, rounded to the side that stays true: an upper bound up, a lower one down.
-
-    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
-    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
-    >>> epsilon_number(Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope))
-    '7.99'
-    >>> epsilon_number(Epsilon(7.989, 1e-5, 100, Basis.MEASURED, scope))
-    '7.98'
-    """
-    value = float(epsilon)
-    if math.isinf(value):
-        return "∞"
-    context = _DOWN if epsilon.basis is Basis.MEASURED else _UP
-    # From its shortest text: as the number that a user gave, and not a little above it.
-    return f"{float(context.create_decimal(repr(value))):.15g}"
 
 
 def epsilon_text(epsilon: Epsilon) -> str:
@@ -64,7 +42,7 @@ def epsilon_text(epsilon: Epsilon) -> str:
     else:
         rounds = f" {'after' if measured else 'over'} {epsilon.rounds:,} rounds"
     sign = "≥" if measured else "="
-    head = f"ε {sign} {epsilon_number(epsilon)}" if math.isfinite(value) else "ε unlimited"
+    head = f"ε {sign} {epsilon.shown()}" if math.isfinite(value) else "ε unlimited"
     return f"{head}{delta}{rounds}"
 
 

@@ -29,8 +29,9 @@ _BASES = {
 def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -> Page:
     """The page: a section for each task, the same settings with several seeds as one line.
 
-    Guarantees (`tests/report/test_runs.py`): nothing is written, and no run is locked; a run that
-    two paths lead to is counted once; each epsilon is an `Epsilon`, with everything it means.
+    Guarantees (`tests/report/test_runs.py`, `tests/report/test_runs_reading.py`): nothing is
+    written, and no run is locked; a run that two paths lead to is counted once; each epsilon is an
+    `Epsilon`, with everything it means.
 
     Args:
         paths: Directories of runs, of comparisons, or with some of them below.

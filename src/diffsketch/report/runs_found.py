@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffsketch.errors import DataError, MismatchError
+from diffsketch.errors import DataError
 from diffsketch.run.compare import members_of
-from diffsketch.run.compare_plan import from_data
-from diffsketch.run.sealed import read_sealed
+from diffsketch.run.compare_plan import has_plan, read_plan
+from diffsketch.run.run_files import START, has_run
 
 __all__ = ["Found", "find_runs"]
 
-_START, _PLAN = "run.json", "comparison.plan.json"
 _DEPTH = 4  # directories below the one that is given: runs/COMPARISON/NAME/seed-0 is the usual most
 
 
@@ -50,7 +49,7 @@ def find_runs(paths: Iterable[Path]) -> Found:
         if not runs:
             raise DataError(
                 f"{path}: there is no run in it, nor in the directories below it: none has a "
-                f"{_START}"
+                f"{START}"
             )
         for run, name in runs:
             if run.resolve() not in seen:
@@ -62,10 +61,10 @@ def find_runs(paths: Iterable[Path]) -> Found:
 
 def _below(path: Path, notes: list[str], *, depth: int) -> Iterator[tuple[Path, str | None]]:
     """Runs at a path and below it, with their names in comparisons."""
-    if (path / _START).is_file():
+    if has_run(path):
         whole = path.resolve()
         yield path, _planned(whole.parent.parent)[0].get(whole)
-    elif (path / _PLAN).is_file():
+    elif has_plan(path):
         names, planned = _planned(path)
         if len(names) < planned:
             notes.append(f"{planned - len(names)} of {planned} runs of {path} have not begun.")
@@ -79,17 +78,8 @@ def _below(path: Path, notes: list[str], *, depth: int) -> Iterator[tuple[Path, 
 
 def _planned(path: Path) -> tuple[dict[Path, str], int]:
     """The runs of a comparison that have begun, with their names, and how many it will have."""
-    plan = path / _PLAN
-    if not plan.is_file():
+    if not has_plan(path):
         return {}, 0
-    try:
-        contenders, seeds = from_data(read_sealed(plan))
-        members = members_of(contenders, seeds, path)
-    except DataError:
-        raise
-    except MismatchError as error:
-        raise MismatchError(f"{plan}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{plan}: damaged: {error!r}") from error
-    begun = {one.path: one.name for one in members if (one.path / _START).is_file()}
-    return begun, len(members)
+    contenders, seeds = read_plan(path)
+    members = members_of(contenders, seeds, path)
+    return {one.path: one.name for one in members if has_run(one.path)}, len(members)

@@ -52,7 +52,7 @@ class Line:
     def seeds(self) -> str:
         """In words.
 
-        Guarantees (`tests/report/test_runs.py`): at most a line, however many there are.
+        Guarantees (`tests/report/test_runs_lines.py`): at most a line, however many there are.
         """
         numbers = [run.config.seed for run in self.runs]
         if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):

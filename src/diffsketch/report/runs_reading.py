@@ -1,38 +1,29 @@
-"""A run read for a report: nothing is locked, changed or written.
-
-A run that is under way is read as far as it is. `diffsketch.run.directory` opens runs to continue
-them, and so refuses those of other versions; to show one, only its format has to be known.
-"""
+"""A run read for a report, as far as it is: its measurements, what it came to, and its state."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffsketch.errors import DataError, MismatchError
+from diffsketch.errors import DataError
 from diffsketch.privacy.claim import Epsilon
 from diffsketch.run.checkpoint import unpack
 from diffsketch.run.config import RunConfig
-from diffsketch.run.config_files import read_settings
-from diffsketch.run.directory import RunDirectory
+from diffsketch.run.directory import is_locked
 from diffsketch.run.metrics import read_metrics
 from diffsketch.run.report import epsilon_from_data
-from diffsketch.run.sealed import read_json
+from diffsketch.run.run_files import SUMMARY, RunFiles, look
 
 __all__ = ["Point", "Run", "read_run"]
 
-_FORMAT = "diffsketch run 1"
 _NEEDED = (
     "outcome", "reason", "diverging", "rounds", "accuracy", "best_accuracy", "message_bytes",
     "bytes_up", "bytes_down", "uncompressed_bytes_up", "uncompressed_bytes_down", "epsilon",
     "claim", "assumes", "noised_share",
 )  # fmt: skip
-_LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,8 @@ class Run:
 def read_run(path: Path, name: str | None = None) -> Run:
     """A run, finished or not.
 
-    Guarantees (`tests/report/test_runs.py`): no file is changed and no lock is taken, so that the
-    run may go on meanwhile.
+    Guarantees (`tests/report/test_runs_reading.py`): no file is changed and no lock is taken, so
+    that the run may go on meanwhile.
 
     Args:
         path: Its directory.
@@ -114,61 +105,31 @@ def read_run(path: Path, name: str | None = None) -> Run:
         DataError: A file is missing or damaged.
         MismatchError: It is of another version's format, or its settings were changed.
     """
-    start = _start(path / "run.json")
-    identity = str(start["config"])
-    config = _config(path / "config.toml", identity)
-    # Without a lock, for its methods that read. The summary first: when it is there, so are all
-    # measurements.
-    directory = RunDirectory(path, -1)
-    summary = directory.summary()
+    files = look(path)
+    summary = files.summary()  # first: when it is there, so are all measurements
     if summary is not None:
-        _check_summary(summary, path / "summary.json")
-    curve = tuple(_points(directory.metrics))
+        _check_summary(summary, path / SUMMARY)
+    curve = tuple(_points(files.metrics))
     if summary is not None and (not curve or curve[-1].round_index != summary["rounds"]):
         last = f"ends after round {curve[-1].round_index}" if curve else "has no measurements"
         raise DataError(
-            f"{directory.metrics}: damaged or missing: it {last}, the run after round "
+            f"{files.metrics}: damaged or missing: it {last}, the run after round "
             f"{summary['rounds']}"
         )
-    timed = _checkpointed(directory, identity) if summary is None else summary["rounds"]
-    times = directory.times()
+    timed = _checkpointed(files) if summary is None else summary["rounds"]
+    times = files.times()
     return Run(
         path=path,
-        config=config,
+        config=files.config,
         curve=curve,
         summary=summary,
         rounds=max(timed, curve[-1].round_index if curve else 0),
         seconds=times["training"] / timed if times and timed else None,
         outcome=_outcome(path, summary),
-        versions={str(key): str(value) for key, value in start["versions"].items()},
-        command=_command(path / "command.txt"),
+        versions=files.start["versions"],
+        command=files.command,
         name=name,
     )
-
-
-def _start(path: Path) -> dict[str, Any]:
-    """What the run was begun with."""
-    try:
-        start = read_json(path)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: missing") from error
-    if start.get("format") != _FORMAT:
-        raise MismatchError(
-            f"{path}: must have the format {_FORMAT!r}, got {start.get('format')!r}: written by "
-            "another version of diffsketch"
-        )
-    if not isinstance(start.get("versions"), dict) or not isinstance(start.get("config"), str):
-        raise DataError(f"{path}: damaged: it lacks the versions or the digest of the settings")
-    return start
-
-
-def _config(path: Path, identity: str) -> RunConfig:
-    settings = read_settings(path)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != identity:
-        raise MismatchError(
-            f"{path}: changed since the run began: it does not say any more what was run"
-        )
-    return RunConfig(**settings)  # type: ignore[arg-type]
 
 
 def _check_summary(summary: Mapping[str, Any], path: Path) -> None:
@@ -216,40 +177,18 @@ def _point(record: Mapping[str, Any]) -> Point:
     )
 
 
-def _checkpointed(directory: RunDirectory, identity: str) -> int:
+def _checkpointed(files: RunFiles) -> int:
     """Rounds until the last checkpoint, at which the time was taken; 0 before there is one."""
-    path = directory.checkpoint
     try:
-        content = path.read_bytes()
+        content = files.checkpoint.read_bytes()
     except FileNotFoundError:
         return 0
-    state, _ = unpack(content, path, identity=identity)
+    state, _ = unpack(content, files.checkpoint, identity=files.identity)
     return int(state["round_index"])
 
 
 def _outcome(path: Path, summary: Mapping[str, Any] | None) -> str:
     if summary is None:
-        return "under way" if _is_written_to(path) else "interrupted"
+        return "under way" if is_locked(path) else "interrupted"
     finished = summary["outcome"] == "finished"
     return "diverging" if finished and summary["diverging"] else str(summary["outcome"])
-
-
-def _is_written_to(path: Path) -> bool:
-    """Whether a process of this machine has locked it, as the kernel tells without a lock.
-
-    Trying to lock it would for a moment keep away whoever wants to continue the run.
-    """
-    place = path.stat()
-    wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
-    try:
-        return any(wanted in line.split() for line in _LOCKS.read_text().splitlines())
-    except OSError:
-        return False
-
-
-def _command(path: Path) -> str:
-    """For the record only: nothing depends on it."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -22,6 +22,7 @@ from diffsketch.run.defaults import METHOD_SETTINGS, with_task_defaults
 from diffsketch.run.directory import RunDirectory
 from diffsketch.run.metrics import read_metrics
 from diffsketch.run.pool import PoolBroken, Stop, Tell, run_all
+from diffsketch.run.run_files import has_run
 from diffsketch.run.sessions import session, threads
 from diffsketch.run.status import Status
 
@@ -141,7 +142,7 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
         tell(status.round_index / max(status.rounds, 1))
 
     with threads(member.config.threads):
-        if (member.path / "run.json").exists():
+        if has_run(member.path):
             with RunDirectory.open(member.path) as directory:
                 _check_member(member, directory)
                 session(build(directory.config), directory, show=show, stop=stop)
@@ -161,7 +162,7 @@ def finished(member: Member) -> Result | None:
         DataError: A file of it is damaged.
         MismatchError: What is there is not this run, or was begun by another version.
     """
-    if not (member.path / "run.json").exists():
+    if not has_run(member.path):
         return None
     with RunDirectory.open(member.path) as directory:
         _check_member(member, directory)

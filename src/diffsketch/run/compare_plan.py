@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.files import replace_file
 from diffsketch.run.config import METHOD_NAMES, RunConfig
 from diffsketch.run.config_files import checked_table, read_toml
+from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.settings import Value, describe, nearest
 
-__all__ = ["Contender", "check_flags", "contenders_of", "parse_method", "read_comparison"]
+__all__ = [
+    "Contender", "check_flags", "contenders_of", "has_plan", "parse_method", "read_comparison",
+    "read_plan", "write_plan",
+]  # fmt: skip
 
+_PLAN = "comparison.plan.json"
 _TABLES, _NAME = "run", "name"
 _FORMAT = "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
@@ -177,19 +183,37 @@ def _check_names(contenders: Iterable[Contender]) -> None:
         folders[contender.folder] = contender.name
 
 
-def to_data(contenders: Sequence[Contender], seeds: Sequence[int]) -> dict[str, Any]:
-    """For the file from which a comparison is continued."""
+def has_plan(directory: Path) -> bool:
+    """Whether a comparison was begun in a directory."""
+    return (directory / _PLAN).is_file()
+
+
+def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory: Path) -> None:
+    """Write the file from which a comparison is continued."""
     runs = [{"name": item.name, "settings": dict(item.settings)} for item in contenders]
-    return {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
+    data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
+    replace_file(directory / _PLAN, sealed(data))
 
 
-def from_data(data: Mapping[str, Any]) -> tuple[list[Contender], list[int]]:
-    """What `to_data` wrote.
+def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
+    """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed.
 
     Raises:
+        DataError: There is no plan, or it is damaged or was changed.
         MismatchError: It is of another version's format.
     """
+    path = directory / _PLAN
+    try:
+        data = read_sealed(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{directory}: not the directory of a comparison: no {_PLAN}") from error
     if data.get("format") != _FORMAT:
-        raise MismatchError(f"must have the format {_FORMAT!r}, got {data.get('format')!r}")
-    runs = [Contender(item["name"], dict(item["settings"])) for item in data["runs"]]
-    return runs, [int(seed) for seed in data["seeds"]]
+        raise MismatchError(f"{path}: must have the format {_FORMAT!r}, got {data.get('format')!r}")
+    try:
+        runs = [Contender(item["name"], dict(item["settings"])) for item in data["runs"]]
+        seeds = [int(seed) for seed in data["seeds"]]
+        for run, seed in itertools.product(runs, seeds):
+            run.config(seed)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged: {error!r}") from error
+    return runs, seeds

@@ -20,7 +20,7 @@ from diffsketch.privacy.claim import Basis
 from diffsketch.run.compare import Result
 from diffsketch.run.config import METHOD_NAMES
 from diffsketch.run.report import epsilon_from_data
-from diffsketch.run.words import bytes_in_words, rounded_up
+from diffsketch.run.words import bytes_in_words
 
 __all__ = ["report", "rows_of", "write_results"]
 
@@ -160,13 +160,13 @@ def _epsilon(row: Mapping[str, Any]) -> str:
     epsilon = epsilon_from_data(row["epsilon"])
     if epsilon.basis is Basis.NONE:
         return "no claim"
-    value, scope, at = float(epsilon), epsilon.scope, f"at {epsilon.delta:g}"
+    scope, at = epsilon.scope, f"at {epsilon.delta:g}"
     about = f"{scope.unit},\n{scope.relation},\n{scope.trust}"
-    if math.isinf(value):
+    if math.isinf(float(epsilon)):
         rounds = f"over {epsilon.rounds:,} rounds"
         return f"{epsilon.basis} per round,\nnothing {at}\n{rounds}\n{about}"
     times = " a round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"{rounded_up(value)}{times}\n{at}\n{epsilon.basis};\n{about}"
+    return f"{epsilon.shown()}{times}\n{at}\n{epsilon.basis};\n{about}"
 
 
 def _assumed(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,22 +10,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
-from diffsketch.files import prepare_output, replace_file
+from diffsketch.errors import ArgumentError, DiffSketchError
+from diffsketch.files import prepare_output
 from diffsketch.run import compare_report
 from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare import Result, members_of, run_members
-from diffsketch.run.compare_plan import Contender, contenders_of, from_data, to_data
+from diffsketch.run.compare_plan import Contender, contenders_of, read_plan, write_plan
 from diffsketch.run.config import RunConfig
 from diffsketch.run.directory import free_name, locked
 from diffsketch.run.interrupts import Interrupts
-from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.sessions import warnings_in_lines
 from diffsketch.run.settings import Value, describe
 
 __all__ = ["resume", "start"]
-
-_PLAN = "comparison.plan.json"
 
 
 def start(
@@ -74,7 +71,7 @@ def start(
     path = output or free_name(Path("runs") / "compare")
     prepare_output(path)
     with _alone(path):
-        replace_file(path / _PLAN, sealed(to_data(contenders, numbers)))
+        write_plan(contenders, numbers, path)
         return _run(contenders, numbers, path, console, jobs=jobs, command=command)
 
 
@@ -87,14 +84,7 @@ def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> in
         RunBusy: Another process is at it.
     """
     _check_count("jobs", jobs)
-    try:
-        contenders, seeds = from_data(read_sealed(path / _PLAN))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(f"{path}: not the directory of a comparison: no {_PLAN}") from error
-    except MismatchError as error:
-        raise MismatchError(f"{path / _PLAN}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path / _PLAN}: damaged: {error!r}") from error
+    contenders, seeds = read_plan(path)
     with _alone(path):
         return _run(contenders, seeds, path, console, jobs=jobs, command=command)
 

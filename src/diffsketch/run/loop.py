@@ -21,6 +21,7 @@ from diffsketch.privacy.claim import Epsilon
 from diffsketch.run.checkpoint import pack, unpack
 from diffsketch.run.directory import RunDirectory
 from diffsketch.run.metrics import Metrics, epsilon_data, finite, read_metrics
+from diffsketch.run.run_files import CONFIG
 from diffsketch.run.status import Outcome, Status, Totals
 
 __all__ = ["CheckpointFailed", "Loop"]
@@ -264,7 +265,7 @@ class Loop:
         if directory.begun or rounds > 0:
             raise DataError(
                 f"{directory.checkpoint}: missing, though the run had begun: put it back, or begin "
-                f"again with diffsketch run --config {directory.path}/config.toml"
+                f"again with diffsketch run --config {directory.path / CONFIG}"
             )
 
     def _failure(self, error: OSError) -> str:

@@ -14,7 +14,7 @@ import torch
 from diffsketch import __version__
 from diffsketch.errors import MismatchError
 
-__all__ = ["check_versions", "versions"]
+__all__ = ["check_versions", "source_digest", "versions"]
 
 _PLACE = Path(__file__).parents[1]
 
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
     """Of this package and what it computes with, and a digest of its source."""
     return {
         "diffsketch": __version__,
-        "source": _source(),
+        "source": source_digest(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
@@ -56,10 +56,20 @@ def check_versions(written: Mapping[str, str], path: Path) -> None:
         )
 
 
-@lru_cache(maxsize=1)  # the code that runs does not change while it runs
-def _source() -> str:
+@lru_cache  # the code that runs does not change while it runs
+def source_digest(*parts: str) -> str:
+    """A digest of our own source: of all modules, or of those in some parts of the package.
+
+    Guarantees (`tests/run/test_versions.py`): it changes with every module's content and name.
+
+    Args:
+        parts: Folders, with all that is in them, and modules, as in "learning/tasks.py"; the whole
+            package if none is given.
+    """
+    places = [_PLACE / part for part in parts] or [_PLACE]
+    found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
     digest = hashlib.sha256()
-    for path in sorted(_PLACE.rglob("*.py")):
+    for path in sorted(path for some in found for path in some):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(_PLACE).as_posix()} {len(content)}\n".encode())
         digest.update(content)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import decimal
 import math
 
 from diffsketch.privacy.claim import Basis, Epsilon
 
-__all__ = ["bytes_in_words", "epsilon_in_words", "rounded_up", "sentence", "time_in_words"]
+__all__ = ["bytes_in_words", "epsilon_in_words", "sentence", "time_in_words"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-_UP = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
 
 
 def bytes_in_words(count: float) -> str:
@@ -42,22 +40,12 @@ def epsilon_in_words(epsilon: Epsilon) -> str:
     """
     if epsilon.basis is Basis.NONE:
         return "no claim"
-    value, at, scope = float(epsilon), f"at {epsilon.delta:g}", epsilon.scope
+    at, scope = f"at {epsilon.delta:g}", epsilon.scope
     about = f"{scope.unit}, {scope.relation}, {scope.trust}"
-    if math.isinf(value):
+    if math.isinf(float(epsilon)):
         return f"{epsilon.basis} per round, nothing {at} over {epsilon.rounds:,} rounds ({about})"
     times = " per round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"eps {rounded_up(value)}{times} {at} ({epsilon.basis}; {about})"
-
-
-def rounded_up(value: float) -> str:
-    """With three significant digits, and never less than it is.
-
-    >>> rounded_up(3.201), rounded_up(0.1), rounded_up(12345.0), rounded_up(8.0)
-    ('3.21', '0.1', '12400', '8')
-    """
-    # From its shortest text: as the number that a user gave, and not a little above it.
-    return f"{float(_UP.create_decimal(repr(float(value)))):.15g}"
+    return f"eps {epsilon.shown()}{times} {at} ({epsilon.basis}; {about})"
 
 
 def sentence(text: str) -> str:
