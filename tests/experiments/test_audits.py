@@ -14,8 +14,7 @@ from diffsketch.experiments.experiment import Experiment, Measurement
 from diffsketch.experiments.loading import load
 from diffsketch.experiments.measurements.audits import case_of, measure
 from diffsketch.privacy.claim import Basis, Unit
-from diffsketch.report.checks import check_plot, check_table
-from diffsketch.report.exhibits import Plot
+from tests.experiments.made_up import checked
 
 COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}
 BARE = {**COMMON, "case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha"}
@@ -51,7 +50,7 @@ def results() -> dict[Any, Any]:
 
 
 def test_drawing(results: dict[Any, Any]) -> None:
-    drawn = draw(experiment(), results)
+    drawn = checked(draw(experiment(), results))
     facts = drawn.facts
     assert facts["refuted/bare-known"] is True
     assert facts["limit/bare-known"] is None
@@ -61,11 +60,6 @@ def test_drawing(results: dict[Any, Any]) -> None:
     assert facts["inversion/similarity/bare"] == 0.9
     assert drawn.lead.startswith("1 of 1 claimed")
     assert any("0.03 for any of the 3" in text for text in drawn.text)
-    for exhibit in (*drawn.exhibits, *drawn.proven):
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
     names = [exhibit.name for exhibit in drawn.proven]
     assert names == ["audit-proven-claims", "audit-proven-cases"]
 

@@ -11,29 +11,10 @@ from diffsketch.experiments.drawings.drawn import Drawn
 from diffsketch.experiments.experiment import Experiment, Variant
 from diffsketch.experiments.jobs import Job
 from diffsketch.experiments.loading import load
-from diffsketch.report.checks import check_plot
 from diffsketch.report.exhibits import Plot
+from tests.experiments.made_up import checked, curve_of, run_of
 
 PANEL = "MNIST, sketch without privacy"
-
-
-def made_up(accuracy: float, *, message: int, method: str = "sketch") -> dict[str, Any]:
-    curve = [
-        {"round": index, "accuracy": accuracy * index / 20, "bytes_up": index * message,
-         "bytes_down": 0}
-        for index in (0, 10, 20)
-    ]  # fmt: skip
-    epsilon = {
-        "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
-        "unit": "client", "value": None, "rounds": 20,
-    }  # fmt: skip
-    summary = {
-        "outcome": "finished", "diverging": False, "rounds": 20, "accuracy": accuracy,
-        "best_accuracy": accuracy, "dim": 7850, "message_bytes": message, "epsilon": epsilon,
-        "bytes_up": 20 * message, "bytes_down": 0, "uncompressed_bytes_up": 4 * 7850 * 20,
-        "noised_share": None, "config": {"method": method},
-    }  # fmt: skip
-    return {"summary": summary, "times": {}, "curve": curve}
 
 
 def drawn_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) -> Drawn:
@@ -50,10 +31,11 @@ def drawn_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) -> Dra
     for variant in variants:
         value, size = accuracies[variant.name]
         for seed, job in enumerate(experiment.runs(variant)):
-            results[job] = made_up(
-                value + 0.02 * seed, message=48 + 4 * size, method=str(variant.settings["method"])
-            )
-    return draw(experiment, results)
+            last, message = value + 0.02 * seed, 48 + 4 * size
+            curve = curve_of([0.0, last / 2, last], up=10 * message, down=0)
+            method = str(variant.settings["method"])
+            results[job] = run_of(curve, method=method, message=message)
+    return checked(draw(experiment, results))
 
 
 RUNS = {"uncompressed": (0.9, 7850), "big": (0.7, 15), "small": (0.8, 785)}
@@ -62,8 +44,6 @@ RUNS = {"uncompressed": (0.9, 7850), "big": (0.7, 15), "small": (0.8, 785)}
 def test_last_accuracies_are_over_the_ratio_of_the_messages() -> None:
     drawn = drawn_of(RUNS)
     plots = [exhibit for exhibit in drawn.exhibits if isinstance(exhibit, Plot)]
-    for plot in plots:
-        check_plot(plot)
     final = plots[-1]
     assert final.name == "made-up-mnist-final"
     assert final.series[0].x == pytest.approx((10.0, 7850 / 15))  # whatever they are called

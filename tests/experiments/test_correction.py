@@ -10,34 +10,21 @@ from diffsketch.experiments.drawings.correction import draw
 from diffsketch.experiments.drawings.drawn import Drawn
 from diffsketch.experiments.experiment import Experiment, Measurement, Variant
 from diffsketch.experiments.jobs import Job
-from diffsketch.report.checks import check_plot, check_table
 from diffsketch.report.exhibits import Plot
+from tests.experiments.made_up import MESSAGE, checked, curve_of, run_of
 
 PANEL = "fresh hashes"
+MASK = 1030  # bytes
 
 
-def curve_of(accuracy: float, *, size: int) -> list[dict[str, Any]]:
-    return [
-        {"round": index, "accuracy": accuracy * index / 20, "bytes_up": index * size,
-         "bytes_down": index * size, "drift": 0.25}
-        for index in (0, 10, 20)
-    ]  # fmt: skip
+def curve(accuracy: float, *, size: int) -> list[Any]:
+    return curve_of([0.0, accuracy / 2, accuracy], up=size, down=size, drift=0.25)
 
 
 def made_up(accuracy: float, *, correction: str) -> dict[str, Any]:
-    size = 664 if correction == "off" else 664 + 1030
-    epsilon = {
-        "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
-        "unit": "client", "value": None, "rounds": 20,
-    }  # fmt: skip
-    summary = {
-        "outcome": "finished", "diverging": False, "rounds": 20, "accuracy": accuracy,
-        "best_accuracy": accuracy, "dim": 7850, "message_bytes": 664, "epsilon": epsilon,
-        "bytes_up": 20 * size, "bytes_down": 20 * size, "uncompressed_bytes_up": 4 * 7850 * 20,
-        "noised_share": None,
-        "config": {"method": "sketch", "correction": correction, "workers": 10},
-    }  # fmt: skip
-    return {"summary": summary, "times": {}, "curve": curve_of(accuracy, size=size)}
+    size = MESSAGE if correction == "off" else MESSAGE + MASK
+    config = {"correction": correction, "workers": 10}
+    return run_of(curve(accuracy, size=size), method="sketch", config=config)
 
 
 def drawn_of(off: float, shared: float, control: float) -> Drawn:
@@ -58,16 +45,10 @@ def drawn_of(off: float, shared: float, control: float) -> Drawn:
     for seed, job in enumerate(experiment.measured(measurement)):
         value = control + 0.02 * seed
         results[job] = {
-            "curve": curve_of(value, size=1694), "accuracy": value, "dim": 7850,
-            "message_bytes": 664, "mask_bytes": 1030,
+            "curve": curve(value, size=MESSAGE + MASK), "accuracy": value, "dim": 7850,
+            "message_bytes": MESSAGE, "mask_bytes": MASK,
         }  # fmt: skip
-    drawn = draw(experiment, results)
-    for exhibit in drawn.exhibits:
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
-    return drawn
+    return checked(draw(experiment, results))
 
 
 def test_the_control_is_drawn_beside_the_sketch() -> None:

@@ -15,35 +15,19 @@ from diffsketch.experiments.jobs import Job, Results
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.report.checks import check_plot, check_table
-from diffsketch.report.exhibits import Plot, Table
+from diffsketch.report.exhibits import Table
+from tests.experiments.made_up import MESSAGE, checked, curve_of, run_of
 
 PANEL = "50x, epsilon 1"
 CLAIMED = {"basis": "claimed", "unit": "coordinate", "value": 1.0, "rounds": 1}
 
 
 def made_up(
-    accuracies: list[float], *, method: str = "diffsketch", message: int = 664, **more: Any
+    accuracies: list[float], *, method: str = "diffsketch", message: int = MESSAGE, **more: Any
 ) -> dict[str, Any]:
     """A run's result: an evaluation every 10 rounds, after round 0."""
-    epsilon = {
-        "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
-        "unit": "client", "value": None, "rounds": 10, **more.pop("epsilon", {}),
-    }  # fmt: skip
-    curve = [
-        {"round": 10 * index, "accuracy": value, "bytes_up": 10 * index * message * 10,
-         "bytes_down": 10 * index * message * 5}
-        for index, value in enumerate(accuracies)
-    ]  # fmt: skip
-    last = curve[-1]
-    summary = {
-        "outcome": "finished", "diverging": False, "rounds": last["round"],
-        "accuracy": accuracies[-1], "best_accuracy": max(accuracies), "dim": 7850,
-        "message_bytes": message, "bytes_up": last["bytes_up"], "bytes_down": last["bytes_down"],
-        "uncompressed_bytes_up": 4 * 7850 * 10 * last["round"], "noised_share": None,
-        "epsilon": epsilon, "config": {"method": method, **more.pop("config", {})}, **more,
-    }  # fmt: skip
-    return {"summary": summary, "times": {"training": 2.0}, "curve": curve}
+    curve = curve_of(accuracies, up=10 * message, down=5 * message)
+    return run_of(curve, method=method, message=message, **more)
 
 
 def experiment_of(
@@ -65,13 +49,7 @@ def experiment_of(
 
 
 def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
-    drawn = draw(*experiment_of(runs, **groups))
-    for exhibit in (*drawn.exhibits, *drawn.proven):
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
-    return drawn
+    return checked(draw(*experiment_of(runs, **groups)))
 
 
 def test_lines_and_facts_are_means_over_the_seeds() -> None:

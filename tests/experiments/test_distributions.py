@@ -12,8 +12,8 @@ from diffsketch.errors import ArgumentError
 from diffsketch.experiments.drawings.distributions import density, draw
 from diffsketch.experiments.experiment import Experiment, Measurement
 from diffsketch.experiments.measurements.distributions import measure, shape_of
-from diffsketch.report.checks import check_plot, check_table
-from diffsketch.report.exhibits import Plot, Table
+from diffsketch.report.exhibits import Table
+from tests.experiments.made_up import checked
 
 SETTINGS: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}
 
@@ -78,12 +78,7 @@ def test_drawing(measured: dict[str, Any]) -> None:
     second = json.loads(json.dumps(measured))
     second["vectors"][-1]["kurtosis"] += 2.0
     jobs = experiment.measured(measurement)
-    drawn = draw(experiment, dict(zip(jobs, (measured, second), strict=True)))
-    for exhibit in drawn.exhibits:
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
+    drawn = checked(draw(experiment, dict(zip(jobs, (measured, second), strict=True))))
     last = measured["vectors"][-1]
     assert drawn.facts["kurtosis/last"] == pytest.approx(last["kurtosis"] + 1)
     assert drawn.facts["zeros"] == pytest.approx(np.mean([v["zeros"] for v in measured["vectors"]]))

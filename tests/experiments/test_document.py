@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from diffsketch.errors import ArgumentError
-from diffsketch.experiments import document as module
-from diffsketch.experiments.claims import summary
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.experiments.claims import statements, summary
 from diffsketch.experiments.document import document, write_document
+from diffsketch.experiments.verdicts.verdict import Standing, Verdict
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.report.exhibits import Axis, Page, Plot, Section, Series, Table
+from diffsketch.report.write import pictures_of
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
                   Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip
@@ -33,8 +34,16 @@ SECTION = Section(
 PAGE = Page("Run again", "What came out.", (SECTION,), origin={"Versions": "torch 2", "Seeds": "0"})
 
 
+STANDINGS = [Standing.HOLDS, *[Standing.IN_PART] * 2, *[Standing.FAILS] * 3]
+VERDICTS = dict.fromkeys(statements(), Verdict(Standing.NOT_MEASURED, ""))
+VERDICTS |= {
+    statement: Verdict(standing, "")
+    for statement, standing in zip(statements(), STANDINGS, strict=False)
+}
+
+
 def test_it_has_all_parts_in_order() -> None:
-    text = document(PAGE, {})
+    text = document(PAGE, VERDICTS)
     order = [
         "# Run again", "What came out.", "claims of the paper", "## How to run it",
         "## MNIST", "(Figure 3)", "Better on MNIST", "The paper:",
@@ -53,22 +62,23 @@ def test_the_counts_are_those_of_the_claims() -> None:
         r"\*\*(\d+) claims of the paper: (\d+) hold, (\d+) hold in part, (\d+) fail, "
         r"(\d+) were not measured\.\*\*"
     )
-    match = re.search(pattern, document(PAGE, {}))
+    match = re.search(pattern, document(PAGE, VERDICTS))
     assert match is not None
     total, *counts = map(int, match.groups())
     assert total == sum(counts)
-    assert counts == list(summary({}).values())
+    assert counts == list(summary(VERDICTS).values())
+    assert counts == [1, 2, 3, len(statements()) - 6]
 
 
 def test_epsilons_have_their_words_and_cells_stay_cells() -> None:
-    text = document(PAGE, {})
+    text = document(PAGE, VERDICTS)
     row = next(line for line in text.splitlines() if line.startswith("| DiffSketch"))
     assert "claimed; coordinate unit, replace, local trust" in row
     assert len(re.findall(r"(?<!\\)\|", row)) == 3
 
 
 def test_text_is_shown_as_it_is() -> None:
-    text = document(PAGE, {})
+    text = document(PAGE, VERDICTS)
     assert "## MNIST\\* \\<script\\> (Figure 3)" in text
     assert "`code <b>` and \\<b\\>." in text
     assert "3\\_000" in text
@@ -76,22 +86,23 @@ def test_text_is_shown_as_it_is() -> None:
 
 
 def test_a_notice_stands_first() -> None:
-    lines = document(replace(PAGE, notice="Reduced run (`--quick`)."), {}).splitlines()
+    lines = document(replace(PAGE, notice="Reduced run (`--quick`)."), VERDICTS).splitlines()
     assert lines[2] == "> **Reduced run (`--quick`).**"
-    assert ">" not in [line[:1] for line in document(PAGE, {}).splitlines()]
+    assert ">" not in [line[:1] for line in document(PAGE, VERDICTS).splitlines()]
 
 
 def test_long_tables_are_left_to_the_page_but_not_the_claims() -> None:
     rows = tuple((str(index), index) for index in range(41))
     for name, there in (("mnist-runs", False), ("claims-privacy", True)):
         table = Table(name, "All", ("a", "b"), rows)
-        text = document(Page("P", "L", (Section("s", "S", exhibits=(table,)),)), {})
+        text = document(Page("P", "L", (Section("s", "S", exhibits=(table,)),)), VERDICTS)
         assert ("| 40 | 40 |" in text) is there
         assert (f"`data/{name}.csv`" in text) is not there
 
 
 def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
-    written = write_document(PAGE, {}, tmp_path / "docs")
+    pictures = pictures_of(PAGE)
+    written = write_document(PAGE, VERDICTS, tmp_path / "docs", pictures=pictures)
     assert written[0] == tmp_path / "docs" / "reproduction.md"
     text = written[0].read_text("utf-8")
     links = re.findall(r"\]\((images/reproduction/[\w.-]+)\)", text)
@@ -99,31 +110,32 @@ def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
     assert len(links) == 1
     content = written[1].read_bytes()
     assert content.startswith(b"\x89PNG") or b"<svg" in content
-    assert write_document(PAGE, {}, tmp_path / "again")[0].read_text("utf-8") == text
+    again = write_document(PAGE, VERDICTS, tmp_path / "again", pictures=pictures_of(PAGE))
+    assert again[0].read_text("utf-8") == text
     assert (tmp_path / "again" / links[0]).read_bytes() == content
 
 
-def test_the_smaller_picture_is_kept_and_its_twin_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smaller_picture_is_kept_and_its_twin_removed(tmp_path: Path) -> None:
     folder = tmp_path / "images" / "reproduction"
-    monkeypatch.setattr(module, "to_svg", lambda *_: b"<svg>" * 100)
-    monkeypatch.setattr(module, "to_png", lambda *_: b"png")
-    write_document(PAGE, {}, tmp_path)
+    forms = {"svg": b"<svg>" * 100, "png": b"png"}
+    write_document(PAGE, VERDICTS, tmp_path, pictures={PLOT.name: forms})
     assert [path.name for path in folder.iterdir()] == ["mnist-50x.png"]
     (folder / "other.svg").write_bytes(b"mine")
-    monkeypatch.setattr(module, "to_png", lambda *_: b"png" * 1000)
-    write_document(PAGE, {}, tmp_path)
+    forms["png"] = b"png" * 1000
+    write_document(PAGE, VERDICTS, tmp_path, pictures={PLOT.name: forms})
     assert sorted(path.name for path in folder.iterdir()) == ["mnist-50x.svg", "other.svg"]
     assert "mnist-50x.svg" in (tmp_path / "reproduction.md").read_text("utf-8")
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:
+    pictures = pictures_of(PAGE)
     (tmp_path / "reproduction.md").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_document(PAGE, {}, tmp_path)
+        write_document(PAGE, VERDICTS, tmp_path, pictures=pictures)
     assert not list((tmp_path / "images" / "reproduction").iterdir())
     twice = Page("P", "L", (SECTION, replace(SECTION, name="other")))
     with pytest.raises(ArgumentError, match="unique"):
-        write_document(twice, {}, tmp_path / "new")
+        write_document(twice, VERDICTS, tmp_path / "new", pictures=pictures)
+    with pytest.raises(MismatchError, match="pictures must have one of each plot"):
+        write_document(PAGE, VERDICTS, tmp_path / "new", pictures={})
     assert not (tmp_path / "new").exists()

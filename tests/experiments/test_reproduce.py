@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,12 @@ from rich.console import Console
 from diffsketch.engines.simulate import Simulation
 from diffsketch.errors import ArgumentError
 from diffsketch.experiments import claims
+from diffsketch.experiments.drawings.drawn import Drawn
+from diffsketch.experiments.experiment import Experiment
+from diffsketch.experiments.jobs import Results
 from diffsketch.experiments.reproduce import JobsFailed, reproduce
-from diffsketch.experiments.verdicts.verdict import Standing, Verdict
+from diffsketch.experiments.verdicts.verdict import Standing, Statement, Verdict
+from diffsketch.report.exhibits import Axis, Plot, Series
 from diffsketch.run.directory import RunBusy, locked
 from tests.experiments import tiny
 
@@ -26,23 +32,10 @@ from tests.experiments import tiny
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.register(monkeypatch)
-    # The formulas of some of the rules take seconds; `test_claims.py` has them.
+    # The formulas of some of the rules take seconds; `test_verdicts.py` has them.
     verdict = Verdict(Standing.NOT_MEASURED, "Nothing.")
     monkeypatch.setattr(claims, "judged", lambda _: dict.fromkeys(claims.statements(), verdict))
     return tiny.both(tmp_path / "settings")
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rounds that are trained in this process."""
-    real, found = Simulation.step, []
-
-    def step(self: Simulation) -> Any:
-        found.append(self.round_index)
-        return real(self)
-
-    monkeypatch.setattr(Simulation, "step", step)
-    return found
 
 
 def run(
@@ -109,6 +102,39 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     assert "Reduced run" not in seen + printed
     assert (output / "reproduction.md").is_file()
     assert (output / "data" / "two-all.csv").is_file()
+
+
+def test_a_full_run_judges_once_and_draws_each_picture_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, drawn, real, asked = tmp_path / "out", list[str](), claims.judged, list[Any]()
+
+    def with_plot(experiment: Experiment, results: Results) -> Drawn:
+        line = Series("line", (1.0, 2.0), (0.5, 0.8))
+        plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
+        return replace(tiny.draw(experiment, results), exhibits=(plot,))
+
+    def judged(facts: Any) -> dict[Statement, Verdict]:
+        asked.append(facts)
+        return real(facts)
+
+    for form in ("svg", "png"):
+        picture = partial(_picture, drawn=drawn, form=form)
+        monkeypatch.setattr(f"diffsketch.report.write.to_{form}", picture)
+    monkeypatch.setattr(claims, "judged", judged)
+    tiny.register(monkeypatch, draw=with_plot)
+    run(output, folder)
+    assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]
+    # Both the page and the document have them.
+    for name in ("one-plot.svg", "two-plot.svg"):
+        content = (output / "figures" / name).read_bytes()
+        assert (output / "images" / "reproduction" / name).read_bytes() == content
+    assert [list(facts) for facts in asked] == [["one", "two"]]
+
+
+def _picture(plot: Plot, _: Any, *, drawn: list[str], form: str) -> bytes:
+    drawn.append(f"{plot.name}.{form}")
+    return f"{form} of {plot.name}".encode() + b" " * (form == "png")
 
 
 def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:

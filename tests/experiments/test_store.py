@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from diffsketch.engines.simulate import Simulation
 from diffsketch.errors import ArgumentError, DiffSketchError
 from diffsketch.experiments import store as stores
 from diffsketch.experiments.jobs import Job
@@ -33,19 +32,6 @@ def make(store: Store, job: Job, *, stop: Callable[[], bool] = lambda: False) ->
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     tiny.register(monkeypatch)
     return Store(tmp_path / "cache")
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rounds that are trained."""
-    real, found = Simulation.step, []
-
-    def step(self: Simulation) -> Any:
-        found.append(self.round_index)
-        return real(self)
-
-    monkeypatch.setattr(Simulation, "step", step)
-    return found
 
 
 def file_of(store: Store, job: Job) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diffsketch.experiments.drawings.drawn import Drawn
-from diffsketch.experiments.drawings.registry import DRAWINGS
+from diffsketch.experiments.drawings.registry import DRAWINGS, Draw
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
 from diffsketch.experiments.measurements.registry import MEASUREMENTS
@@ -73,7 +73,10 @@ def measure(
 
 
 def register(
-    patch: pytest.MonkeyPatch, *, measure: Callable[..., Mapping[str, Any]] = measure
+    patch: pytest.MonkeyPatch,
+    *,
+    measure: Callable[..., Mapping[str, Any]] = measure,
+    draw: Draw = draw,
 ) -> None:
     """Make the drawing and the measurement known, in this process."""
     for kind, known, function in (

@@ -16,10 +16,11 @@ from diffsketch.experiments.verdicts.verdict import (
     Standing,
     Statement,
     Verdict,
+    Verdicts,
 )
 from diffsketch.report.exhibits import Cell, Exhibit, Table
 
-__all__ = ["in_short", "in_words", "judge", "judged", "statements", "summary"]
+__all__ = ["in_short", "in_tables", "in_words", "judged", "statements", "summary"]
 
 _FILE = "claims.toml"
 _COLUMNS = ("claim", "where", "verdict", "what we measured")
@@ -34,20 +35,31 @@ _TRAINED = {"cpsgd", "mnist", "shakespeare", "accuracy-compression", "correction
 _REDUCED = "These are the verdicts of a reduced run: fewer seeds and rounds, so they may change. "
 
 
-def judge(facts: Mapping[str, Mapping[str, Fact]], *, reduced: bool) -> tuple[Exhibit, ...]:
-    """Tables of all claims: how many stand how, then one table for each topic.
+def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, Verdict]:
+    """Each claim with its verdict, in the order of the file.
 
-    Verdicts are computed by the rules of `verdicts`, each of which states its thresholds. A claim
-    whose experiment was not run is "not measured".
+    Verdicts are computed by the rules of `verdicts`, each of which states its thresholds; some of
+    them take seconds. A claim whose experiment was not run is "not measured".
 
-    Guarantees (`tests/experiments/test_claims.py`): every claim of the file is shown once; each
-    rule can come out either way, and does as its facts do.
+    Guarantees (`tests/experiments/test_verdicts.py`): each rule can come out either way, and does
+    as its facts do.
 
     Args:
         facts: By experiment, as the drawings give them.
-        reduced: Whether the facts are those of a reduced run.
     """
-    verdicts = judged(facts)
+    asked = Facts(facts)
+    return {statement: _verdict(statement, asked) for statement in statements()}
+
+
+def in_tables(verdicts: Verdicts, *, reduced: bool) -> tuple[Exhibit, ...]:
+    """Tables of all claims: how many stand how, then one table for each topic.
+
+    Guarantees (`tests/experiments/test_claims.py`): every claim of the file is shown once.
+
+    Args:
+        verdicts: Of `judged`.
+        reduced: Whether they are those of a reduced run.
+    """
     note = _REDUCED if reduced else ""
     tables = [_counts(verdicts, note)]
     for topic, title in _content()[1].items():
@@ -62,40 +74,30 @@ def judge(facts: Mapping[str, Mapping[str, Fact]], *, reduced: bool) -> tuple[Ex
     return tuple(tables)
 
 
-def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, Verdict]:
-    """Each claim with its verdict, in the order of the file."""
-    asked = Facts(facts)
-    return {statement: _verdict(statement, asked) for statement in statements()}
-
-
-def summary(facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, int]:
+def summary(verdicts: Verdicts) -> dict[str, int]:
     """How many claims stand how: all four words, in their order."""
-    counts = Counter(verdict.standing for verdict in judged(facts).values())
+    counts = Counter(verdict.standing for verdict in verdicts.values())
     return {standing.value: counts[standing] for standing in Standing}
 
 
-def in_words(facts: Mapping[str, Mapping[str, Fact]]) -> str:
+def in_words(verdicts: Verdicts) -> str:
     """The same as a sentence.
 
-    >>> in_words({}).partition(":")[0]
-    'Of 65 claims of the paper'
+    >>> in_words(dict.fromkeys(statements(), Verdict(Standing.HOLDS, ""))).partition(" hold,")[0]
+    'Of 65 claims of the paper: 65'
     """
-    holds, part, fails, without = summary(facts).values()
+    holds, part, fails, without = summary(verdicts).values()
     return (
-        f"Of {len(statements())} claims of the paper: {holds} hold, {part} hold in part, {fails} "
+        f"Of {len(verdicts)} claims of the paper: {holds} hold, {part} hold in part, {fails} "
         f"fail, and {without} are not measured."
     )
 
 
-def in_short(facts: Mapping[str, Mapping[str, Fact]]) -> Table:
+def in_short(verdicts: Verdicts) -> Table:
     """A table of the few claims that the paper is about."""
-    verdicts = {
-        statement.name: (statement, verdict) for statement, verdict in judged(facts).items()
-    }
-    rows = tuple(
-        (f"“{statement.quote}”", str(verdict))
-        for statement, verdict in (verdicts[name] for name in _content()[2])
-    )
+    named = {statement.name: statement for statement in verdicts}
+    few = [named[name] for name in _content()[2]]
+    rows = tuple((f"“{statement.quote}”", str(verdicts[statement])) for statement in few)
     return Table("claims-short", "In short", (_COLUMNS[0], _COLUMNS[2]), rows)
 
 
@@ -140,7 +142,7 @@ def _verdict(statement: Statement, facts: Facts) -> Verdict:
         return Verdict(Standing.NOT_MEASURED, "Nothing.", why)
 
 
-def _counts(verdicts: Mapping[Statement, Verdict], note: str) -> Table:
+def _counts(verdicts: Verdicts, note: str) -> Table:
     counts = Counter((each.topic, verdict.standing) for each, verdict in verdicts.items())
     rows: list[tuple[Cell, ...]] = [
         (title, *(counts[topic, standing] for standing in Standing))

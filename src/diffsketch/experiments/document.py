@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diffsketch.experiments.claims import summary
-from diffsketch.experiments.drawings.drawn import Fact
-from diffsketch.experiments.verdicts.verdict import Standing
+from diffsketch.experiments.verdicts.verdict import Standing, Verdicts
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.report.checks import check_page
 from diffsketch.report.exhibits import Exhibit, Page, Plot, Section, Table
 from diffsketch.report.markdown import image_link, table_markdown
-from diffsketch.report.palette import looks_of_page
-from diffsketch.report.static import to_png, to_svg
+from diffsketch.report.write import Pictures, forms_of
 
 __all__ = ["document", "write_document"]
 
@@ -37,38 +35,32 @@ run. This document was made by the same command, from the numbers of a run; noth
 written by hand."""
 
 
-def document(
-    page: Page,
-    facts: Mapping[str, Mapping[str, Fact]],
-    *,
-    pictures: Mapping[str, str] | None = None,
-) -> str:
+def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None = None) -> str:
     """The page in Markdown: lead, how to run it, then its sections with pictures and tables.
 
     Of what is folded away on the page it has deviations and the command of each experiment.
     Tables of more than 40 rows are left to the page, except for those of the claims. The same page
-    and facts give the same text.
+    and verdicts give the same text.
 
     Guarantees (`tests/experiments/test_document.py`): every plot is linked, every epsilon has its
     words, and text cannot break out of a table.
 
     Args:
         page: What to show, as `sections.page_of` makes it.
-        facts: By experiment, for the count of claims.
-        pictures: By name of the plot, its file from where the document is; SVG if not given.
+        verdicts: About the claims, for their count.
+        links: By name of the plot, its picture from where the document is; SVG if not given.
 
     Raises:
         ArgumentError: A name has other than letters, digits and dashes, or appears twice.
         MismatchError: Numbers that belong together are not equally many.
     """
     check_page(page)
-    links = (
-        {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)} if pictures is None else pictures
-    )
+    if links is None:
+        links = {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
     parts = [f"# {_prose(page.title)}"]
     if page.notice:
         parts.append(f"> **{_prose(page.notice)}**")
-    parts += [_prose(page.lead), _counted(facts), _HOW]
+    parts += [_prose(page.lead), _counted(verdicts), _HOW]
     for section in page.sections:
         parts += _section(section, links)
     if page.origin:
@@ -79,7 +71,7 @@ def document(
 
 
 def write_document(
-    page: Page, facts: Mapping[str, Mapping[str, Fact]], directory: Path
+    page: Page, verdicts: Verdicts, directory: Path, *, pictures: Pictures
 ) -> list[Path]:
     """Write `reproduction.md` and `images/reproduction/<plot>.svg` or `.png`, all or none.
 
@@ -88,28 +80,30 @@ def write_document(
 
     Args:
         page: What to show.
-        facts: By experiment.
+        verdicts: About the claims.
         directory: Such as `docs`; made if it does not exist.
+        pictures: Of the page, as `pictures_of` draws them.
 
     Returns:
         The files, the document first.
 
     Raises:
         ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
+        MismatchError: Numbers that belong together are not equally many, or the pictures are those
+            of another page.
         OSError: A file cannot be written.
     """
     check_page(page)
-    directory, looks = Path(directory), looks_of_page(page)
+    directory = Path(directory)
     contents: dict[Path, bytes] = {}
     links, outdated = {}, []
-    for name, plot in _plots(page).items():
-        forms = {"svg": to_svg(plot, looks), "png": to_png(plot, looks)}
+    for name in _plots(page):
+        forms = forms_of(name, pictures)
         best = min(forms, key=lambda form: len(forms[form]))
         links[name] = f"{_FOLDER}/{name}.{best}"
         contents[directory / links[name]] = forms[best]
         outdated += [directory / f"{_FOLDER}/{name}.{form}" for form in forms if form != best]
-    text = document(page, facts, pictures=links)
+    text = document(page, verdicts, links=links)
     files = {directory / _NAME: text.encode("utf-8"), **contents}
     for folder in sorted({path.parent for path in files}):
         prepare_output(folder)
@@ -119,8 +113,8 @@ def write_document(
     return list(files)
 
 
-def _counted(facts: Mapping[str, Mapping[str, Fact]]) -> str:
-    counts = summary(facts)
+def _counted(verdicts: Verdicts) -> str:
+    counts = summary(verdicts)
     words = (
         f"{counts[Standing.HOLDS]} hold, {counts[Standing.IN_PART]} hold in part, "
         f"{counts[Standing.FAILS]} fail, {counts[Standing.NOT_MEASURED]} were not measured"
@@ -153,9 +147,10 @@ def _exhibit(exhibit: Exhibit, links: Mapping[str, str]) -> list[str]:
     return [heading, table_markdown(exhibit), caption]
 
 
-def _plots(page: Page) -> dict[str, Plot]:
+def _plots(page: Page) -> list[str]:
+    """Their names, in the order of the page."""
     exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
-    return {exhibit.name: exhibit for exhibit in exhibits if isinstance(exhibit, Plot)}
+    return [exhibit.name for exhibit in exhibits if isinstance(exhibit, Plot)]
 
 
 def _prose(text: str) -> str:

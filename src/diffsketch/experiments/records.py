@@ -13,7 +13,7 @@ from typing import Any
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
-from diffsketch.experiments.verdicts.verdict import Statement, Verdict
+from diffsketch.experiments.verdicts.verdict import Verdicts
 
 __all__ = ["records"]
 
@@ -27,7 +27,7 @@ def records(
     *,
     command: str,
     versions: Mapping[str, str],
-    verdicts: Mapping[Statement, Verdict],
+    verdicts: Verdicts,
 ) -> bytes:
     """The content of the file.
 

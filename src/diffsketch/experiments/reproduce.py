@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ from diffsketch.experiments.store import Store
 from diffsketch.experiments.verdicts.verdict import Standing
 from diffsketch.experiments.work import Failure, Outcome, do_jobs
 from diffsketch.files import prepare_output, replace_file
-from diffsketch.report.write import write_page
+from diffsketch.report.write import pictures_of, write_page
 from diffsketch.run.directory import locked
 from diffsketch.run.interrupts import Interrupts
 from diffsketch.run.sealed import read_json
@@ -149,7 +148,7 @@ def _write(
     notice: str,
     asked: Sequence[str],
     less: Mapping[str, Mapping[str, str]],
-) -> tuple[Counter[str], list[Path]]:
+) -> tuple[dict[str, int], list[Path]]:
     """Draw the experiments, judge the claims, and write the page and `results.json`.
 
     Of a full run of all of them also `reproduction.md`. How many claims stand how, and the files.
@@ -157,16 +156,15 @@ def _write(
     drawn = [(one, _drawn(one, outcome)) for one in experiments]
     facts = {one.name: figure.facts for one, figure in drawn}
     reduced = any(one.reduced for one in experiments)
-    here = versions()
+    here, verdicts = versions(), claims.judged(facts)
     page = page_of(
         drawn,
         reduced=less,
-        claims=(claims.in_short(facts), *claims.judge(facts, reduced=reduced)),
-        result=claims.in_words(facts),
+        claims=(claims.in_short(verdicts), *claims.in_tables(verdicts, reduced=reduced)),
+        result=claims.in_words(verdicts),
         notice=notice,
         origin=origin_of(experiments, here, names=asked),
     )
-    verdicts = claims.judged(facts)
     content = records(
         drawn,
         outcome.results,
@@ -175,11 +173,12 @@ def _write(
         verdicts=verdicts,
     )
     replace_file(output / _RESULTS, content)
-    written = [*write_page(page, output), output / _RESULTS]
+    pictures = pictures_of(page)
+    written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
     if not reduced and not asked:
-        written += write_document(page, facts, output)
+        written += write_document(page, verdicts, output, pictures=pictures)
     _remove_others(output, written)
-    return Counter(str(one.standing) for one in verdicts.values()), written
+    return claims.summary(verdicts), written
 
 
 def _drawn(experiment: Experiment, outcome: Outcome) -> Drawn:
@@ -205,7 +204,7 @@ def _say_end(
     table = PrintedTable(title="The paper's claims", title_justify="left", pad_edge=False)
     for standing in Standing:
         table.add_column(str(standing), justify="right")
-    table.add_row(*(str(stand.get(str(standing), 0)) for standing in Standing))
+    table.add_row(*(str(stand[standing]) for standing in Standing))
     console.print(table, highlight=False)
     old = len(outcome.results) - outcome.made
     took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"

@@ -12,11 +12,9 @@ one whose file is damaged, is made again, and a note says why.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,11 @@ from diffsketch.run.compare_plan import Contender
 from diffsketch.run.pool import Stop, Tell
 from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.sessions import threads
-from diffsketch.run.versions import versions
+from diffsketch.run.versions import source_digest, versions
 
 __all__ = ["Found", "Made", "Store", "made_by"]
 
 _FORMAT = "diffsketch result 1"
-_PLACE = Path(__file__).parents[1]
 _SIMULATING = tuple(f"engines/{name}.py" for name in ("identity", "simulate", "state"))
 _COMPUTING = (*_SIMULATING, "learning", "methods", "privacy", "run", "sketch", "wire")
 _MEASURING = ("audit", "experiments/measurements")
@@ -164,7 +161,7 @@ def made_by(kind: str) -> dict[str, str]:
     here = versions()
     parts = _COMPUTING if kind == RUN else (*_COMPUTING, *_MEASURING)
     compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}
-    return {**compared, "source": _source(parts)}
+    return {**compared, "source": source_digest(*parts)}
 
 
 def _measure(job: Job, *, tell: Tell, stop: Stop) -> Mapping[str, Any] | None:
@@ -195,15 +192,3 @@ def _difference(there: object, here: Mapping[str, str]) -> str:
         if found != value:
             return f"{name} {found} (here {value})"
     return "something else"
-
-
-@lru_cache  # the code that runs does not change while it runs
-def _source(parts: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    places = [_PLACE / part for part in parts]
-    found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
-    for path in sorted(path for some in found for path in some):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(_PLACE).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()[:16]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -109,13 +110,11 @@ def audited_of(experiment: Experiment, results: Results) -> list[Audited]:
 
     A bound carries its own confidence; several seeds would only be more audits.
     """
-    found = []
-    for each in experiment.measurements:
-        if each.kind == "audit":
-            data = results[experiment.measured(each)[0]]
-            if "inversion" not in data:
-                found.append(Audited(each.name, data))
-    return found
+    return [
+        Audited(each.name, each.first)
+        for each in Measured.all_of(experiment, results, kind="audit")
+        if "inversion" not in each.first
+    ]
 
 
 def _groups(cases: Sequence[Audited]) -> dict[str, tuple[str, list[Audited]]]:
@@ -292,11 +291,9 @@ def _facts(experiment: Experiment, cases: Sequence[Audited]) -> dict[str, Fact]:
 
 
 def _inversions(experiment: Experiment, results: Results) -> list[Mapping[str, Any]]:
-    for each in experiment.measurements:
-        if each.kind == "audit":
-            data = results[experiment.measured(each)[0]]
-            if "inversion" in data:
-                return list(data["inversion"])
+    for each in Measured.all_of(experiment, results, kind="audit"):
+        if "inversion" in each.first:
+            return list(each.first["inversion"])
     return []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from diffsketch.experiments.drawings.audits import Audited
 from diffsketch.experiments.drawings.drawn import Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.drawings.trained import mean_and_spread
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
@@ -84,17 +85,8 @@ class Claims:
         return None if median is None else Epsilon(median, 0.0, 1, Basis.CLAIMED, SCOPE)
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A training whose messages were looked at.
-
-    Attributes:
-        name: Of the measurement.
-        found: What each seed came to.
-    """
-
-    name: str
-    found: tuple[Mapping[str, Any], ...]
+class Run(Measured):
+    """A training whose messages were looked at."""
 
     @property
     def tables(self) -> list[Claims]:
@@ -112,12 +104,12 @@ class Run:
     @property
     def rows(self) -> int:
         """Of the tables."""
-        return int(self.found[0]["table_rows"])
+        return int(self.first["table_rows"])
 
     @property
     def requirements(self) -> list[str]:
         """That messages are held against."""
-        return list(self.found[0]["tables"][0]["needs_noise"])
+        return list(self.first["tables"][0]["needs_noise"])
 
     @property
     def noised(self) -> float | None:
@@ -128,11 +120,7 @@ class Run:
 
 def runs_of(experiment: Experiment, results: Results) -> list[Run]:
     """The measurements of the kind `local-epsilon`."""
-    return [
-        Run(each.name, tuple(results[job] for job in experiment.measured(each)))
-        for each in experiment.measurements
-        if each.kind == "local-epsilon"
-    ]
+    return Run.all_of(experiment, results, kind="local-epsilon")
 
 
 def table_of_claims(experiment: Experiment, runs: Sequence[Run]) -> Table:

@@ -5,36 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.drawings.trained import mean_and_spread
-from diffsketch.experiments.experiment import Experiment, Measurement
+from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
 from diffsketch.report.exhibits import Axis, Cell, Plot, Series, Table
 
-__all__ = ["Measured", "draw", "slope"]
+__all__ = ["Descent", "draw", "slope"]
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """One measurement, over its seeds.
-
-    Attributes:
-        name: Of the measurement.
-        found: What each seed came to.
-    """
-
-    name: str
-    found: tuple[Mapping[str, Any], ...]
+class Descent(Measured):
+    """A convex run whose gap was measured beside the bounds on it."""
 
     @property
     def rounds(self) -> list[int]:
         """Where the gap was measured."""
-        return list(self.found[0]["rounds"])
+        return list(self.first["rounds"])
 
     def mean(self, what: str) -> list[float]:
         """Over the seeds, at each place."""
@@ -44,7 +34,7 @@ class Measured:
     @property
     def below(self) -> float:
         """Share of places and seeds where the measured gap is at most the bound."""
-        bound = "theorem2" if "theorem2" in self.found[0] else "proven"
+        bound = "theorem2" if "theorem2" in self.first else "proven"
         kept = [
             bool(gap <= limit)
             for each in self.found
@@ -63,8 +53,8 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
             the theorem is about.
         results: Of them.
     """
-    lines = [_measured(each, experiment, results) for each in experiment.measurements]
-    sketched = next(line for line in lines if "theorem2" in line.found[0])
+    lines = Descent.all_of(experiment, results)
+    sketched = next(line for line in lines if "theorem2" in line.first)
     facts = _facts(lines, sketched)
     return Drawn(
         lead=_lead(facts, sketched),
@@ -87,11 +77,7 @@ def slope(rounds: Sequence[int], values: Sequence[float]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _measured(each: Measurement, experiment: Experiment, results: Results) -> Measured:
-    return Measured(each.name, tuple(results[job] for job in experiment.measured(each)))
-
-
-def _plot(experiment: Experiment, lines: Sequence[Measured]) -> Plot:
+def _plot(experiment: Experiment, lines: Sequence[Descent]) -> Plot:
     series = []
     for line in lines:
         places, gap = tuple(float(r) for r in line.rounds), line.mean("gap")
@@ -106,7 +92,7 @@ def _plot(experiment: Experiment, lines: Sequence[Measured]) -> Plot:
             )
         )  # fmt: skip
         for what, words in (("theorem2", "Theorem 2"), ("proven", "bound on the expected gap")):
-            if what in line.found[0]:
+            if what in line.first:
                 series.append(
                     Series(f"{words}, {line.name}", places, tuple(line.mean(what)), dashed=True,
                            role=f"{words}, {line.name}")
@@ -123,7 +109,7 @@ def _plot(experiment: Experiment, lines: Sequence[Measured]) -> Plot:
     )
 
 
-def _table(experiment: Experiment, line: Measured) -> Table:
+def _table(experiment: Experiment, line: Descent) -> Table:
     gap, stated, proven = (line.mean(name) for name in ("gap", "theorem2", "proven"))
     wanted = sorted({0, len(gap) // 4, len(gap) // 2, 3 * len(gap) // 4, len(gap) - 1})
     rows: list[tuple[Cell, ...]] = [
@@ -136,14 +122,14 @@ def _table(experiment: Experiment, line: Measured) -> Table:
     return Table(f"{experiment.name}-numbers", f"{line.name}: gap and bounds", columns, tuple(rows))
 
 
-def _constants(experiment: Experiment, lines: Sequence[Measured]) -> Table:
+def _constants(experiment: Experiment, lines: Sequence[Descent]) -> Table:
     columns = (
         "run", "G, measured", "G, of any gradient", "D, measured", "F(comparator)",
         "norm of the comparator", "n mu^2 of Lemma 1", "variance of the query, proven",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for line in lines:
-        first = line.found[0]
+        first = line.first
         noise = None if "error" not in first else first["dim"] * first["error"] ** 2
         rows.append(
             (
@@ -161,7 +147,7 @@ def _constants(experiment: Experiment, lines: Sequence[Measured]) -> Table:
     )  # fmt: skip
 
 
-def _facts(lines: Sequence[Measured], sketched: Measured) -> dict[str, Fact]:
+def _facts(lines: Sequence[Descent], sketched: Descent) -> dict[str, Fact]:
     gap, bound, proven = (sketched.mean(name) for name in ("gap", "theorem2", "proven"))
     last = [each["gap"][-1] for each in sketched.found]
     facts: dict[str, Fact] = {
@@ -190,7 +176,7 @@ def _useful_after(bound: float, rounds: int, start: float) -> float | None:
     return rounds * (bound / start) ** 2 if start > 0 else None
 
 
-def _lead(facts: Mapping[str, Fact], line: Measured) -> str:
+def _lead(facts: Mapping[str, Fact], line: Descent) -> str:
     share, gap, bound = (float(facts[name] or 0.0) for name in ("bound-holds", "gap", "bound"))
     useful = float(facts["useful-after"] or 0.0)
     where = "every round looked at" if share >= 1 else f"{share:.0%} of the rounds looked at"
@@ -202,7 +188,7 @@ def _lead(facts: Mapping[str, Fact], line: Measured) -> str:
     )
 
 
-def _text(line: Measured) -> tuple[str, ...]:
+def _text(line: Descent) -> tuple[str, ...]:
     reference = statistics.fmean(each["reference"] for each in line.found)
     return (
         "The problem: logistic regression on the 2,000 images of the ten workers, which is convex. "

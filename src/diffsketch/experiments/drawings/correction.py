@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from diffsketch.experiments.drawings.curves import (
     ACCURACY,
@@ -13,6 +13,7 @@ from diffsketch.experiments.drawings.curves import (
     table_of,
 )
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.drawings.trained import (
     Trained,
     mean_and_spread,
@@ -44,11 +45,8 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
         results: Of all of its jobs.
     """
     panels = panels_of(trained(experiment, results))
-    controls = {
-        item.name: [results[job] for job in experiment.measured(item)]
-        for item in experiment.measurements
-    }
-    shown = tuple(_control_series(name, runs) for name, runs in controls.items())
+    controls = Measured.all_of(experiment, results)
+    shown = tuple(_control_series(control) for control in controls)
     plots = [_plot(experiment, name, own, shown) for name, own in panels.items()]
     facts = facts_of(experiment, panels) | _facts(controls) | _sizes(panels)
     table = table_of(experiment, panels, proven=False)
@@ -69,47 +67,33 @@ def _plot(
     experiment: Experiment, panel: str, lines: list[Trained], controls: tuple[Series, ...]
 ) -> Plot:
     """Over rounds first: masks are not in the paper's count of bytes."""
-    series = []
-    for line in lines:
-        drawn = series_of(line)
-        rounds = tuple(float(point.round) for point in line.points)
-        both = tuple(point.both for point in line.points)
-        series.append(_moved(drawn, rounds, both))
     spread = "; bands are standard deviations over the seeds" if experiment.seeds > 1 else ""
     return Plot(
         name=f"{experiment.name}-{slug(panel)}",
         title=f"{panel[:1].upper()}{panel[1:]}, and noise instead of the sketch",
         x=_ROUNDS,
         y=ACCURACY,
-        series=(*series, *controls),
+        series=(*(_over_rounds(line) for line in lines), *controls),
         caption=f"What the masks teach without any sketch{spread}. Where models drift apart, the "
         "accuracy is the mean of the workers'.",
         other_x=(_BYTES,),
     )
 
 
-def _moved(series: Series, rounds: tuple[float, ...], both: tuple[float, ...]) -> Series:
-    return Series(
-        name=series.name,
-        x=rounds,
-        y=series.y,
-        low=series.low,
-        high=series.high,
-        kind=series.kind,
-        dashed=series.dashed,
-        epsilon=series.epsilon,
-        epsilon_text=series.epsilon_text,
-        other_x={_BYTES.label: both},
-        ended=series.ended,
-        note=series.note,
+def _over_rounds(line: Trained) -> Series:
+    """The line of the other figures, over the axes of this one."""
+    return replace(
+        series_of(line),
+        x=tuple(float(point.round) for point in line.points),
+        other_x={_BYTES.label: tuple(point.both for point in line.points)},
     )
 
 
-def _control_series(name: str, runs: list[Mapping[str, Any]]) -> Series:
-    points = points_of([run["curve"] for run in runs])
+def _control_series(control: Measured) -> Series:
+    points = points_of([run["curve"] for run in control.found])
     several = all(point.spread is not None for point in points)
     return Series(
-        name=name,
+        name=control.name,
         x=tuple(float(point.round) for point in points),
         y=tuple(point.accuracy for point in points),
         low=tuple(point.accuracy - (point.spread or 0.0) for point in points) if several else (),
@@ -120,21 +104,20 @@ def _control_series(name: str, runs: list[Mapping[str, Any]]) -> Series:
     )
 
 
-def _control_table(
-    experiment: Experiment, controls: Mapping[str, list[Mapping[str, Any]]]
-) -> Table:
+def _control_table(experiment: Experiment, controls: Sequence[Measured]) -> Table:
     rows = []
-    for name, runs in controls.items():
+    for control in controls:
+        runs = control.found
         accuracy, spread = mean_and_spread([run["accuracy"] for run in runs])
         drifts = [run["curve"][-1].get("drift") for run in runs]
         drift = None if None in drifts else round(mean_and_spread(drifts)[0], 3)
         rows.append(
             (
-                name,
+                control.name,
                 round(accuracy, 4),
                 None if spread is None else round(spread, 4),
-                int(runs[0]["message_bytes"]),
-                int(runs[0]["mask_bytes"]),
+                int(control.first["message_bytes"]),
+                int(control.first["mask_bytes"]),
                 drift,
             )
         )
@@ -147,11 +130,12 @@ def _control_table(
     return Table(name, title, columns, tuple(rows), caption)
 
 
-def _facts(controls: Mapping[str, list[Mapping[str, Any]]]) -> dict[str, Fact]:
+def _facts(controls: Sequence[Measured]) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
-    for name, runs in controls.items():
-        mean, spread = mean_and_spread([run["accuracy"] for run in runs])
-        facts |= {f"accuracy/{_CONTROL}/{name}": mean, f"spread/{_CONTROL}/{name}": spread}
+    for control in controls:
+        mean, spread = mean_and_spread([run["accuracy"] for run in control.found])
+        place = f"{_CONTROL}/{control.name}"
+        facts |= {f"accuracy/{place}": mean, f"spread/{place}": spread}
     return facts
 
 
@@ -164,7 +148,7 @@ def _sizes(panels: Mapping[str, list[Trained]]) -> dict[str, Fact]:
 
 def _lead(
     panels: Mapping[str, list[Trained]],
-    controls: Mapping[str, list[Mapping[str, Any]]],
+    controls: Sequence[Measured],
     facts: Mapping[str, Fact],
 ) -> str:
     """What the masks do to each panel, and what they do alone."""
@@ -174,9 +158,9 @@ def _lead(
         if "off" in known and "shared" in known:
             off, shared = _share(known["off"].accuracy), _share(known["shared"].accuracy)
             parts.append(f"With {panel}, shared masks take the sketch from {off} to {shared}.")
-    for name, runs in controls.items():
-        accuracy = mean_and_spread([run["accuracy"] for run in runs])[0]
-        parts.append(f"{name[:1].upper()}{name[1:]}: {_share(accuracy)}.")
+    for control in controls:
+        accuracy = mean_and_spread([run["accuracy"] for run in control.found])[0]
+        parts.append(f"{control.name[:1].upper()}{control.name[1:]}: {_share(accuracy)}.")
     parts.append(
         f"A mask takes {facts['mask-bytes']:,} bytes, the sketch {facts['sketch-bytes']:,}."
     )

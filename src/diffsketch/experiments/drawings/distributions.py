@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.drawings.trained import mean_and_spread
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
@@ -36,9 +37,9 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
         experiment: With one measurement of the kind `distributions`.
         results: Of it.
     """
-    (measurement,) = experiment.measurements
-    found = [results[job] for job in experiment.measured(measurement)]
-    first, what = found[0], str(experiment.options.get("what", "vectors"))
+    (measured,) = Measured.all_of(experiment, results)
+    found, first = measured.found, measured.first
+    what = str(experiment.options.get("what", "vectors"))
     exhibits = (
         _histogram(experiment, first, what=what, log=False),
         _histogram(experiment, first, what=what, log=True),

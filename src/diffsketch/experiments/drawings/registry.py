@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from diffsketch.errors import ArgumentError
 from diffsketch.experiments.experiment import Experiment
+from diffsketch.experiments.importing import imported
 from diffsketch.experiments.jobs import Results
-from diffsketch.run.settings import nearest
 
 if TYPE_CHECKING:
     from diffsketch.experiments.drawings.drawn import Drawn
@@ -23,8 +21,8 @@ DRAWINGS = {
     "curves": "curves:draw",
     "accuracy-compression": "compression:draw",
     "correction": "correction:draw",
-    "privacy-communication": "privacy:draw_compression",
-    "local-epsilon": "privacy:draw_histogram",
+    "privacy-communication": "privacy_communication:draw",
+    "local-epsilon": "local_epsilon:draw",
     "distributions": "distributions:draw",
     "datasets": "tables:draw_datasets",
     "cpsgd-parameters": "tables:draw_cpsgd",
@@ -40,10 +38,11 @@ def drawing(name: str) -> Draw:
     Raises:
         ArgumentError: There is none.
     """
-    if name not in DRAWINGS:
-        raise ArgumentError(
-            f"drawing must be the name of one, got drawing={name!r}; {nearest(name, DRAWINGS)}"
-        )
-    module, _, function = DRAWINGS[name].partition(":")
-    found = getattr(import_module(f"diffsketch.experiments.drawings.{module}"), function)
+    found = imported(
+        name,
+        DRAWINGS,
+        package="diffsketch.experiments.drawings",
+        argument="drawing",
+        condition="be the name of one",
+    )
     return cast(Draw, found)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffsketch.experiments.drawings.drawn import Drawn, Fact
+from diffsketch.experiments.drawings.measured import Measured
 from diffsketch.experiments.experiment import Experiment
 from diffsketch.experiments.jobs import Results
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -30,8 +31,9 @@ def draw_datasets(experiment: Experiment, results: Results) -> Drawn:
     rows: list[tuple[Cell, ...]] = []
     facts: dict[str, Fact] = {"seeds": 1}
     equal = []
-    for each in experiment.measurements:
-        data = results[experiment.measured(each)[0]]
+    measured = Measured.all_of(experiment, results)
+    for each in measured:
+        data = each.first
         stated = [part.strip() for part in experiment.paper.get(each.name, "").split(";")]
         ours, samples = _closest(data, stated), data["samples"]
         found = (int(data["devices"]), ours, round(samples["mean"], 1), round(samples["std"], 1))
@@ -56,7 +58,7 @@ def draw_datasets(experiment: Experiment, results: Results) -> Drawn:
     )  # fmt: skip
     facts["equal"] = sum(equal)
     lead = f"Devices and parameters are the paper's for {sum(equal)} of {len(equal)} data sets."
-    return Drawn(lead=lead, exhibits=(table,), text=_models(experiment, results), facts=facts)
+    return Drawn(lead=lead, exhibits=(table,), text=_models(measured), facts=facts)
 
 
 def _closest(data: Mapping[str, Any], stated: list[str]) -> int:
@@ -68,10 +70,10 @@ def _closest(data: Mapping[str, Any], stated: list[str]) -> int:
     return min(counts, key=lambda count: abs(count - wanted))
 
 
-def _models(experiment: Experiment, results: Results) -> tuple[str, ...]:
+def _models(measured: Sequence[Measured]) -> tuple[str, ...]:
     texts = []
-    for each in experiment.measurements:
-        models = results[experiment.measured(each)[0]]["parameters"]
+    for each in measured:
+        models = each.first["parameters"]
         if len(models) > 1:
             words = ", ".join(f"{kind} {count:,}" for kind, count in models.items())
             texts.append(f"{each.name}: {words}")
@@ -86,26 +88,27 @@ def draw_cpsgd(experiment: Experiment, results: Results) -> Drawn:
             paper's table, all of them beside it.
         results: Of them.
     """
-    found = [results[experiment.measured(each)[0]] for each in experiment.measurements]
+    measured = Measured.all_of(experiment, results)
+    first = measured[0].first
     rows: list[tuple[Cell, ...]] = []
-    for row in found[0]["rows"]:
-        claimed = Epsilon(row["claimed"], found[0]["delta"], 1, Basis.CLAIMED, _SECURE_SUM)
+    for row in first["rows"]:
+        claimed = Epsilon(row["claimed"], first["delta"], 1, Basis.CLAIMED, _SECURE_SUM)
         rows.append(
             (claimed, row["bits"], row["levels"], row["trials"], row["bits_needed"],
              _stated(row["bits"]), round(row["compression"], 2),
              round(row["cohorts"][0]["sum_compression"], 2))
         )  # fmt: skip
-    workers = found[0]["rows"][0]["cohorts"][0]["cohort"]
+    workers = first["rows"][0]["cohorts"][0]["cohort"]
     columns = (
         "claimed", "bits", "k", "m", "bits that k + m levels take", "compression, paper",
         "32 / bits", f"32 / bits of a secure sum of {workers}",
     )  # fmt: skip
     table = Table(f"{experiment.name}-paper", "The paper's parameters", columns, tuple(rows))
-    facts = _cpsgd_facts(experiment, found)
+    facts = _cpsgd_facts(measured)
     return Drawn(
-        lead=_cpsgd_lead(found),
+        lead=_cpsgd_lead(first["rows"]),
         exhibits=(table,),
-        proven=(_theorem_table(experiment, found),),
+        proven=(_theorem_table(experiment, measured),),
         facts=facts,
     )
 
@@ -114,20 +117,20 @@ def _stated(bits: int) -> str:
     return {4: "10x", 5: "6x"}.get(bits, "not given")
 
 
-def _theorem_table(experiment: Experiment, found: list[Mapping[str, Any]]) -> Table:
+def _theorem_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
     columns = (
         "vectors", "epsilon of the paper", "bits", "workers in the sum", "variance of the noise",
         "variance that the theorem needs", "what it proves", "m that would suffice",
         "bits then", "bits of the sum then",
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
-    for each, data in zip(experiment.measurements, found, strict=True):
+    for each in measured:
         rows += [
             (each.name, f"{row['claimed']:g}", row["bits"], cohort["cohort"],
              round(cohort["variance"], 2), round(cohort["variance_needed"], 1),
-             _proven(cohort["epsilon"], data["delta"]), cohort["trials_needed"],
+             _proven(cohort["epsilon"], each.first["delta"]), cohort["trials_needed"],
              cohort["bits_then"], cohort["sum_bits_then"])
-            for row in data["rows"]
+            for row in each.first["rows"]
             for cohort in row["cohorts"]
         ]  # fmt: skip
     return Table(
@@ -144,13 +147,13 @@ def _proven(value: float | None, delta: float) -> Epsilon:
     return Epsilon(value, delta, 1, Basis.PROVEN, _SECURE_SUM)
 
 
-def _cpsgd_facts(experiment: Experiment, found: list[Mapping[str, Any]]) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {"seeds": 1, "delta": found[0]["delta"]}
-    for each, data in zip(experiment.measurements, found, strict=True):
-        first = data is found[0]
-        for row in data["rows"]:
+def _cpsgd_facts(measured: Sequence[Measured]) -> dict[str, Fact]:
+    paper = measured[0]
+    facts: dict[str, Fact] = {"seeds": 1, "delta": paper.first["delta"]}
+    for each in measured:
+        for row in each.first["rows"]:
             place = f"{row['claimed']:g}, {row['bits']}"
-            place = place if first else f"{each.name}/{place}"
+            place = place if each is paper else f"{each.name}/{place}"
             some, everyone = row["cohorts"][0], row["cohorts"][-1]
             facts |= {
                 f"{place}/bits": row["bits_needed"],
@@ -163,13 +166,12 @@ def _cpsgd_facts(experiment: Experiment, found: list[Mapping[str, Any]]) -> dict
                 f"{place}/bits-then": some["bits_then"],
             }
     facts["with-a-proof"] = sum(
-        row["cohorts"][0]["epsilon"] is not None for row in found[0]["rows"]
+        row["cohorts"][0]["epsilon"] is not None for row in paper.first["rows"]
     )
     return facts
 
 
-def _cpsgd_lead(found: list[Mapping[str, Any]]) -> str:
-    rows = found[0]["rows"]
+def _cpsgd_lead(rows: Sequence[Mapping[str, Any]]) -> str:
     few = [row["cohorts"][0] for row in rows]
     everyone = [row["cohorts"][-1] for row in rows]
     proven = [each for each in few if each["epsilon"] is not None]

@@ -18,7 +18,6 @@ from diffsketch.experiments.jobs import Results
 from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.run.report import epsilon_from_data
-from diffsketch.run.words import rounded_up
 from diffsketch.wire.formats import HEADER_BYTES
 
 __all__ = ["Point", "Trained", "at", "mean_and_spread", "panels_of", "points_of", "slug", "trained"]
@@ -185,10 +184,10 @@ class Trained:
             given = self.config.get("per_round")
             if given is None:
                 epsilon = _round_of(epsilon)
-                words = f"{rounded_up(float(epsilon))} a round at delta {epsilon.delta:g}"
+                words = f"{epsilon.shown()} a round at delta {epsilon.delta:g}"
                 return epsilon, f"{words}, on average"
             epsilon = Epsilon(float(given), 0.0, 1, epsilon.basis, epsilon.scope)
-        return epsilon, f"{rounded_up(float(epsilon))} a round"
+        return epsilon, f"{epsilon.shown()} a round"
 
 
 def trained(experiment: Experiment, results: Results) -> list[Trained]:

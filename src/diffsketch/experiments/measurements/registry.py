@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any, Protocol, cast
 
-from diffsketch.errors import ArgumentError
-from diffsketch.run.settings import nearest
+from diffsketch.experiments.importing import imported
 
 __all__ = ["MEASUREMENTS", "Measure", "measurement"]
 
@@ -45,11 +43,11 @@ def measurement(name: str) -> Measure:
     Raises:
         ArgumentError: There is none.
     """
-    if name not in MEASUREMENTS:
-        raise ArgumentError(
-            f"kind must be the name of a measurement, got kind={name!r}; "
-            f"{nearest(name, MEASUREMENTS)}"
-        )
-    module, _, function = MEASUREMENTS[name].partition(":")
-    found = getattr(import_module(f"diffsketch.experiments.measurements.{module}"), function)
+    found = imported(
+        name,
+        MEASUREMENTS,
+        package="diffsketch.experiments.measurements",
+        argument="kind",
+        condition="be the name of a measurement",
+    )
     return cast(Measure, found)

@@ -16,6 +16,7 @@ from diffsketch.experiments.verdicts.verdict import (
 )
 from diffsketch.experiments.verdicts.words import COORDINATE, epsilon, listed, percent, words
 from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
+from diffsketch.privacy.digits import rounded_down
 
 __all__ = ["RULES"]
 
@@ -46,8 +47,8 @@ class _Audited:
 
     def __str__(self) -> str:
         stated = "no claim" if math.isinf(self.claimed) else f"claimed {epsilon(self.claimed)}"
-        exact = "" if self.best is None else f" (the best attack reaches {self.best:.3g})"
-        return f"{self.case}: {stated}, measured >= {self.lower:.3g}{exact}"
+        exact = "" if self.best is None else f" (the best attack reaches {rounded_down(self.best)})"
+        return f"{self.case}: {stated}, measured >= {rounded_down(self.lower)}{exact}"
 
 
 def proof_issues(statement: Statement, facts: Facts) -> Verdict:  # noqa: ARG001

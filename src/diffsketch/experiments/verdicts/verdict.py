@@ -10,7 +10,16 @@ from typing import Any, TypeAlias
 from diffsketch.errors import DiffSketchError
 from diffsketch.experiments.drawings.drawn import Fact
 
-__all__ = ["Facts", "MissingFactError", "Rule", "Standing", "Statement", "Verdict", "graded"]
+__all__ = [
+    "Facts",
+    "MissingFactError",
+    "Rule",
+    "Standing",
+    "Statement",
+    "Verdict",
+    "Verdicts",
+    "graded",
+]
 
 
 class Standing(StrEnum):
@@ -63,6 +72,10 @@ class Verdict:
         if not self.why:
             return str(self.standing)
         return f"{self.standing}{' ' if self.why.startswith('(') else ': '}{self.why}"
+
+
+Verdicts: TypeAlias = Mapping[Statement, Verdict]
+"""About the claims, in their order."""
 
 
 class MissingFactError(DiffSketchError):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
+from diffsketch.privacy.digits import rounded_up
 
 __all__ = ["COORDINATE", "epsilon", "listed", "percent", "points", "times", "words"]
 
@@ -14,12 +15,12 @@ COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 
 
 def epsilon(value: float) -> str:
-    """The bare number, for texts that say its words beside it.
+    """The bare number of a bound, never smaller than it is, for texts that say its words beside it.
 
-    >>> epsilon(1.5391), epsilon(math.inf)
+    >>> epsilon(1.5311), epsilon(math.inf)
     ('1.54', 'no claim')
     """
-    return "no claim" if math.isinf(value) else f"{value:.3g}"
+    return "no claim" if math.isinf(value) else rounded_up(value)
 
 
 def words(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: float = 0.0) -> str:

@@ -1,4 +1,4 @@
-"""Drawings of Theorem 1's claims."""
+"""Drawings of Theorem 1's claims: as a histogram, and over the compression."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from diffsketch.experiments.drawings.privacy import draw_compression, draw_histogram
+from diffsketch.experiments.drawings import local_epsilon, privacy_communication
 from diffsketch.experiments.experiment import Experiment, Measurement
 from diffsketch.experiments.measurements.local_epsilon import measure
 from diffsketch.privacy.claim import Epsilon
-from diffsketch.report.checks import check_plot, check_table
 from diffsketch.report.exhibits import Plot, Table
+from tests.experiments.made_up import checked
 
 SETTINGS: dict[str, Any] = {
     "task": "mnist", "method": "sketch", "rows": 7, "cols": 15, "rounds": 2, "table_rows": 7,
@@ -56,17 +56,8 @@ def results() -> dict[Any, Any]:
     return found
 
 
-def check_all(exhibits: tuple[Plot | Table, ...]) -> None:
-    for exhibit in exhibits:
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
-
-
 def test_histogram(results: dict[Any, Any]) -> None:
-    drawn = draw_histogram(experiment("local-epsilon"), results)
-    check_all((*drawn.exhibits, *drawn.proven))
+    drawn = checked(local_epsilon.draw(experiment("local-epsilon"), results))
     tables = [results[job]["tables"] for job in experiment("local-epsilon").measured(MEASURED)]
     shares = [table[0]["needs_noise"]["1"] for table in tables]
     assert drawn.facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2)
@@ -83,13 +74,12 @@ def test_histogram(results: dict[Any, Any]) -> None:
     (job, *_) = experiment("local-epsilon").measured(MEASURED)
     other = json.loads(json.dumps(results[job]))
     other["tables"][0]["needs_noise"]["1"] += 0.5
-    facts = draw_histogram(experiment("local-epsilon"), {**results, job: other}).facts
+    facts = local_epsilon.draw(experiment("local-epsilon"), {**results, job: other}).facts
     assert facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2 + 0.25)
 
 
 def test_compression(results: dict[Any, Any]) -> None:
-    drawn = draw_compression(experiment("privacy-communication"), results)
-    check_all((*drawn.exhibits, *drawn.proven))
+    drawn = checked(privacy_communication.draw(experiment("privacy-communication"), results))
     facts = drawn.facts
     assert "of 1 audited messages, 1 have more" in drawn.lead
     assert facts["finite/280x"] == 1
@@ -109,6 +99,6 @@ def test_compression(results: dict[Any, Any]) -> None:
 
 def test_without_audits(results: dict[Any, Any]) -> None:
     alone = replace(experiment("local-epsilon"), measurements=(MEASURED,))
-    drawn = draw_histogram(alone, results)
+    drawn = local_epsilon.draw(alone, results)
     assert "audit" not in drawn.lead
     assert len(drawn.proven) == 1
