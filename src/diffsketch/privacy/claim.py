@@ -188,7 +188,7 @@ class ProvenClaim:
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
     >>> print(claim.epsilon(delta=1e-5, rounds=10))
-    epsilon = 7.511 at delta = 1e-05 over 10 rounds (proven; client unit, replace, central trust)
+    epsilon = 7.512 at delta = 1e-05 over 10 rounds (proven; client unit, replace, central trust)
     """
 
     scope: Scope

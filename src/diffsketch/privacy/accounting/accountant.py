@@ -68,7 +68,7 @@ class Accountant:
     >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
     >>> accountant.spend(claim, rounds=10)
     >>> print(accountant.epsilon(delta=1e-5))
-    epsilon = 7.511 at delta = 1e-05 over 10 rounds (proven; client unit, replace, local trust)
+    epsilon = 7.512 at delta = 1e-05 over 10 rounds (proven; client unit, replace, local trust)
     >>> accountant.rounds_left(claim)
     1
     """

@@ -71,7 +71,7 @@ def theorem1(
         beta: A constant of your own instead of the best one.
 
     >>> print(theorem1(7850 * 21, 7, 22, alpha=1.645, sigma=1.0).epsilon(delta=0.0, rounds=1))
-    epsilon = 1.539 at delta = 0 over 1 round (claimed; coordinate unit, replace, local trust)
+    epsilon = 1.54 at delta = 0 over 1 round (claimed; coordinate unit, replace, local trust)
     >>> theorem1(7850, 7, 22, alpha=1.645, sigma=1.0).reason
     'Theorem 1 needs x < 1/2, but x = 1.587 for this vector and table'
     """
