@@ -1,13 +1,81 @@
-"""Writing files so that a reader never sees half of one. Imports nothing of ours."""
+"""Writing files so that a reader never sees half of one, and locks. Imports nothing of ours."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["prepare_output", "replace_file", "replace_files"]
+__all__ = [
+    "LockBusy",
+    "LockLost",
+    "LockUnavailable",
+    "locked_beside",
+    "prepare_output",
+    "replace_file",
+    "replace_files",
+    "synchronise",
+]
+
+_PAUSE = 0.01  # seconds between looks at a lock
+
+
+class LockBusy(OSError):  # noqa: N818 - it says what happened
+    """Another process holds the lock. Nothing was done under it."""
+
+
+class LockLost(OSError):  # noqa: N818
+    """The lock's file was removed while it was held, so another process may have held it too."""
+
+
+class LockUnavailable(OSError):  # noqa: N818
+    """The lock's file cannot be opened. Nothing was done under it."""
+
+
+@contextmanager
+def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
+    """Hold a lock for a file, among processes: `.NAME.lock` in its folder, which stays, empty.
+
+    Args:
+        path: The file, whether or not it exists.
+        wait: Seconds to wait for others.
+
+    Raises:
+        LockUnavailable: The lock cannot be opened.
+        LockBusy: Others hold it for longer, or replaced it meanwhile.
+        LockLost: It was removed while the block ran; raised at its end.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LockUnavailable(f"{lock} cannot be opened ({error})") from error
+    try:
+        _acquire(handle, wait, path)
+        if not _is_file(handle, lock):
+            raise LockBusy(f"{lock} was removed or replaced meanwhile")
+        yield
+        if not _is_file(handle, lock):
+            raise LockLost(f"{lock} was removed meanwhile")
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def synchronise(folder: Path) -> None:
+    """Make sure that new names in a folder are on the disk, too.
+
+    Raises:
+        OSError: The folder cannot be opened.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def prepare_output(directory: Path) -> None:
@@ -59,6 +127,29 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         for path in (*temporary.values(), *placed):
             path.unlink(missing_ok=True)
         raise
+
+
+def _acquire(handle: int, wait: float, path: Path) -> None:
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LockBusy(
+                    f"another process holds the lock of {path}, for more than {wait:g} s"
+                ) from None
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _is_file(handle: int, path: Path) -> bool:
+    """Whether an open file still is the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -108,7 +108,7 @@ def test_a_round_is_in_the_file_before_it_is_released(path: Path) -> None:
     assert not released
 
 
-def test_it_is_synchronised_before_it_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_issynchronised_before_it_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content, then the name: first the file, then its directory."""
     book = Ledger.create(path, SCOPE)
     real, kinds = os.fsync, []
@@ -122,7 +122,7 @@ def test_it_is_synchronised_before_it_counts(path: Path, monkeypatch: pytest.Mon
     assert kinds == ["file", "folder"]
 
 
-@pytest.mark.parametrize("function", ["replace_file", "_synchronise"])
+@pytest.mark.parametrize("function", ["replace_file", "synchronise"])
 def test_a_failed_write_is_no_charge(
     path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
@@ -189,7 +189,7 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 BEFORE_THE_NEW_NAME = "Path.replace = die\nbook.charge(claim)\nprint('released')"
-AFTER_THE_NEW_NAME = "ledger._synchronise = die\nbook.charge(claim)\nprint('released')"
+AFTER_THE_NEW_NAME = "ledger.synchronise = die\nbook.charge(claim)\nprint('released')"
 BEFORE_THE_RELEASE = "with book.round(claim):\n    die()\n    print('released')"
 
 

@@ -7,11 +7,8 @@ checksum. Whatever is not as expected in it is an error, never repaired.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +16,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
-from diffsketch.files import replace_file
+from diffsketch.files import (
+    LockBusy,
+    LockLost,
+    LockUnavailable,
+    locked_beside,
+    replace_file,
+    synchronise,
+)
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, Spending
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope
@@ -28,7 +32,6 @@ __all__ = ["Ledger", "LedgerBusy"]
 
 _FORMAT = "diffsketch privacy ledger"
 _VERSION = 1
-_PAUSE = 0.01  # seconds between looks at a lock
 
 
 class LedgerBusy(DiffSketchError):  # noqa: N818 - it says what happened
@@ -174,7 +177,7 @@ class Ledger:
             if self._path.exists() and self._path.stat().st_nlink > 1:
                 raise OSError("it has a second name (a hard link), which would miss the round")
             replace_file(self._path, content)
-            _synchronise(self._path.parent)
+            synchronise(self._path.parent)
         except OSError as error:
             raise DataError(
                 f"{self._path} cannot be written ({error}): do not release the round"
@@ -182,56 +185,17 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = self._path.with_name(f".{self._path.name}.lock")
         try:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise DataError(f"{lock} cannot be opened ({error})") from error
-        try:
-            _acquire(handle, self._wait, self._path)
-            if not _is_file(handle, lock):
-                raise LedgerBusy(f"{lock} was removed or replaced meanwhile; nothing was charged")
-            yield
-            if not _is_file(handle, lock):
-                raise DataError(
-                    f"{lock} was removed while the round was charged, so another process may have "
-                    "charged as well: do not release the round"
-                )
-        finally:
-            os.close(handle)  # and with it the lock
-
-
-def _is_file(handle: int, path: Path) -> bool:
-    """Whether an open file still is the one of this name."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except OSError:
-        return False
-
-
-def _acquire(handle: int, wait: float, path: Path) -> None:
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise LedgerBusy(
-                    f"another process is charging {path}, for more than {wait:g} s; "
-                    "nothing was charged"
-                ) from None
-            time.sleep(_PAUSE)
-        else:
-            return
-
-
-def _synchronise(folder: Path) -> None:
-    """Make sure that the new name of the file is on the disk, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            with locked_beside(self._path, wait=self._wait):
+                yield
+        except LockUnavailable as error:
+            raise DataError(str(error)) from error
+        except LockBusy as error:
+            raise LedgerBusy(f"{error}; nothing was charged") from None
+        except LockLost as error:
+            raise DataError(
+                f"{error}, so another process may have charged as well: do not release the round"
+            ) from error
 
 
 def _read(path: Path) -> bytes:
