@@ -189,6 +189,23 @@ def changed_later(rank: int, *, frozen: bool) -> str:
     return error_of(lambda: loss_of(model, rank, 0).backward())  # type: ignore[no-untyped-call]
 
 
+def of_rank_0(rank: int) -> list[str | bool]:
+    """All ranks load rank 0's file, the usual mistake; then they go on without."""
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
+    state = state_of(model)
+    model.register_comm_hook(state, sketch_hook)
+    loss_of(model, rank, 0).backward()  # type: ignore[no-untyped-call]
+    kept = state.state_dict()
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, kept)
+    error = error_of(lambda: state.load_state_dict(found[0]))
+    lost = error_of(lambda: state.load_state_dict(kept if rank == 0 else {}))
+    same = torch.equal(state.state_dict()["error"], kept["error"])
+    state.load_state_dict(kept)
+    loss_of(model, rank, 1).backward()  # type: ignore[no-untyped-call]
+    return [error, lost, same, state.mean.round_index == 2]
+
+
 def failing(rank: int) -> dict[str, Any]:
     """Errors of one rank, which both have to raise."""
 
@@ -197,8 +214,7 @@ def failing(rank: int) -> dict[str, Any]:
 
     def of_another_round(model: nn.Module) -> HookState:
         state = state_of(model)
-        if rank == 1:
-            state.load_state_dict({**state.state_dict(), "round_index": 3})
+        state.mean._round_index = 3 * rank  # as no state can bring it about
         return state
 
     def out_of_budget(model: nn.Module) -> HookState:
@@ -217,6 +233,8 @@ def failing(rank: int) -> dict[str, Any]:
         "thawed": changed_later(rank, frozen=True),
         "budget": backward_error(rank, out_of_budget),
         "seed": error_of(seeds(rank)),
+        "settings": error_of(lambda: state_of(make_model(), compression=1e9 if rank == 1 else 4.0)),
+        "load": of_rank_0(rank),
     }
 
 

@@ -99,13 +99,17 @@ def refused(rank: int) -> list[str]:
 
 
 def rounds_apart(rank: int) -> dict[str, Any]:
-    mean = mean_of()
-    if rank == 1:
-        mean.load_state_dict({**mean.state_dict(), "round_index": 5})
-    rounds = error_of(lambda: mean.mean(vector_of(rank)))
+    mean, other = mean_of(), mean_of()
+    loaded = error_of(lambda: mean.load_state_dict({**mean.state_dict(), "round_index": 5 * rank}))
+    index = mean.round_index
+    other._round_index = 5 * rank  # as no state can bring it about
+    rounds = error_of(lambda: other.mean(vector_of(rank)))
     layout = mean_of()
     layouts = error_of(lambda: layout.mean(vector_of(rank), layout=f"rank {rank}"))
-    return {"rounds": rounds, "layouts": layouts, "after": layout.mean(vector_of(rank))}
+    after = layout.mean(vector_of(rank))
+    return {
+        "loaded": loaded, "index": index, "rounds": rounds, "layouts": layouts, "after": after,
+    }  # fmt: skip
 
 
 def planted(rank: int) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from diffsketch.engines.agreement import (
     Status,
     check_reports,
     control_cells,
+    device_of,
     read_reports,
 )
 from diffsketch.errors import MismatchError
@@ -26,6 +30,25 @@ def test_control_cells_survive_the_sum(kind: torch.dtype, status: Status) -> Non
     assert read_reports(cells[0] + cells[1]) == reports
     assert read_reports(cells[0]) == [reports[0], None]
     assert read_reports(2 * cells[0])[0] is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "like", "expected"),
+    [
+        (["cpu"], None, "cpu"),
+        (["cpu", "meta"], None, "cpu"),
+        (["cpu", "meta"], "meta", "meta"),
+        (["meta"], None, "meta"),
+        (["cpu"], "meta", "cpu"),
+    ],
+)
+def test_tensors_go_where_those_of_the_others_are(
+    kinds: list[str], like: str | None, expected: str
+) -> None:
+    """A group with a backend for each kind of device; `meta` stands for a GPU."""
+    group: Any = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds])
+    tensor = None if like is None else torch.empty(1, device=like)
+    assert device_of(group, tensor) == torch.device(expected)
 
 
 def test_reports_that_differ_are_named() -> None:

@@ -59,6 +59,13 @@ def test_all_ranks_raise_from_backward(results: Results) -> None:
         assert found["thawed"].startswith("MismatchError: a parameter of the shape (20")
         assert found["budget"].startswith("BudgetExceeded: 1 more round would bring epsilon to")
         assert found["seed"].startswith("MismatchError: all ranks must have the same key")
+        assert found["load"][2:] == [True, True]
+    assert zero["settings"] == "MismatchError: rank 1 failed to start, see the error there"
+    assert one["settings"].startswith("ArgumentError: compression must be in [1, ")
+    failed = "MismatchError: rank 1 failed to load its state, see the error there"
+    assert zero["load"][:2] == [failed, failed]
+    assert "rank is 1 here and was 0" in one["load"][0]
+    assert "a model with the same parameters" in one["load"][1]
 
 
 def test_a_scaler_skips_a_step_with_nan_on_all_ranks(results: Results) -> None:

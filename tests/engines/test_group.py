@@ -73,6 +73,9 @@ def test_what_an_all_reduce_cannot_hold_is_refused(results: Results) -> None:
 def test_rounds_and_layouts_that_differ_are_found(results: Results) -> None:
     for rank in range(WORLD):
         found = results["rounds_apart"][rank]
+        expected = f"all ranks must have the same round_index, but rank {1 - rank} differs"
+        assert found["loaded"].startswith(f"MismatchError: {expected}")
+        assert found["index"] == 0
         assert found["rounds"].startswith("MismatchError: all ranks must be in the same round")
         assert "rank 0 is in round 0, rank 1 is in round 5" in found["rounds"]
         assert f"rank {1 - rank} differs from rank {rank}" in found["layouts"]

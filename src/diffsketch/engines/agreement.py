@@ -20,6 +20,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ __all__ = [
     "control_cells",
     "device_of",
     "digest_of",
+    "fail_together",
     "handshake",
     "read_reports",
 ]
@@ -75,11 +77,25 @@ class Report:
         return cls(round_index % _PIECE, digest_of(settings) % _PIECE, status)
 
 
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Where tensors of a group have to be that come from nowhere else."""
-    if "nccl" in str(dist.get_backend(group)):
+def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> torch.device:
+    """Where a tensor for a group has to be.
+
+    A group may have a backend for each kind of device (`init_process_group()` without a name makes
+    such a one), and they do not meet: a tensor has to be where those of the other ranks are.
+
+    Args:
+        group: The processes; None is all.
+        like: A tensor such as the others have. Without one, the CPU where the group allows it.
+    """
+    members = dist.group.WORLD if group is None else group
+    kinds = [device.type for device in getattr(members, "_device_types", [])]
+    if like is not None and like.device.type in kinds:
+        return like.device
+    if "cpu" in kinds or not kinds:
+        return torch.device("cpu")
+    if "cuda" in kinds:
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return torch.device(kinds[0])
 
 
 def digest_of(text: str) -> int:
@@ -152,6 +168,7 @@ def handshake(
     device: torch.device,
     failure: Exception | None = None,
     share: bytes = bytes(8 * _SHARE_WORDS),
+    doing: str = "start",
 ) -> bytes:
     """Compare settings with all processes of a group: one gather of a fixed size.
 
@@ -162,6 +179,7 @@ def handshake(
         failure: The error that this process is going to raise. It takes part all the same, so
             that the others learn of it at once.
         share: 32 bytes of this process.
+        doing: What fails if somebody fails, as a verb.
 
     Returns:
         32 bytes that follow from the shares of all, the same everywhere.
@@ -180,7 +198,7 @@ def handshake(
         raise failure
     table = torch.stack(gathered).cpu()
     if failed := table[:, 0].nonzero().flatten().tolist():
-        raise MismatchError(f"{_ranks(failed)} failed to start, see the error there")
+        raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
     rank = dist.get_rank(group)
     for place, (name, value) in enumerate(settings.items(), start=1):
         other = (table[:, place] != table[rank, place]).nonzero().flatten().tolist()
@@ -192,6 +210,21 @@ def handshake(
     common = hashlib.blake2b(digest_size=32, person=b"ds-common-key")
     common.update(table[:, -_SHARE_WORDS:].contiguous().numpy().tobytes())
     return common.digest()
+
+
+def fail_together(group: dist.ProcessGroup | None, error: Exception) -> NoReturn:
+    """Raise an error that a rank finds before its handshake, so that it fails for the others too.
+
+    Raises:
+        Exception: The error.
+    """
+    if dist.is_available() and dist.is_initialized():
+        try:
+            handshake(group, {}, device=device_of(group), failure=error)
+        except Exception as lost:
+            if lost is not error:  # the group is broken, which must not hide why
+                error.add_note(f"the other ranks could not be told: {lost}")
+    raise error
 
 
 def _ranks(numbers: Sequence[int]) -> str:

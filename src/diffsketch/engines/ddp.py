@@ -14,9 +14,11 @@ by parameter: a coordinate's place follows from the order of the model's paramet
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,13 +26,14 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.engines.agreement import digest_of
+from diffsketch.engines.agreement import digest_of, fail_together
+from diffsketch.engines.ddp_model import check_averaged, check_nothing_else_is_sent, trained
 from diffsketch.engines.group import GroupMean, Scaler
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method
 from diffsketch.methods.registry import build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, Epsilon
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
@@ -75,35 +78,59 @@ class HookState:
     `gradient_as_bucket_view` and 16-bit parameters give what a single flat vector gives; errors
     are raised by `backward` on all ranks, and none waits.
 
+    A method that claims something needs the model as DDP has wrapped it, and is refused if DDP
+    sends more of a rank's data than the hook does (`tests/engines/test_ddp_claims.py`): when the
+    state is made, and again in each step.
+
     An error that `backward` raises leaves DDP in the middle of a step: wrap the module anew to go
     on after it.
 
     Args:
-        model: The module, wrapped in DDP or not. What requires no gradient now has no place.
+        model: The module; for a method that claims something, wrapped in DDP. What requires no
+            gradient now has no place.
         mean: How the gradients are averaged; its method's `dim` is the number of parameters.
 
     Raises:
-        MismatchError: The method is for another number of parameters.
+        ArgumentError: The model cannot be averaged by a hook, or the claim would not hold for it.
+        MismatchError: The method is for another number of parameters, the models of ranks differ,
+            or another rank fails. All ranks raise.
     """
 
     def __init__(self, model: nn.Module, mean: GroupMean) -> None:
         self.mean = mean
-        self._parameters = _trained(model)
+        self._vector: Tensor | None = None
+        self._pending: list[_Pending] = []
+        self._failure: Exception | None = None
+        self._model: weakref.ref[nn.Module] | None = None
+        failure: Exception | None = None
+        settings: dict[str, str] = {}
+        try:
+            self._place(model)
+            settings = {"layout": self._layout}
+        except Exception as error:  # the others must learn of it, or they would wait
+            failure = error
+        mean.agree(settings, failure=failure)
+
+    def _place(self, model: nn.Module) -> None:
+        """Give every parameter its place, if the model can be averaged."""
+        check_averaged(model)
+        self._parameters = trained(model)
         self._places: dict[int, int] = {}
         begin = 0
         for parameter in self._parameters.values():
             self._places[id(parameter)] = begin
             begin += parameter.numel()
-        if begin != mean.method.dim:
+        dim = self.mean.method.dim
+        if begin != dim:
             raise MismatchError(
                 f"the method must have dim={begin}, as the model has parameters that require a "
-                f"gradient, got dim={mean.method.dim}"
+                f"gradient, got dim={dim}"
             )
         shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
         self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
-        self._vector: Tensor | None = None
-        self._pending: list[_Pending] = []
-        self._failure: Exception | None = None
+        if not isinstance(self.claim, NoClaim):
+            check_nothing_else_is_sent(model, self.mean.method.name)
+            self._model = weakref.ref(model)  # the model has the state already
 
     @property
     def claim(self) -> Claim:
@@ -119,17 +146,19 @@ class HookState:
         return {**self.mean.state_dict(), "layout": self._layout}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called.
+        """Continue where `state_dict` was called. All ranks must load theirs together.
 
         Raises:
-            MismatchError: The state belongs to other settings, another model or another rank.
+            MismatchError: The state belongs to other settings, another model or another rank, or
+                another rank cannot load its own. All ranks raise, and none has loaded anything.
         """
-        if state.get("layout") != self._layout:
-            raise MismatchError(
+        failure: Exception | None = None
+        if isinstance(state, Mapping) and state.get("layout") != self._layout:
+            failure = MismatchError(
                 "the state must be of a model with the same parameters, in their order, shapes and "
                 "types, but they have changed"
             )
-        self.mean.load_state_dict(state)
+        self.mean.load_state_dict(state, failure=failure)
 
     def take(self, bucket: Bucket) -> Future[Tensor]:
         """A bucket of the step; with the last one, all are averaged."""
@@ -137,6 +166,8 @@ class HookState:
             self._pending, self._failure = [], None
         buffer, parts = bucket.buffer(), []
         try:
+            if bucket.index() == 0:
+                self._check_model()
             parts = self._copied(bucket, buffer)
         except Exception as error:  # raised with the last bucket, lest other ranks wait
             self._failure = self._failure or error
@@ -147,6 +178,19 @@ class HookState:
         if bucket.is_last():
             self._finish()
         return future
+
+    def _check_model(self) -> None:
+        """Raise unless the model is still one whose claim holds, and the hook is that model's."""
+        if self._model is None:
+            return
+        model = self._model()
+        hooks = getattr(model, "_comm_hooks", ())
+        if model is None or all(state is not self for _, state in hooks):
+            raise MismatchError(
+                f"the hook of method={self.mean.method.name!r} must be registered with the model "
+                "that its state was made for: another one may send what the claim does not cover"
+            )
+        check_nothing_else_is_sent(model, self.mean.method.name)
 
     def _copied(self, bucket: Bucket, buffer: Tensor) -> list[tuple[Tensor, int]]:
         """Copy the gradients to their places."""
@@ -185,12 +229,11 @@ class HookState:
     def _averaged(self, pending: Sequence[_Pending]) -> Tensor:
         failure = self._failure or self._missing(pending)
         if failure is not None or self._vector is None:
-            self._fail(failure or MismatchError("a step must have gradients, got none"))
+            self._failure = None
+            missing = MismatchError("a step must have gradients, got none")
+            like = pending[0].buffer if pending else None
+            self.mean.fail(failure or missing, layout=self._layout, like=like)
         return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
-
-    def _fail(self, error: Exception) -> NoReturn:
-        self._failure = None
-        self.mean.fail(error, layout=self._layout)
 
     def _missing(self, pending: Sequence[_Pending]) -> Exception | None:
         """An error if there are places that no bucket has filled."""
@@ -235,12 +278,13 @@ def sketch_state(
     budget: Budget | None = None,
     trusted_group: bool = False,
     scaler: Scaler | None = None,
+    account_file: str | Path | None = None,
     **settings: object,
 ) -> HookState:
     """The state of `sketch_hook` for a model. All processes must make it, at the same point.
 
     Args:
-        model: The module, wrapped in DDP or not.
+        model: The module; for a method that claims something, wrapped in DDP.
         method: A name of `diffsketch.methods.METHODS`, or a method.
         seed: A number that the hashes follow from; the same on all ranks, and no secret.
         key: Or a secret that they follow from.
@@ -253,26 +297,31 @@ def sketch_state(
         budget: As in `GroupMean`.
         trusted_group: As in `GroupMean`.
         scaler: As in `GroupMean`.
+        account_file: As in `GroupMean`.
         **settings: Those of the method, such as `clip` and `noise_multiplier`.
 
     Raises:
-        ArgumentError: Settings are missing, unknown or do not go together.
-        MismatchError: Ranks have different ones.
+        ArgumentError: Settings are missing, unknown or do not go together, or the model is not for
+            a hook, or sends what the method's claim does not cover.
+        MismatchError: Ranks have different ones, or another rank fails. All ranks raise.
     """
-    if (seed is None) == (key is None):
-        raise ArgumentError("seed or key must be given, and not both")
     if isinstance(model, DistributedDataParallel) and group is None:
         group = model.process_group
-    dim = sum(parameter.numel() for parameter in _trained(model).values())
-    if isinstance(method, str):
-        chosen = _with_compression(method, settings, compression=compression, dim=dim)
-        cohort = dist.get_world_size(group)
-        method = build_method(method, dim=dim, cohort=cohort, settings=chosen)
-    elif settings or compression is not None:
-        raise ArgumentError("settings must not be given with a method that has its own")
+    try:
+        check_averaged(model)
+        secret = _key_of(seed, key)
+        if isinstance(method, str):
+            dim = sum(parameter.numel() for parameter in trained(model).values())
+            chosen = _with_compression(method, settings, compression=compression, dim=dim)
+            cohort = dist.get_world_size(group)
+            method = build_method(method, dim=dim, cohort=cohort, settings=chosen)
+        elif settings or compression is not None:
+            raise ArgumentError("settings must not be given with a method that has its own")
+    except Exception as error:
+        fail_together(group, error)
     mean = GroupMean(
         method,
-        key=SketchKey.from_integer(seed) if key is None and seed is not None else _given(key),
+        key=secret,
         group=group,
         noise=noise,
         error_feedback=error_feedback,
@@ -280,6 +329,7 @@ def sketch_state(
         budget=budget,
         trusted_group=trusted_group,
         scaler=scaler,
+        account_file=account_file,
     )
     return HookState(model, mean)
 
@@ -290,12 +340,20 @@ def all_reduce_mean(tensors: Sequence[Tensor], mean: GroupMean) -> None:
     Args:
         tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
             order on all ranks.
-        mean: How they are averaged.
+        mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds. It
+            gives each round hashes of its own, and counts what the rounds cost.
 
     Raises:
-        ArgumentError: A tensor is not dense or not floating. The other ranks raise as well.
+        ArgumentError: `mean` is something else; or a tensor is not dense or not floating, and then
+            the other ranks raise as well.
         MismatchError: Ranks disagree, or the tensors have another number of coordinates.
     """
+    if not isinstance(mean, GroupMean):
+        raise ArgumentError(
+            f"mean must be a GroupMean, got {type(mean).__name__}: make "
+            "mean = GroupMean(method, key=key) once, with the same SketchKey on all ranks, "
+            "and call all_reduce_mean(tensors, mean) in each round; it counts the rounds"
+        )
     try:
         for tensor in tensors:
             if tensor.layout != torch.strided or not tensor.is_floating_point():
@@ -315,18 +373,6 @@ def all_reduce_mean(tensors: Sequence[Tensor], mean: GroupMean) -> None:
             begin += tensor.numel()
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that DDP averages, by name, in the model's order."""
-    ignored: set[str] = set()
-    if isinstance(model, DistributedDataParallel):
-        ignored, model = set(model.parameters_to_ignore), model.module
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    }
-
-
 def _with_compression(
     name: str, settings: Mapping[str, object], *, compression: float | None, dim: int
 ) -> dict[str, object]:
@@ -344,7 +390,9 @@ def _with_compression(
     return {**settings, "rows": rows, "cols": cols}
 
 
-def _given(key: SketchKey | None) -> SketchKey:
-    if key is None:
-        raise ArgumentError("seed or key must be given")
-    return key
+def _key_of(seed: int | None, key: SketchKey | None) -> SketchKey:
+    if key is not None and seed is None:
+        return key
+    if seed is None or key is not None:
+        raise ArgumentError("seed or key must be given, and not both")
+    return SketchKey.from_integer(seed)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,14 +26,23 @@ from diffsketch.engines.agreement import (
     read_reports,
 )
 from diffsketch.engines.feedback import ErrorFeedback
-from diffsketch.engines.identity import difference
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.engines.group_account import RankAccount, account_path
+from diffsketch.engines.group_options import (
+    Scaler,
+    Scales,
+    check_claim,
+    check_types,
+    check_vector,
+    noise_in_words,
+)
+from diffsketch.engines.group_state import GroupState
+from diffsketch.errors import ArgumentError
 from diffsketch.learning.aggregate import NonFiniteUpdate
 from diffsketch.learning.participation import Participation
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.mean import SERVER_NOISE
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
@@ -41,14 +50,6 @@ __all__ = ["GroupMean", "Scaler"]
 
 _PROTOCOL = 1  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
-_ACCOUNTS = "participation."
-
-
-class Scaler(Protocol):
-    """What is needed of a `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """What losses are multiplied by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,8 @@ class GroupMean:
 
     Guarantees (`tests/engines/test_group.py`): the means of a simulation with the same keys, to
     rounding; ranks that disagree raise together; a state that is loaded continues to the same bits;
-    the budget is never exceeded; noise differs by rank.
+    the budget is never exceeded; noise differs by rank; with an `account_file`, rounds that were
+    sent are counted whatever state is loaded.
 
     Args:
         method: How vectors become messages. Its cohort, if it has one, is the number of ranks.
@@ -105,7 +107,11 @@ class GroupMean:
         budget: Where to stop. Only proven claims can be within one.
         trusted_group: Whether all processes are trusted not to look at what they sum.
         scaler: Of mixed precision: vectors are divided by its scale before they are encoded and
-            means multiplied by it, so that clips mean what they say.
+            means multiplied by it, so that clips mean what they say. Where the claim is proven, the
+            scale has to stay what it is (`Scales`).
+        account_file: Where what was sent is counted before it is sent: rank `r` has
+            `account-r.json` beside an `account.json`. It is opened if it is there, and no state
+            that is loaded takes rounds out of it. For proven claims.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -124,22 +130,33 @@ class GroupMean:
         budget: Budget | None = None,
         trusted_group: bool = False,
         scaler: Scaler | None = None,
+        account_file: str | Path | None = None,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ArgumentError("a process group is needed: call init_process_group before")
         self.method, self.group, self.trusted_group = method, group, trusted_group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self._key, self._scaler, self._round_index = key, scaler, 0
+        self._key, self._round_index = key, 0
         self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
         self._feedback: ErrorFeedback | None = None
+        self._account: RankAccount | None = None
+        self._scales = Scales(scaler)
+        self._like: Tensor | None = None  # says where the group's tensors are
         failure: Exception | None = None
         settings: dict[str, str] = {}
         try:
-            self._check_types()
-            planned = self._checked_claim(budget)
+            check_types(method, key, self._noise, world=self.world)
+            planned = method.claim_for(self.world, key.seed(0))
+            check_claim(
+                planned, method, noise=self._noise, budget=budget, trusted_group=trusted_group
+            )
+            self._scales.check(planned)
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             self._accounts = Participation(1, budget, planned)
+            if account_file is not None:
+                path = account_path(account_file, self.rank)
+                self._account = RankAccount(path, planned, budget)
             settings = self._compared(noise, budget)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
@@ -174,8 +191,11 @@ class GroupMean:
         return cells * (4 if form.cells == "float32" else 8)
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the rounds have cost each rank, with the basis of that number."""
-        return self._accounts.epsilon(delta)
+        """What the rounds have cost each rank, with the basis of that number.
+
+        With an account file it is what this rank's file says: all that it ever sent.
+        """
+        return (self._accounts if self._account is None else self._account).epsilon(delta)
 
     def mean(self, vector: Tensor, *, layout: str = "", out: Tensor | None = None) -> Tensor:
         """An estimate `(dim,)`, float32, of the mean of the vectors of all ranks: one round.
@@ -197,7 +217,7 @@ class GroupMean:
         try:
             prepared = self._prepare(vector, seed, out)
         except Exception as error:
-            self._join_failing(error, layout)
+            self._join_failing(error, layout, vector if isinstance(vector, Tensor) else None)
             raise
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
         self._round_index, self._accounts = index + 1, prepared.accounts
@@ -214,53 +234,79 @@ class GroupMean:
         mean = self.method.decode(total, seed, count=self.world, out=out)
         return mean if prepared.scale == 1 else mean.mul_(prepared.scale)
 
-    def fail(self, error: Exception, *, layout: str = "") -> NoReturn:
-        """Take part in a round without a vector, so that all ranks raise, and raise the error."""
-        self._join_failing(error, layout)
+    def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
+        """Take part in a round without a vector, so that all ranks raise, and raise the error.
+
+        Args:
+            error: Why this rank cannot go on.
+            layout: As in `mean`.
+            like: A tensor on the device of the others' vectors.
+        """
+        self._join_failing(error, layout, like)
         raise error
+
+    def agree(
+        self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
+    ) -> None:
+        """A `handshake` of the group, with its arguments: all ranks raise, or none."""
+        place = device_of(self.group)
+        handshake(self.group, settings, device=place, failure=failure, doing=doing)
 
     def state_dict(self) -> dict[str, Any]:
         """Round, budget and error feedback, as tensors, numbers and texts.
 
-        With error feedback every rank has to keep its own. The keys are not in it.
+        With error feedback every rank has to keep its own. The keys are not in it, and neither is
+        what is sent later: see `account_file`.
         """
-        found: dict[str, Any] = {"settings": self._settings(), "round_index": self._round_index}
-        if self._feedback is not None and self._feedback.error is not None:
-            found["error"] = self._feedback.error.clone()
-        accounts = self._accounts.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+        error = None if self._feedback is None else self._feedback.error
+        return GroupState(self._accounts, self._round_index, error).packed(self._settings())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called. Ranks that load different rounds raise later.
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, failure: Exception | None = None
+    ) -> None:
+        """Continue where `state_dict` was called. All ranks must load theirs together.
+
+        If one of them cannot, all raise, and none has loaded anything. Rounds that this object has
+        counted stay counted if the state has fewer.
+
+        Args:
+            state: This rank's.
+            failure: An error that this rank has found in it already.
 
         Raises:
-            MismatchError: The state belongs to other settings, or to another rank's errors.
+            MismatchError: The state belongs to other settings, to another rank's errors, or to
+                another round than those of other ranks; or another rank failed.
+            BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
         """
-        own, other = self._settings(), state.get("settings")
-        if own != other:
-            why = difference(own, str(other))
-            raise MismatchError(f"the state must be of the same mean, but {why}")
-        error, shape = state.get("error"), (self.method.dim,)
-        if error is not None and tuple(error.shape) != shape:
-            raise MismatchError(f"error must have the shape {shape}, got {tuple(error.shape)}")
-        accounts = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
-        self._accounts = self._accounts.restored(accounts)
-        self._round_index = int(state["round_index"])
+        own, loaded = self._settings(), None
+        try:
+            if failure is None:
+                loaded = GroupState.unpacked(
+                    state, own, dim=self.method.dim, accounts=self._accounts
+                )
+                if self._account is not None:
+                    self._account.at_least(int(loaded.accounts.rounds.max()))
+        except Exception as error:  # the others must learn of it, or they would wait
+            failure = error
+        settings = {"round_index": str(loaded.round_index)} if loaded is not None else {}
+        self.agree(settings, failure=failure, doing="load its state")
+        if loaded is None:
+            return  # not reached: the failure was raised
+        self._round_index = loaded.round_index
+        if loaded.accounts.rounds[0] >= self._accounts.rounds[0]:  # what was sent stays sent
+            self._accounts = loaded.accounts
         if self._feedback is not None:
-            self._feedback.error = None if error is None else error.clone()
+            self._feedback.error = loaded.error
 
     def _prepare(self, vector: Tensor, seed: HashSeed, out: Tensor | None) -> _Prepared:
         """All that can fail at this rank alone."""
-        self._check_vector(vector)
+        check_vector(vector, self.method.dim)
+        self._like = vector
         if out is not None:
             check_out(out, self.method.dim, device=vector.device)
         claim = self.method.claim_for(self.world, seed)
         accounts = self._accounts.after(claim, _EVERYONE)
-        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        scale = self._scales.next(claim)
         if scale != 1:
             vector = vector / scale
         mixed = vector if self._feedback is None else self._feedback.mixed(vector)
@@ -274,6 +320,8 @@ class GroupMean:
             self._warn(proven=proven)
             if not proven:
                 status, message = Status.NOT_FINITE, torch.zeros_like(message)
+        if self._account is not None:
+            self._account.charge()  # last: what comes now is sent
         return _Prepared(vector, mixed, message, status, good, accounts, scale)
 
     def _encoded(self, vector: Tensor, seed: HashSeed) -> Tensor:
@@ -295,11 +343,12 @@ class GroupMean:
         cells = flat.numel()
         return payload[:cells], read_reports(payload[cells:])
 
-    def _join_failing(self, error: Exception, layout: str) -> None:
+    def _join_failing(self, error: Exception, layout: str, like: Tensor | None) -> None:
         """Take part with zeros, so that nobody waits. If others did send, the round is used up."""
         index, form = self._round_index, self.method.total_format
         kind = torch.float32 if form.cells == "float32" else torch.int64
-        zeros = torch.zeros(form.shape, dtype=kind, device=device_of(self.group))
+        place = device_of(self.group, self._like if like is None else like)
+        zeros = torch.zeros(form.shape, dtype=kind, device=place)
         seed = self._key.seed(index)
         own = Report.of(index, self._settings_of(seed, layout, 1.0), Status.FAILED)
         try:
@@ -325,61 +374,17 @@ class GroupMean:
     def _compared(self, noise: NoiseKey | Noise | None, budget: Budget | None) -> dict[str, str]:
         """What has to be the same on all ranks from the beginning."""
         feedback = self._feedback
-        source = "a key of its own" if noise is None else type(noise).__name__
-        if isinstance(noise, NoiseKey):
-            check_value = hashlib.blake2b(noise.secret, digest_size=8, person=b"ds-check-noise")
-            source = f"the key with the check value {check_value.hexdigest()}"
         return {
             "protocol": str(_PROTOCOL),
             "method": str(self.method),
             "key": f"one with the fingerprint {self._key.seed(0).fingerprint.hex()}",
-            "noise": source,
+            "noise": noise_in_words(noise),
             "error_feedback": "False" if feedback is None else f"immediate={feedback.immediate!r}",
             "budget": str(budget),
             "trusted_group": str(self.trusted_group),
-            "scaler": "None" if self._scaler is None else "one",
+            "scaler": "None" if self._scales.scaler is None else "one",
+            "account_file": "None" if self._account is None else "one",
         }
-
-    def _checked_claim(self, budget: Budget | None) -> Claim:
-        """Of a round as planned, if it can be held here."""
-        claim = self.method.claim_for(self.world, self._key.seed(0))
-        trust = claim.scope.trust
-        if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or self.trusted_group):
-            raise ArgumentError(
-                f"trusted_group must be True for method={self.method.name!r}: its claim is under "
-                f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
-                "it, the claim is about those who see only what comes of the means"
-            )
-        if trust is Trust.CENTRAL and not isinstance(self._noise, NoiseKey):
-            raise ArgumentError("noise must be a key, or not given, for central trust")
-        if budget is not None and not isinstance(claim, ProvenClaim):
-            raise ArgumentError(
-                "budget must not be given where nothing is proven: the epsilon of "
-                f"method={self.method.name!r} is {claim.basis} here ({claim})"
-            )
-        return claim
-
-    def _check_types(self) -> None:
-        expected: tuple[tuple[str, object, tuple[type, ...]], ...] = (
-            ("method", self.method, (Method,)),
-            ("key", self._key, (SketchKey,)),
-            ("noise", self._noise, (NoiseKey, Noise)),
-        )
-        for name, value, kinds in expected:
-            if not isinstance(value, kinds):
-                wanted = " or a ".join(kind.__name__ for kind in kinds)
-                raise ArgumentError(f"{name} must be a {wanted}, got {type(value).__name__}")
-        cohort = getattr(self.method, "cohort", self.world)
-        check(cohort == self.world, "cohort", f"be {self.world}, the number of ranks", cohort)
-
-    def _check_vector(self, vector: Tensor) -> None:
-        if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
-            kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
-            raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
-        if tuple(vector.shape) != (self.method.dim,):
-            raise MismatchError(
-                f"vector must have the shape ({self.method.dim},), got {tuple(vector.shape)}"
-            )
 
     def _warn(self, *, proven: bool) -> None:
         fate = "counts as zeros, with its noise" if proven else "makes the mean NaN on all ranks"

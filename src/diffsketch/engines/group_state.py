@@ -1,0 +1,75 @@
+"""The state of a `GroupMean` as tensors, numbers and texts, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from diffsketch.engines.identity import difference
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.learning.participation import Participation
+
+__all__ = ["GroupState"]
+
+_ACCOUNTS = "participation."
+
+
+@dataclass(frozen=True, eq=False)
+class GroupState:
+    """What a mean has to keep between rounds.
+
+    Attributes:
+        accounts: What the rounds so far have cost.
+        round_index: Rounds that were begun.
+        error: What this rank has not sent yet, with error feedback.
+    """
+
+    accounts: Participation
+    round_index: int
+    error: Tensor | None
+
+    def packed(self, settings: str) -> dict[str, Any]:
+        """As tensors, numbers and texts, with what it belongs to."""
+        found: dict[str, Any] = {"settings": settings, "round_index": self.round_index}
+        if self.error is not None:
+            found["error"] = self.error.clone()
+        accounts = self.accounts.state()
+        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+
+    @classmethod
+    def unpacked(
+        cls, state: Mapping[str, Any], settings: str, *, dim: int, accounts: Participation
+    ) -> GroupState:
+        """What `packed` was called on.
+
+        Args:
+            state: From `packed`.
+            settings: What it has to belong to.
+            dim: Coordinates of a vector.
+            accounts: Whose budget is to hold.
+
+        Raises:
+            ArgumentError: It is no state at all.
+            MismatchError: It belongs to other settings, or lacks something.
+        """
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
+        if state.get("settings") != settings:
+            why = difference(settings, str(state.get("settings")))
+            raise MismatchError(f"the state must be of the same mean, but {why}")
+        needed = ("round_index", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        if missing := [name for name in needed if name not in state]:
+            raise MismatchError(f"the state must have {', '.join(missing)}")
+        error = state.get("error")
+        if error is not None and tuple(error.shape) != (dim,):
+            raise MismatchError(f"error must have the shape {(dim,)}, got {tuple(error.shape)}")
+        paid = {
+            name.removeprefix(_ACCOUNTS): value
+            for name, value in state.items()
+            if name.startswith(_ACCOUNTS)
+        }
+        kept = None if error is None else error.clone()
+        return cls(accounts.restored(paid), int(state["round_index"]), kept)
