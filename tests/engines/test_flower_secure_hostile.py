@@ -256,6 +256,7 @@ def signed_run(
     *,
     names: tuple[int, ...] = (0, 1, 2, 3, 4),
     summation: SecureSum | None = None,
+    rounds: int = 1,
 ) -> Any:
     world = World()
     for number, name in enumerate(names):
@@ -266,7 +267,7 @@ def signed_run(
     summation = summation or SecureSum(identities=PUBLIC)
     inside = FedAvg(fraction_evaluate=0.0)
     strategy = SketchStrategy(inside, PLAN, key=KEY, summation=summation)
-    return strategy, strategy.start(world, FIRST, 1).arrays
+    return strategy, strategy.start(world, FIRST, rounds).arrays
 
 
 @pytest.mark.parametrize("stage", range(7))

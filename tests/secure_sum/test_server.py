@@ -97,6 +97,18 @@ def test_keys_must_be_signed_and_new() -> None:
         server.collect(close(Kind.KEYS, body, sender=2, params=plain))
 
 
+@pytest.mark.parametrize("at", [0, 32])
+def test_keys_without_a_secret_are_their_senders_fault(at: int) -> None:
+    """All others would refuse a list with such a key: so it does not get into the list."""
+    played = start(make_params())
+    keys = reply_of(played, 2)[52:]
+    for public in (bytes(32), (1).to_bytes(32, "little")):  # of a small order
+        body = keys[:at] + public + keys[at + 32 :]
+        with pytest.raises(RefusedError, match="keys of 2 are refused: one has no secret"):
+            played.server.collect(close(Kind.KEYS, body, sender=2, params=played.server.params))
+    assert played.server.missing == (1, 2, 3, 4)
+
+
 def test_shares_must_be_for_all_others() -> None:
     played = start(make_params()).until(Stage.SHARES)
     params = played.server.params
@@ -143,8 +155,13 @@ def test_shares_of_the_wrong_kind_are_refused() -> None:
     params = played.server.params
     values = open_records(reply_of(played, 1), Kind.UNMASK, params=params, size=34)[1]
     assert [values[index][0] for index in (1, 2, 3, 4)] == [1, 1, 1, 0]
-    for changed in (values | {4: b"\x01" + values[4][1:]}, {k: values[k] for k in (1, 2, 3)}):
+    for odd in (b"\x01", b"\x02"):
+        changed = values | {4: odd + values[4][1:]}
         with pytest.raises(RefusedError, match="other shares than those that were asked for"):
+            played.server.collect(close(Kind.UNMASK, records(changed), sender=1, params=params))
+    for left in ((1, 2), (2, 3, 4)):  # fewer than the threshold; not even its own
+        changed = {index: values[index] for index in left}
+        with pytest.raises(RefusedError, match="1 has left out more shares than a member may"):
             played.server.collect(close(Kind.UNMASK, records(changed), sender=1, params=params))
     large = values | {2: b"\x01" + PRIME.to_bytes(33, "little")}
     with pytest.raises(RefusedError, match="not a number of the field"):

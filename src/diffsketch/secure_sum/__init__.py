@@ -9,6 +9,7 @@ assumed, and how an engine carries the messages.
 * `params`, `stages`, `errors`: what a round is, its steps, and how it fails;
 * `invitation`: how members hear of a round;
 * `client`, `server`: the two state machines, without any input or output of their own;
+* `once`: one reply for each stage, over several processes of a member;
 * `own`: a member's secrets; `checks`: what both sides check; `masks`: what hides an input;
 * `messages`: bytes and their parser; `shamir`: secrets from shares;
 * `primitives`: the only importer of `cryptography`, which the extra `secure` installs.
@@ -19,6 +20,7 @@ Imports nothing of ours but `errors` and `wire`; engines may import it.
 from diffsketch.secure_sum.client import Client
 from diffsketch.secure_sum.errors import RefusedError, VoidError
 from diffsketch.secure_sum.invitation import accept, invite
+from diffsketch.secure_sum.once import Once
 from diffsketch.secure_sum.params import Params, default_threshold
 from diffsketch.secure_sum.primitives import Identity
 from diffsketch.secure_sum.server import Server, Total
@@ -27,6 +29,7 @@ from diffsketch.secure_sum.stages import Stage
 __all__ = [
     "Client",
     "Identity",
+    "Once",
     "Params",
     "RefusedError",
     "Server",

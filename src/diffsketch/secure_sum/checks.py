@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping
 from diffsketch.secure_sum.errors import RefusedError
 from diffsketch.secure_sum.messages import Fate, PublicKeys, records
 from diffsketch.secure_sum.params import Params
-from diffsketch.secure_sum.primitives import verify
+from diffsketch.secure_sum.primitives import KeyPair, verify
 
-__all__ = ["check_distinct", "check_fates", "check_keys", "signed_fates", "signed_keys"]
+__all__ = [
+    "check_distinct",
+    "check_fates",
+    "check_keys",
+    "check_secret",
+    "signed_fates",
+    "signed_keys",
+]
+
+
+_ANY_KEY = KeyPair(bytes(range(32)))
 
 
 def signed_keys(keys: PublicKeys, index: int, params: Params) -> bytes:
@@ -29,6 +39,15 @@ def check_keys(keys: PublicKeys, index: int, params: Params) -> None:
             verify(params.identities[index], keys.signature, signed_keys(keys, index, params))
         except RefusedError as error:
             raise RefusedError(f"the keys of {index} are not signed by it") from error
+
+
+def check_secret(keys: PublicKeys, index: int) -> None:
+    """Refuse keys with which everybody knows what is agreed on, whatever the other key is."""
+    for public in (keys.cipher, keys.mask):
+        try:
+            _ANY_KEY.agree(public)
+        except RefusedError as error:
+            raise RefusedError(f"the keys of {index} are refused: one has no secret") from error
 
 
 def check_distinct(keys: Iterable[PublicKeys]) -> None:

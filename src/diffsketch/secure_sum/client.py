@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -44,6 +44,10 @@ class Client:
     gets the same answer; another one in its place is refused. So no two inputs are ever masked
     alike, and no two kinds of shares of one member are given away.
 
+    Shares that cannot be read, since their sender or the server altered them, are left out: this
+    member then has none to give for that sender. One who does so gains nothing, as it only has
+    fewer shares in the end; and no single member can keep all others from taking part.
+
     Guarantees (`tests/secure_sum/`): the refusals (`test_client.py`); the same answers after
     `restore` (`test_saved.py`); what a masked input shows (`test_secrecy.py`).
 
@@ -76,7 +80,7 @@ class Client:
         self._input: bytes | None = None
         self._reply: bytes | None = None
         self._keys: dict[int, PublicKeys] = {}  # read from the requests that are kept
-        self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._shares: dict[int, tuple[bytes, bytes] | None] = {}  # None: they cannot be read
 
     def answer(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """The reply to any request, by the stage that the request is of.
@@ -129,8 +133,8 @@ class Client:
 
         Raises:
             ArgumentError: The cells do not fit the format, or others were masked before.
-            RefusedError: Too few shares, or one that was altered or is of another round; or
-                another list of them was answered before.
+            RefusedError: Too few shares, or too few that can be read; or another list of them was
+                answered before.
         """
         digest = hashlib.sha256(pack(cells, self.params.layout)).digest()
         if self._input not in (None, digest):
@@ -161,6 +165,11 @@ class Client:
         """What `masked` gave: for a repeated request, without computing the input again."""
         return self._reply
 
+    @property
+    def unreadable(self) -> tuple[int, ...]:
+        """Members whose shares for this one could not be read."""
+        return tuple(index for index, both in self._shares.items() if both is None)
+
     def consistency(self, request: bytes) -> bytes:
         """Stage CONSISTENCY, where members sign: its signature of who is in the sum.
 
@@ -176,7 +185,8 @@ class Client:
     def unmask(self, request: bytes) -> bytes:
         """Stage UNMASK: for each member, its share of one secret and never of both.
 
-        Of the seed, for a member in the sum; of the mask key, for one that dropped out.
+        Of the seed, for a member in the sum; of the mask key, for one that dropped out. Nothing for
+        one whose shares could not be read, which tells the server so.
 
         Args:
             request: Who is in the sum; or where members sign, the others' signatures of it.
@@ -192,7 +202,10 @@ class Client:
             self._keep(Kind.SURVIVORS, request)
         shares, uncovered = self._known_shares(), {}
         for index, fate in fates.items():
-            seed, mask = shares[index]
+            both = shares[index]
+            if both is None:
+                continue
+            seed, mask = both
             uncovered[index] = bytes([fate]) + (seed if fate is Fate.PRESENT else mask)
         return self._close(Kind.UNMASK, records(uncovered))
 
@@ -236,7 +249,7 @@ class Client:
         self._keys = self._keys or self._read_keys(self._kept(Kind.KEY_LIST))
         return self._keys
 
-    def _known_shares(self) -> dict[int, tuple[bytes, bytes]]:
+    def _known_shares(self) -> dict[int, tuple[bytes, bytes] | None]:
         self._shares = self._shares or self._read_shares(self._kept(Kind.SHARE_LIST))
         return self._shares
 
@@ -252,20 +265,41 @@ class Client:
             check_keys(found, index, self.params)
         return keys
 
-    def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes]]:
-        """Its shares of all secrets, the own ones among them: of a seed and of a mask key."""
+    def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes] | None]:
+        """Its shares of all secrets, the own ones among them: of a seed and of a mask key.
+
+        With fewer readable ones than the threshold, it is rather the list that is wrong.
+        """
         keys = self._known_keys()
         sealed = self._records(request, Kind.SHARE_LIST, SEALED_BYTES)
         if not sealed.keys() <= keys.keys() - {self.index}:
             raise RefusedError("the list of shares has some of members without keys, or the own")
         self._check_enough(len(sealed) + 1, "have sent shares")
-        shares = {self.index: self._own.split(list(keys))[self.index]}
-        for index, ciphertext in sealed.items():
-            key, bound = self._own.channel(keys, sender=index, recipient=self.index)
+        shares: dict[int, tuple[bytes, bytes] | None] = {
+            index: self._opened(ciphertext, keys, sender=index)
+            for index, ciphertext in sealed.items()
+        }
+        shares[self.index] = self._own.split(list(keys))[self.index]
+        read = sum(both is not None for both in shares.values())
+        if read < self.params.threshold:
+            raise RefusedError(
+                f"shares of {read} members of {len(shares)} can be read, and the threshold is "
+                f"{self.params.threshold}: each other one was altered, or is of another round"
+            )
+        return shares
+
+    def _opened(
+        self, ciphertext: bytes, keys: Mapping[int, PublicKeys], *, sender: int
+    ) -> tuple[bytes, bytes] | None:
+        """A member's shares for this one; None if they cannot be read."""
+        key, bound = self._own.channel(keys, sender=sender, recipient=self.index)
+        try:
             both = decrypt(key, ciphertext, bound)
-            shares[index] = both[:SHARE_BYTES], both[SHARE_BYTES:]
-            for share in shares[index]:
+            shares = both[:SHARE_BYTES], both[SHARE_BYTES:]
+            for share in shares:
                 number_of(share)
+        except RefusedError:
+            return None
         return shares
 
     def _read_fates(self, request: bytes) -> dict[int, Fate]:

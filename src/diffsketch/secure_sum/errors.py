@@ -21,10 +21,19 @@ class VoidError(DiffSketchError):
     Attributes:
         stage: In which it failed.
         dropped: Members that fell silent, and the stage in which each did.
+        unreadable: Members whose shares some others could not read, and who these are.
     """
 
-    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        stage: Stage,
+        dropped: Mapping[int, Stage],
+        unreadable: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
         self.stage, self.dropped = stage, dict(dropped)
+        self.unreadable = dict(unreadable or {})
         who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
         super().__init__(
             f"the round is void: {reason}, in stage {stage.value}; dropped: {who or 'nobody'}"

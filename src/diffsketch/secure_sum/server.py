@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.secure_sum.checks import check_distinct, check_fates, check_keys, signed_fates
+from diffsketch.secure_sum.checks import check_distinct, check_keys, check_secret, signed_fates
 from diffsketch.secure_sum.errors import RefusedError, VoidError
 from diffsketch.secure_sum.masks import cells_of, pair_mask, self_mask, words_of
 from diffsketch.secure_sum.messages import (
@@ -59,8 +59,14 @@ class Server:
     A reply that is refused changes nothing; a member whose reply does not come has dropped out.
     With too few left, `close` raises a `VoidError`, and so does everything after it.
 
+    A member may send shares that others cannot read. If as many as the threshold can, the sum is
+    had all the same; else the round is void, since the sender's masks can never be taken off.
+    `unreadable` says whose shares they are and who could not read them, and `suspects` who is to
+    be left out of the next round.
+
     Guarantees (`tests/secure_sum/test_rounds.py`): the total is the sum of the inputs of those
     present, for dropouts at every stage within the threshold, and an error beyond it.
+    `tests/secure_sum/test_unreadable.py`: what is said here of shares that cannot be read.
 
     Args:
         params: Of the round.
@@ -94,6 +100,8 @@ class Server:
         self._fates: dict[int, Fate] = {}
         self._signatures: dict[int, bytes] = {}
         self._uncovered: dict[int, dict[int, bytes]] = {}
+        self.unreadable: dict[int, tuple[int, ...]] = {}
+        self._recoveries: dict[tuple[int, ...], Recovery] = {}
         self._total: Total | None = None
         self._void: VoidError | None = None
 
@@ -101,6 +109,19 @@ class Server:
     def missing(self) -> tuple[int, ...]:
         """Those whose reply of this stage has not come, ascending."""
         return tuple(index for index in self._asked if index not in self._replied)
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Members whose shares most others could not read. Honest as most are, it is their fault.
+
+        Fewer may be a member's fault, or a lie of those who say that they could not.
+        """
+        heard = self._uncovered.keys()
+        return tuple(
+            owner
+            for owner, by in sorted(self.unreadable.items())
+            if 2 * len(by) > len(heard - {owner})
+        )
 
     def requests(self) -> dict[int, bytes]:
         """What to send in this stage, and to whom."""
@@ -154,6 +175,7 @@ class Server:
         if self.stage is Stage.MASKED:
             self._fates = {index: Fate(index in self._replied) for index in self._sealed}
         if self.stage is Stage.UNMASK:
+            self._note_unreadable()
             try:
                 self._total = self._uncover()
             except RefusedError as error:
@@ -189,7 +211,9 @@ class Server:
             raise ArgumentError("the round is done: another one takes another server")
 
     def _fail(self, reason: str) -> VoidError:
-        self._void = VoidError(reason, stage=self.stage, dropped=self.dropped)
+        self._void = VoidError(
+            reason, stage=self.stage, dropped=self.dropped, unreadable=self.unreadable
+        )
         self.stage = Stage.VOID
         return self._void
 
@@ -214,6 +238,7 @@ class Server:
         self._check_sender(sender)
         keys = PublicKeys.parse(body)
         check_keys(keys, sender, self.params)
+        check_secret(keys, sender)  # or every other member would refuse the whole list
         check_distinct([*self._keys.values(), keys])
         self._keys[sender] = keys
         return sender
@@ -256,11 +281,12 @@ class Server:
         size = 1 + SHARE_BYTES
         sender, values = open_records(reply, Kind.UNMASK, params=self.params, size=size)
         self._check_sender(sender)
-        said = check_fates({index: value[:1] for index, value in values.items()}, self.params)
-        if said != self._fates:
-            raise RefusedError(f"{sender} has sent other shares than those that were asked for")
-        for value in values.values():
+        for index, value in values.items():
+            if index not in self._fates or value[:1] != bytes([self._fates[index]]):
+                raise RefusedError(f"{sender} has sent other shares than those that were asked for")
             number_of(value[1:])
+        if sender not in values or len(values) < self.params.threshold:
+            raise RefusedError(f"{sender} has left out more shares than a member may")
         self._uncovered[sender] = {index: value[1:] for index, value in values.items()}
         return sender
 
@@ -272,17 +298,10 @@ class Server:
 
     def _uncover(self) -> Total:
         """Take off the masks of those present, and what they added for those who dropped out."""
-        points = {index: self.params.points[index] for index in self._uncovered}
-        recovery = Recovery(
-            list(points.values()),
-            threshold=self.params.threshold,
-            unforeseen=secrets.randbelow(PRIME),
-        )
         words, params = self._sum, self.params
         present = [index for index, fate in self._fates.items() if fate is Fate.PRESENT]
         for owner, fate in sorted(self._fates.items()):
-            shares = {at: self._uncovered[index][owner] for index, at in points.items()}
-            secret = recovery.secret(shares)
+            secret = self._recovered(owner)
             if fate is Fate.PRESENT:
                 words = words - self_mask(secret, owner, params)
                 continue
@@ -293,3 +312,27 @@ class Server:
                 # Those present added the negative of this; so both are gone.
                 words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
         return Total(cells_of(words, params), tuple(sorted(present)))
+
+    def _note_unreadable(self) -> None:
+        for owner in sorted(self._fates):
+            if by := [index for index, found in self._uncovered.items() if owner not in found]:
+                self.unreadable[owner] = tuple(sorted(by))
+
+    def _recovered(self, owner: int) -> bytes:
+        """A member's secret, from all shares of it."""
+        points, threshold = self.params.points, self.params.threshold
+        found = {points[i]: had[owner] for i, had in self._uncovered.items() if owner in had}
+        if len(found) < threshold:
+            raise RefusedError(
+                f"shares of {owner} could be read by {len(found)} of {len(self._uncovered)} "
+                f"members, and the threshold is {threshold}"
+            )
+        at = tuple(found)
+        if at not in self._recoveries:
+            self._recoveries[at] = Recovery(
+                at, threshold=threshold, unforeseen=secrets.randbelow(PRIME)
+            )
+        try:
+            return self._recoveries[at].secret(found)
+        except RefusedError as error:
+            raise RefusedError(f"of {owner}, {error}") from error

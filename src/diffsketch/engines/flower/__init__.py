@@ -6,10 +6,10 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
     strategy = SketchStrategy(FedAvg(...), plan, key=key)          in the server's
 
 `client` and `server` are the two sides; `records` is what they write into each other's messages,
-`plan` what they agree on, `vectors` how arrays become one vector and back. `account` and `memory`
-are a client's own books; `members` and `history` are the server's record of its clients and of the
-model; `summing` is the seam where a secure sum goes in: `secure` and `sealing` are its two sides,
-`exchange` is how they talk.
+`plan` what they agree on, `vectors` how arrays become one vector and back. `account`, `books` and
+`memory` are what a client knows and pays; `members` and `history` are the server's record of its
+clients and of the model; `summing` is the seam where a secure sum goes in: `secure` and `sealing`
+are its two sides, `exchange` is how they talk.
 
 The only place that imports `flwr`; needs `pip install 'diffsketch[flower]'`.
 """

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import DataError
-from diffsketch.files import prepare_output, replace_file
+from diffsketch.errors import DataError, MismatchError
+from diffsketch.files import (
+    LockBusy,
+    LockLost,
+    LockUnavailable,
+    locked_beside,
+    prepare_output,
+    replace_file,
+    synchronise,
+)
 from diffsketch.learning.participation import Participation
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, Epsilon
+from diffsketch.privacy.claim import Claim, Epsilon, Scope
 from diffsketch.wire import WireError
 
 __all__ = ["Account", "AccountFile", "plain_value", "unpacked_state"]
@@ -34,6 +43,7 @@ __all__ = ["Account", "AccountFile", "plain_value", "unpacked_state"]
 _FORMAT = 1
 _SEAL_BYTES = 32
 _SELF = np.zeros(1, np.int64)
+_WAIT = 60.0  # seconds for a lock that others hold for milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +65,32 @@ class Account:
     def new(cls, budget: Budget | None) -> Account:
         """Of a client that has sent nothing."""
         return cls(Participation(1, budget))
+
+    @classmethod
+    def most_spent(cls, accounts: Sequence[Account]) -> Account:
+        """Of each price the most that one of these accounts says, since each may lack something.
+
+        Raises:
+            MismatchError: They are about different things.
+        """
+        newest = max(accounts, key=lambda one: one.serial)
+        state = newest.paid.state()
+        for one in accounts:
+            if one.scope != newest.scope and one.serial:
+                raise MismatchError(
+                    f"accounts of one client must be about the same: {newest.scope}, got "
+                    f"{one.scope}"
+                )
+            for name, value in one.paid.state().items():
+                known = state.setdefault(name, value)
+                if isinstance(value, Tensor) and isinstance(known, Tensor):
+                    state[name] = value if value.sum() > known.sum() else known
+        return replace(newest, paid=newest.paid.restored(state))
+
+    @property
+    def scope(self) -> Scope | None:
+        """What its messages were about; None before the first."""
+        return None if self.paid.claim is None else self.paid.claim.scope
 
     def after(self, claim: Claim, *, rounds: int = 1) -> Account:
         """With so many more messages of this claim.
@@ -114,6 +150,9 @@ class Account:
 class AccountFile:
     """A client's account on its own disk: the one place where no server can lose or replace it.
 
+    Guarantees (`tests/engines/test_flower_account.py`): of processes that read, charge and write
+    under `locked`, none misses what another has paid.
+
     Args:
         path: The file; made when it is first written.
     """
@@ -121,16 +160,16 @@ class AccountFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def read(self, budget: Budget | None) -> Account:
-        """The account; a new one if there is no file.
+    def read(self, budget: Budget | None) -> Account | None:
+        """The account; None if there is no file, which says nothing of what was paid.
 
         Raises:
             DataError: There is a file and it is not an account. Nothing is sent then.
         """
-        if not self.path.exists():
-            return Account.new(budget)
         try:
             return Account.of_text(self.path.read_text(encoding="utf-8"), budget)
+        except FileNotFoundError:
+            return None
         except (WireError, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.path} must be the account of this client: {error}") from error
 
@@ -138,6 +177,24 @@ class AccountFile:
         """Replace the file, all at once, before anything is sent."""
         prepare_output(self.path.parent)
         replace_file(self.path, account.to_text().encode())
+        synchronise(self.path.parent)  # or a crash could bring the old account back
+
+    @contextmanager
+    def locked(self, wait: float = _WAIT) -> Iterator[None]:
+        """Nobody else reads, charges and writes meanwhile. Leaves an empty file beside the account.
+
+        Raises:
+            DataError: Another process does, for too long; or the lock cannot be held. Nothing may
+                be sent then.
+        """
+        prepare_output(self.path.parent)
+        try:
+            with locked_beside(self.path, wait=wait):
+                yield
+        except LockLost as error:
+            raise DataError(f"{error}, and another process may have charged as well") from error
+        except (LockBusy, LockUnavailable) as error:
+            raise DataError(str(error)) from error
 
 
 def unpacked_state(state: Mapping[str, Any]) -> dict[str, Tensor | str]:

@@ -21,7 +21,8 @@ from flwr.app import (
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from diffsketch.engines.flower.account import Account, AccountFile
+from diffsketch.engines.flower.account import AccountFile
+from diffsketch.engines.flower.books import Books
 from diffsketch.engines.flower.following import followed
 from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
 from diffsketch.engines.flower.memory import Memory
@@ -34,13 +35,22 @@ from diffsketch.engines.flower.records import (
     Request,
     record_in,
 )
-from diffsketch.engines.flower.refusals import Refusal, check_trust, member_digest
+from diffsketch.engines.flower.refusals import Refusal, check_trust
 from diffsketch.engines.flower.sealing import SecureSealing
 from diffsketch.engines.flower.summing import Own, Sealing
-from diffsketch.engines.flower.vectors import check_layout, digest_of, flat, length_of
+from diffsketch.engines.flower.vectors import (
+    check_layout,
+    digest_of,
+    flat,
+    is_local,
+    length_of,
+    local_names,
+    with_own,
+    without_words,
+)
 from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
 from diffsketch.methods import Method
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
 from diffsketch.sketch import SketchKey
@@ -54,7 +64,6 @@ _LOG = logging.getLogger("flwr.diffsketch")
 _PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
 _PARTITION = "partition-id"
 _OURS = (RECORD, SUM_RECORD)
-_MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
 
 PlanOf = Callable[[Context], Plan]
 
@@ -70,6 +79,7 @@ def sketch_mod(
     keep_metrics: Collection[str] = (),
     trusted_server: bool = False,
     sealing: Sealing | None = None,
+    keep_local: Collection[str] = (),
 ) -> Callable[[Message, Context, ClientAppCallable], Message]:
     """A mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before, and sends messages.
 
@@ -79,7 +89,7 @@ def sketch_mod(
     those that may. All clients count alike: a weight by the number of examples would tell it.
 
     *Its own books.* A client pays for every message in an account of its own, in
-    `diffsketch.engines.flower.account`, and sends nothing that its budget does not allow, whatever
+    `diffsketch.engines.flower.books`, and sends nothing that its budget does not allow, whatever
     the server says. It answers a round once, and only for the plan that it has itself.
 
     *Vectors that are not finite* count as zeros, with their noise, where the claim is proven, since
@@ -100,8 +110,8 @@ def sketch_mod(
         budget: What this client may pay at most. Only proven claims can be within one. Without an
             account file, nor a server that keeps its record from run to run, it is for one run.
         account_file: Where to keep the account over restarts; else `diffsketch-account` of the
-            node's configuration. Without one, it is kept in the SuperNode's memory and by the
-            server, if there is a client's key.
+            node's configuration. Without one, or if it is lost, there is the SuperNode's memory and
+            what the server keeps, if there is a client's key.
         importance: What the vector is multiplied by before it is encoded, for means in which
             clients count differently. It must not depend on the data.
         keep_metrics: Names of metrics that are sent as they are. No claim is about them.
@@ -109,6 +119,9 @@ def sketch_mod(
             is under distributed trust. It is then about those who see only what is published.
         sealing: The client's side of a secure sum, with identities. Without, a plan with
             `secure_sum` has one against a server that follows the protocol.
+        keep_local: Names of arrays, or what follows the last dot of them, that never leave: the
+            app finds them as it left them, while the SuperNode runs. Running statistics must be
+            among them. The strategy has the same.
 
     Raises:
         ArgumentError: An argument is of another type.
@@ -118,7 +131,7 @@ def sketch_mod(
     check_positive("importance", importance)
     settings = _Settings(
         plan, key, noise, budget, account_file, importance, frozenset(keep_metrics),
-        trusted_server, sealing,
+        trusted_server, sealing, local_names(keep_local),
     )  # fmt: skip
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -148,6 +161,7 @@ class _Settings:
     keep_metrics: frozenset[str]
     trusted_server: bool
     sealing: Sealing | None
+    keep_local: frozenset[str]
 
     def own(self, message: Message, context: Context) -> Own:
         """What the client has."""
@@ -203,9 +217,13 @@ class _Session:
         self._own = settings.own(message, context)
         self._plan = self._own.plan
         self._sealing = settings.sealing_of(self._plan)
-        self._client_key = find_client_key(context.node_config)
         path = settings.account_file or context.node_config.get("diffsketch-account")
-        self._file = AccountFile(str(path)) if path else None
+        self._books = Books(
+            self._member,
+            settings.budget,
+            find_client_key(context.node_config),
+            AccountFile(str(path)) if path else None,
+        )
 
     def begin(self, request: Request) -> None:
         """Check what the request is about, and have its model."""
@@ -218,8 +236,12 @@ class _Session:
             raise Refusal("key", "the server's key is another one than this client's")
         self._key = key
         base = self._base_model(request)
-        self._dim = length_of(base)
-        own = self._plan.text(self._dim)
+        local = self._settings.keep_local
+        try:
+            self._dim = length_of(base, local)
+        except ArgumentError as error:
+            raise Refusal("model", str(error)) from error
+        own = self._plan.text(self._dim) + without_words(local)
         if own != request.plan:
             raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {own}")
         self._method = self._plan.build(self._dim)
@@ -238,22 +260,21 @@ class _Session:
         request, seed = self._request, self._key.seed(self._request.round_index)
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
-        claim = self._method.claim_for(self._plan.min_replies, seed)
+        claim = self._method.claim_for(self._plan.honest(self._plan.min_replies), seed)
         sealing = self._sealing
         sums_only = sealing is not None and Trust.DISTRIBUTED in sealing.trusts
         check_trust(claim, trusted_server=self._settings.trusted_server or sums_only)
         if sealing is not None:
             sealing.expect(self._told, request.round_index, own=self._own)
-        account = self._paid(claim)
+        self._books.check(claim, request, remembered=self._memory.account)
         reply = call_next(self._for_app(), self._context)
         if reply.has_error():
             return reply
         cells = self._encoded(self._vector(reply), seed, claim)
         # Before anything is sent: whatever becomes of the reply, it is paid for.
+        account = self._books.charge(claim, request, remembered=self._memory.account)
         self._memory = self._memory.with_answer(request.round_index, account)
         self._memory.write(self._context)
-        if self._file is not None:
-            self._file.write(account)
         wire = WireMessage(
             self._method.message_format,
             cells,
@@ -265,9 +286,9 @@ class _Session:
             data = wire.to_bytes()
         else:
             data = sealing.sealed(wire, self._told, own=self._own)
-        statement = b"" if self._client_key is None else account.sealed(self._client_key)
         kept = self._kept_metrics(reply)
-        reply.content = RecordDict({RECORD: self._reply(data, statement).to_record(), **kept})
+        answer = self._reply(data, self._books.statement(account))
+        reply.content = RecordDict({RECORD: answer.to_record(), **kept})
         return reply
 
     def refused(self, refusal: Refusal, nonce: bytes) -> Message:
@@ -302,7 +323,12 @@ class _Session:
         if not 0 <= skip <= len(request.totals):
             raise Refusal("model", f"version {self._base_version} is not one to go on from")
         model = followed(
-            base, request.totals[skip:], request.rounds[skip:], method=self._method, key=self._key
+            base,
+            request.totals[skip:],
+            request.rounds[skip:],
+            method=self._method,
+            key=self._key,
+            keep_local=self._settings.keep_local,
         )
         if request.digest and digest_of(model) != request.digest:
             self._memory = Memory(request.series, account=self._memory.account)
@@ -315,34 +341,9 @@ class _Session:
         records = {name: one for name, one in content.items() if name not in _OURS}
         model = self._memory.model
         if model is not None:
-            records[self._request.arrays] = model
+            records[self._request.arrays] = with_own(model, self._memory.own)
         self._message.content = RecordDict(records)
         return self._message
-
-    def _paid(self, claim: Claim) -> Account:
-        """The account after this round, if it can be paid."""
-        try:
-            return self._account(claim).after(claim)
-        except BudgetExceeded as error:
-            raise Refusal("budget", str(error)) from error
-
-    def _account(self, claim: Claim) -> Account:
-        """The newest of what the client remembers, has on disk, and has left with the server."""
-        budget, request = self._settings.budget, self._request
-        found = [] if self._memory.account is None else [self._memory.account]
-        if self._file is not None:
-            found.append(self._file.read(budget))
-        if request.statement and self._client_key is not None:
-            found.append(Account.opened(request.statement, self._client_key, budget))
-        if found:
-            return max(found, key=lambda one: one.serial)
-        known = {request.known[place : place + 8] for place in range(0, len(request.known), 8)}
-        if self._client_key is not None and member_digest(self._member) in known:
-            raise Refusal("statement", "this client has no memory and needs its statement first")
-        if request.round_index > _MOST_ROUNDS:
-            raise Refusal("statement", "this client has no memory of so many rounds")
-        # Nothing is known: it may have taken part in every round so far.
-        return Account.new(budget).after(claim, rounds=request.round_index)
 
     def _vector(self, reply: Message) -> Tensor:
         """New less old."""
@@ -355,7 +356,11 @@ class _Session:
         except DiffSketchError as error:
             raise Refusal("app", str(error)) from error
         ordered = ArrayRecord({name: found[0][name] for name in model})
-        change = flat(ordered) - flat(model)
+        local = self._settings.keep_local
+        own = {name: one for name, one in ordered.items() if is_local(name, local)}
+        if own:
+            self._memory = self._memory.with_own(ArrayRecord(own))
+        change = flat(ordered, local) - flat(model, local)
         return change if self._settings.importance == 1 else change * self._settings.importance
 
     def _encoded(self, vector: Tensor, seed: HashSeed, claim: Claim) -> Tensor:

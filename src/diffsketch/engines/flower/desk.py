@@ -5,6 +5,7 @@ Made with the first model, when the length of the vectors is known.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 
@@ -22,7 +23,7 @@ from diffsketch.engines.flower.records import (
     content_bytes,
 )
 from diffsketch.engines.flower.refusals import Refusal, check_trust
-from diffsketch.engines.flower.vectors import cast_like, length_of
+from diffsketch.engines.flower.vectors import cast_like, length_of, without_words
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
@@ -31,6 +32,7 @@ from diffsketch.sketch.hashing import HashSeed
 
 __all__ = ["Desk"]
 
+_LOG = logging.getLogger("flwr.diffsketch")
 _ANY_SEEDS = HashSeed(bytes(32)), HashSeed(bytes([1]) * 32)  # where claims do not depend on them
 
 
@@ -43,9 +45,11 @@ class Desk:
         key: The clients' common key, if the server has it.
         budget: Where to stop.
         trusted: Whether a claim under distributed trust may be used with the server's sums.
+        keep_local: Names of arrays that clients keep to themselves.
 
     Raises:
-        ArgumentError: The plan's claim cannot be held, or not be accounted for, here.
+        ArgumentError: The plan's claim cannot be held, or not be accounted for, here; or the model
+            has running statistics that would be sent.
     """
 
     def __init__(
@@ -56,17 +60,21 @@ class Desk:
         key: SketchKey | None,
         budget: Budget | None,
         trusted: bool,
+        keep_local: frozenset[str] = frozenset(),
     ) -> None:
         self._key, self._series = key, secrets.token_bytes(8)
-        dim = length_of(arrays)
-        self.method, self._plan = plan.build(dim), plan.text(dim)
+        dim = length_of(arrays, keep_local)
+        self.method = plan.build(dim)
+        self._plan = plan.text(dim) + without_words(keep_local)
+        self._honest = plan.honest
         planned = self.claim_of(plan.min_replies, 0)
         name = self.method.name
         try:
             check_trust(planned, trusted_server=trusted)
         except Refusal as error:
             raise ArgumentError(f"method={name!r}: {error}") from error
-        if key is None and planned != self.method.claim_for(plan.min_replies, _ANY_SEEDS[1]):
+        least = plan.honest(plan.min_replies)
+        if key is None and planned != self.method.claim_for(least, _ANY_SEEDS[1]):
             raise ArgumentError(
                 f"key must be given: the claim of method={name!r} depends on the hashes, and a "
                 "server without the key could not account for it"
@@ -80,23 +88,31 @@ class Desk:
         self.history = History(arrays, keyed=key is not None)
 
     def claim_of(self, present: int, round_index: int) -> Claim:
-        """Of a round with so many messages."""
+        """Of a round with so many messages, without the noise of those that may be corrupt."""
         seed = _ANY_SEEDS[0] if self._key is None else self._key.seed(round_index)
-        return self.method.claim_for(present, seed)
+        return self.method.claim_for(self._honest(present), seed)
 
     def fingerprint(self, round_index: int) -> bytes | None:
         """Of a round's hashes, if the server can know it."""
         return None if self._key is None else self._key.seed(round_index).fingerprint
 
-    def check_nodes(self, nodes: tuple[int, ...]) -> None:
-        """Raise an `ArgumentError` unless each is there once, and all fit in the cohort."""
+    def chosen(self, messages: list[Message]) -> list[Message]:
+        """As many as the method's cohort has room for: all, or some that are picked at random.
+
+        All nodes have the same chance, in every round anew. No claim counts on the choice.
+
+        Raises:
+            ArgumentError: A node is asked twice.
+        """
+        nodes = [one.metadata.dst_node_id for one in messages]
         if len(set(nodes)) != len(nodes):
             raise ArgumentError(f"strategy must ask each node once in a round, got {sorted(nodes)}")
         cohort = getattr(self.method, "cohort", len(nodes))
-        if len(nodes) > cohort:
-            raise ArgumentError(
-                f"cohort must be >= the nodes of a round, {len(nodes)}, got cohort={cohort}"
-            )
+        if len(nodes) <= cohort:
+            return messages
+        _LOG.warning("%d nodes, and a cohort of %d: not all are asked", len(nodes), cohort)
+        picked = set(secrets.SystemRandom().sample(nodes, cohort))
+        return [one for one in messages if one.metadata.dst_node_id in picked]
 
     def at(self, arrays: ArrayRecord) -> History:
         """The history, at these arrays."""

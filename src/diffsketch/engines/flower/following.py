@@ -6,7 +6,7 @@ key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from flwr.app import ArrayRecord
@@ -39,8 +39,11 @@ def followed(
     *,
     method: Method,
     key: SketchKey,
+    keep_local: Collection[str] = (),
 ) -> ArrayRecord:
     """The model after these rounds: each mean is added to it, one after another.
+
+    `keep_local` is that of the run: arrays with these names stay as they are in the model.
 
     Guarantees (`tests/engines/test_flower.py`): the bits that a server with the key has.
 
@@ -48,5 +51,5 @@ def followed(
         WireError: A total is not that of its round.
     """
     for total, round_index in zip(totals, rounds, strict=True):
-        model = moved(model, mean_of(total, round_index, method=method, key=key))
+        model = moved(model, mean_of(total, round_index, method=method, key=key), keep_local)
     return model

@@ -3,11 +3,15 @@
 A SuperNode that restarts comes back with another node id, unless it has a key of its own. So nodes
 say who they are (`Reply.member`), and accounts are kept by member. A node that has said nothing yet
 has an account by its id, which is added to its member's as soon as that is known.
+
+A round is in the accounts from when it is asked for: what it will cost is known then only as it was
+planned, and is set right once it is known who has answered.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,7 +25,7 @@ from diffsketch.engines.flower.records import NO_MODEL
 from diffsketch.engines.flower.refusals import member_digest
 from diffsketch.errors import DataError
 from diffsketch.learning.participation import Participation
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon
 
 __all__ = ["Members"]
@@ -39,8 +43,10 @@ class Members:
     """Accounts that grow with the clients.
 
     Guarantees (`tests/engines/test_flower_books.py`): no member's account is ever less than what
-    it was asked for; a node that turns out to be a known member adds to its account; the budget is
-    never exceeded.
+    it was asked for; a node that turns out to be a known member adds to its account, and several
+    nodes of one member pay for each; no round is begun that the budget does not allow. Only a node
+    that was asked before it said who it is can bring its member beyond the budget: that is counted,
+    and then no further round is begun.
 
     Args:
         budget: Where to stop, if anywhere.
@@ -52,34 +58,57 @@ class Members:
         self._places: dict[str, int] = {}
         self._nodes: dict[int, _Node] = {}
         self._statements: dict[str, bytes] = {}
+        self._asked: tuple[Claim, tuple[int, ...]] | None = None
 
     def afford(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Raise `BudgetExceeded` if a round with these nodes would cost too much."""
-        cohort = self._cohort(nodes)  # before the accounts are looked at: it may make room
-        self._accounts.after(claim, cohort)
+        """Raise `BudgetExceeded` if a further round with these nodes would cost too much."""
+        self.settle()
+        self._after(claim, nodes)
 
-    def charge(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Let these nodes pay for a round. Whoever was asked may have sent a message.
+    def ask(self, claim: Claim, nodes: Iterable[int]) -> None:
+        """Begin a round: whoever is asked may send a message, and pays, whatever comes of it.
 
         Raises:
-            BudgetExceeded: It would cost too much.
+            BudgetExceeded: It would cost too much. Nobody may be asked.
         """
-        cohort = self._cohort(nodes)
-        self._accounts = self._accounts.after(claim, cohort)
+        nodes = tuple(nodes)
+        self.afford(claim, nodes)
+        self._asked = claim, nodes
+
+    def beyond(self, claim: Claim) -> frozenset[int]:
+        """Nodes of the round for whom this claim is too much, now that it is known who they are."""
+        nodes = () if self._asked is None else self._asked[1]
+        try:
+            self._after(claim, nodes)
+        except BudgetExceeded:
+            return frozenset(node for node in nodes if not self._can_pay(claim, node, nodes))
+        return frozenset()
+
+    def settle(self, claim: Claim | None = None) -> None:
+        """Close the round that was begun, if one was: it has cost this; or what was planned."""
+        if self._asked is not None:
+            planned, nodes = self._asked
+            self._asked = None
+            self._accounts = self._paid(planned if claim is None else claim, nodes)
+
+    def charge(self, claim: Claim, nodes: Iterable[int]) -> None:
+        """Let these nodes pay for a round: `ask` and `settle`."""
+        self.ask(claim, nodes)
+        self.settle()
 
     def epsilon(self, delta: float) -> Epsilon:
         """What the run has cost the member who paid most."""
-        return self._accounts.epsilon(delta)
+        return self._all_paid().epsilon(delta)
 
     @property
     def claim(self) -> Claim | None:
         """What holds for all rounds."""
-        return self._accounts.claim
+        return self._all_paid().claim
 
     def rounds_of(self, member: str) -> int:
         """Rounds that a member has paid for."""
         place = self._places.get(f"member {member}")
-        return 0 if place is None else int(self._accounts.rounds[place])
+        return 0 if place is None else int(self._all_paid().rounds[place])
 
     def version_of(self, node: int) -> int:
         """Of the model that a node is known to have."""
@@ -104,9 +133,9 @@ class Members:
 
     def to_text(self) -> str:
         """Accounts and statements as JSON, for the next run with these clients."""
-        state = {name: plain_value(value) for name, value in self._accounts.state().items()}
+        state = {name: plain_value(value) for name, value in self._all_paid().state().items()}
         statements = {name: value.hex() for name, value in self._statements.items()}
-        # Ids of nodes mean nothing in another run, so their accounts are nobody's then.
+        # A node that has not said who it is may still have its id in the next run, and say it then.
         return json.dumps({"places": self._places, "accounts": state, "statements": statements})
 
     def load_text(self, text: str) -> None:
@@ -127,9 +156,52 @@ class Members:
             raise DataError(f"the record must be one of this strategy's: {error}") from error
         self._places, self._accounts, self._statements = places, accounts, statements
 
-    def _cohort(self, nodes: Iterable[int]) -> npt.NDArray[np.int64]:
-        places = [self._place(self._name(node)) for node in nodes]
-        return np.array(sorted(set(places)), np.int64)
+    def _after(
+        self, claim: Claim, nodes: Iterable[int], accounts: Participation | None = None
+    ) -> Participation:
+        """The accounts, or others of as many, after a round with these nodes."""
+        cohorts = self._cohorts(nodes)  # before the accounts are looked at: it may make room
+        accounts = self._accounts if accounts is None else accounts
+        for cohort in cohorts:
+            accounts = accounts.after(claim, cohort)
+        return accounts
+
+    def _paid(self, claim: Claim, nodes: tuple[int, ...]) -> Participation:
+        """The accounts after a round that cannot be refused any more, whatever the budget is."""
+        try:
+            return self._after(claim, nodes)
+        except BudgetExceeded:
+            old = self._accounts
+            free = Participation(old.clients, None, old.planned).restored(old.state())
+            state = self._after(claim, nodes, free).state()
+            return Participation(old.clients, old.budget, old.planned).restored(state)
+
+    def _all_paid(self) -> Participation:
+        """With the round that was begun."""
+        return self._accounts if self._asked is None else self._paid(*self._asked)
+
+    def _can_pay(self, claim: Claim, node: int, nodes: tuple[int, ...]) -> bool:
+        """Whether a node's account alone allows a round with all nodes of its member."""
+        place, old = self._place(self._name(node)), self._accounts
+        state = {
+            name: value if isinstance(value, str) else value[..., place : place + 1]
+            for name, value in old.state().items()
+        }
+        account = Participation(1, old.budget, old.planned).restored(state)
+        try:
+            for _ in range([self._place(self._name(one)) for one in nodes].count(place)):
+                account = account.after(claim, np.zeros(1, np.int64))
+        except BudgetExceeded:
+            return False
+        return True
+
+    def _cohorts(self, nodes: Iterable[int]) -> list[npt.NDArray[np.int64]]:
+        """Places of the accounts that pay: all of them, those of two nodes, those of three, ..."""
+        counts = Counter(self._place(self._name(node)) for node in nodes)
+        return [
+            np.array(sorted(place for place, count in counts.items() if count > times), np.int64)
+            for times in range(max(counts.values(), default=0))
+        ]
 
     def _name(self, node: int) -> str:
         member = self._nodes.setdefault(node, _Node()).member

@@ -1,7 +1,7 @@
 """What a client keeps between messages: in Flower's `Context.state`, which dies with its SuperNode.
 
-The model of the last round (so that the next download is small), the last round that it answered,
-and its account.
+The model of the last round (so that the next download is small), the arrays that the client keeps
+to itself, the last round that it answered, and its account.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffsketch.privacy.accounting.accountant import Budget
 
 __all__ = ["Memory"]
 
-_VALUES, _MODEL = "diffsketch.memory", "diffsketch.model"
+_VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own"
 _NEVER = -1
 
 
@@ -31,6 +31,7 @@ class Memory:
         model: None if there is none.
         answered: The last round that a message was sent for; -1 for none.
         account: None if nothing is known of it.
+        own: Arrays that the client keeps to itself, as its app left them; None if there are none.
     """
 
     series: bytes
@@ -38,6 +39,7 @@ class Memory:
     model: ArrayRecord | None = None
     answered: int = _NEVER
     account: Account | None = None
+    own: ArrayRecord | None = None
 
     @classmethod
     def read(cls, context: Context, series: bytes, budget: Budget | None) -> Memory:
@@ -52,7 +54,8 @@ class Memory:
         model = context.state.array_records.get(_MODEL)
         version = NO_MODEL if model is None else int(values["version"])
         answered = int(values["answered"])
-        return cls(series, version, model, answered, account)
+        own = context.state.array_records.get(_OWN)
+        return cls(series, version, model, answered, account, own)
 
     def write(self, context: Context) -> None:
         """Keep it for the next message."""
@@ -67,10 +70,16 @@ class Memory:
         )
         if self.model is not None:
             context.state[_MODEL] = self.model
+        if self.own is not None:
+            context.state[_OWN] = self.own
 
     def with_model(self, model: ArrayRecord, version: int) -> Memory:
         """With another model."""
         return replace(self, model=model, version=version)
+
+    def with_own(self, own: ArrayRecord) -> Memory:
+        """With what the app has made of the client's own arrays."""
+        return replace(self, own=own)
 
     def with_answer(self, round_index: int, account: Account) -> Memory:
         """After a message."""

@@ -37,9 +37,14 @@ class Plan:
             share the noise, `noise_multiplier` is then that of `min_replies` messages: each has
             `sqrt(cohort / min_replies)` times its share, so that the claim that was planned holds
             with as few.
+        corrupt: Members of a secure sum that may pass all they have to the server. Their noise
+            does not count: `claim_for(min_replies - corrupt)` is what clients account for. And
+            thresholds are above half of the members and these together, as a server that does
+            anything takes: so `2 min_replies > cohort + corrupt` is needed.
 
     Guarantees (`tests/engines/test_flower_secure.py`): the claim of any number from `min_replies`
-    to `cohort` is at least the planned one.
+    to `cohort` is at least the planned one. `tests/engines/test_flower_secure_corrupt.py`: any
+    threshold of a plan withstands `corrupt`; both sides charge without their noise.
 
     Raises:
         ArgumentError: No such method or setting, or a number out of range.
@@ -48,7 +53,7 @@ class Plan:
     664
     >>> Plan.parse("sketch-gaussian", "rows=1 cols=64 clip=1.5 noise_multiplier=2 trust=central")
     Plan(method='sketch-gaussian', settings={'rows': 1, 'cols': 64, 'clip': 1.5, \
-'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False)
+'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False, corrupt=0)
     """
 
     method: str
@@ -56,17 +61,18 @@ class Plan:
     cohort: int = 1
     min_replies: int = 1
     secure_sum: bool = False
+    corrupt: int = 0
 
     def __post_init__(self) -> None:
         check_whole("cohort", self.cohort, least=1)
         check_whole("min_replies", self.min_replies, least=1)
+        check_whole("corrupt", self.corrupt, least=0)
         if self.secure_sum:
-            least, most = self.cohort // 2 + 1, self.cohort
-            check(
-                least <= self.min_replies <= most and most > 1,
-                "min_replies",
-                f"be in {max(least, 2)}..{max(most, 2)} for a secure sum of a cohort of {most}",
-                self.min_replies,
+            self._check_threshold()
+        elif self.corrupt:
+            raise ArgumentError(
+                f"corrupt must be 0 without secure_sum, got corrupt={self.corrupt}: a server that "
+                "sees every message needs no member's help"
             )
         known = settings_of(self.method)
         unknown = [name for name in self.settings if name not in known]
@@ -81,6 +87,7 @@ class Plan:
         cohort: int = 1,
         min_replies: int = 1,
         secure_sum: bool = False,
+        corrupt: int = 0,
     ) -> Plan:
         """From the texts of a run's configuration: `name=value` with spaces between."""
         found: dict[str, Any] = {}
@@ -92,7 +99,7 @@ class Plan:
                 found[name] = json.loads(value)
             except ValueError:
                 found[name] = value
-        return cls(method, found, cohort, min_replies, secure_sum)
+        return cls(method, found, cohort, min_replies, secure_sum, corrupt)
 
     def build(self, dim: int) -> Method:
         """The method for vectors of this length.
@@ -118,18 +125,49 @@ class Plan:
         return method
 
     def threshold(self, members: int) -> int:
-        """Of a secure sum: members that must stay to the end. More than half of them.
+        """Of a secure sum: members that must stay to the end.
 
-        >>> plan = Plan("cpsgd", {"levels": 4, "trials": 9}, 10, 9, secure_sum=True)
+        More than two thirds of them, or `min_replies` if that is less; and `2 threshold > members +
+        corrupt` in any case, so that the server and those who are corrupt never have both secrets
+        of another member.
+
+        >>> coarse = {"levels": 4, "trials": 9}
+        >>> plan = Plan("cpsgd", coarse, 10, 9, secure_sum=True)
         >>> plan.threshold(10), plan.threshold(9)
         (7, 7)
+        >>> Plan("cpsgd", coarse, 10, 9, secure_sum=True, corrupt=4).threshold(10)
+        8
         """
-        return min(default_threshold(members), self.min_replies)
+        return min(max(default_threshold(members), self._least(members)), self.min_replies)
+
+    def honest(self, present: int) -> int:
+        """Messages whose noise counts, of so many in a sum: what `claim_for` is to be asked for."""
+        return present - self.corrupt
 
     def text(self, dim: int) -> str:
         """All of it in words: two plans are the same if these are."""
         how = ", secure sum" if self.secure_sum else ""
+        how += f", corrupt={self.corrupt}" if self.corrupt else ""
         return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
+
+    def _least(self, members: int) -> int:
+        """The lowest threshold that withstands a server with its accomplices."""
+        return (members + self.corrupt) // 2 + 1
+
+    def _check_threshold(self) -> None:
+        least, most = max(self._least(self.cohort), 2), self.cohort
+        if self.corrupt and least > most:
+            raise ArgumentError(
+                f"corrupt must be below cohort={most}, got corrupt={self.corrupt}: no threshold "
+                "withstands so many"
+            )
+        among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
+        check(
+            least <= self.min_replies <= most,
+            "min_replies",
+            f"be in {least}..{max(most, 2)} for a secure sum of a cohort of {most}{among}",
+            self.min_replies,
+        )
 
     def _built(self, dim: int, settings: Mapping[str, Any]) -> Method:
         return build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)

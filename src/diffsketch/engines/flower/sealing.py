@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,7 +20,7 @@ from diffsketch.engines.flower.refusals import Refusal
 from diffsketch.engines.flower.summing import Own
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Trust
-from diffsketch.secure_sum import Client, Identity, Params, Stage, accept
+from diffsketch.secure_sum import Client, Identity, Once, Params, Stage, accept
 from diffsketch.secure_sum.messages import stage_of
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
@@ -34,17 +35,25 @@ class SecureSealing:
     """Masks a client's message, once in a round, if the round is one that the plan promises.
 
     It refuses an invitation to a sum of fewer than `plan.min_replies` messages, with a lower
-    threshold than the plan's, of another plan or of other hashes; and it refuses to uncover a sum
-    of fewer than `plan.min_replies`, whatever the server says.
+    threshold than the plan's, of another plan or of other hashes, or that would not withstand
+    `plan.corrupt` members; and it refuses to uncover a sum of fewer than `plan.min_replies`,
+    whatever the server says.
+
+    Its memory is the node's state, which Flower hands to each process and takes back at its end.
+    So a node that works on two messages at once, or whose state is set back, needs a guard.
 
     Guarantees (`tests/engines/test_flower_secure.py`): no reply has the message itself; the state
     goes through bytes between any two messages; the refusals above.
+    `tests/engines/test_flower_secure_corrupt.py`: what is said here of the plan's `corrupt`, of
+    guards and of a request that is repeated.
 
     Args:
         identity: The client's lasting key. With it members sign, and the server may do anything;
             without, it is trusted to follow the protocol.
         identities: Public keys of all who may be members, not from the server. The client's own is
             among them.
+        guard: A directory of this node's own for `diffsketch.secure_sum.Once`; else
+            `diffsketch-guard` of the node's configuration, or none.
 
     Raises:
         ArgumentError: Only one of the two is given, or the own key is not known to the others.
@@ -53,11 +62,15 @@ class SecureSealing:
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
 
     def __init__(
-        self, *, identity: Identity | None = None, identities: Iterable[bytes] | None = None
+        self,
+        *,
+        identity: Identity | None = None,
+        identities: Iterable[bytes] | None = None,
+        guard: str | Path | None = None,
     ) -> None:
         if (identity is None) != (identities is None):
             raise ArgumentError("identity and identities must be given together, or neither")
-        self._identity = identity
+        self._identity, self._guard = identity, guard
         self._known = None if identities is None else by_number(identities)
         if identity is not None and identity.public not in (self._known or {}).values():
             raise ArgumentError("identities must have the public key of the client's own identity")
@@ -88,6 +101,7 @@ class SecureSealing:
             reply = member.answer(request, lambda: message.cells)
         except ArgumentError as error:
             raise Refusal("secure-sum", str(error)) from error
+        self._bind(reply, Stage.MASKED, member, own)
         self._keep(member, own)
         return reply
 
@@ -96,6 +110,8 @@ class SecureSealing:
         member = self._number(own).to_bytes(8, "little")
         if not request.request:
             return SumReply("", "", member, fingerprint, b"")
+        if (again := _repeated(request, own)) is not None:
+            return SumReply("", "", member, fingerprint, again)
         if request.invitation:
             client = self._invited(request, own)
         else:
@@ -103,8 +119,10 @@ class SecureSealing:
             if client.params.round_index != request.round_index:
                 raise Refusal("secure-sum", "this client is in the secure sum of another round")
         reply = client.answer(request.request, _no_input)
-        if stage_of(request.request, client.params) is Stage.UNMASK:
-            del own.context.state[_STATE]  # its secrets are of no use any more
+        stage = stage_of(request.request, client.params)
+        self._bind(reply, stage, client, own)
+        if stage is Stage.UNMASK:
+            _forget(reply, request, own)
         else:
             self._keep(client, own, request)
         return SumReply("", "", member, fingerprint, reply)
@@ -130,6 +148,11 @@ class SecureSealing:
         kept = _kept(own)
         if kept is None:
             raise Refusal("secure-sum", "this client is in no secure sum, or has no memory of it")
+        if "state" not in kept:
+            raise Refusal(
+                "secure-sum",
+                "this client has helped to uncover the sum, and has forgotten its secrets",
+            )
         params = self._params(kept["invitation"], kept["dim"], kept["round_index"], own)
         return Client.restore(
             kept["state"], self._number(own), params=params, identity=self._identity
@@ -146,6 +169,7 @@ class SecureSealing:
             fingerprint=own.key.seed(round_index).fingerprint,
             least_present=plan.min_replies,
             identities=self._known,
+            corrupt=plan.corrupt,
         )
         count = len(params.members)
         if params.round_index != round_index:
@@ -174,6 +198,12 @@ class SecureSealing:
     def _number(self, own: Own) -> int:
         return own.node if self._identity is None else number_of_key(self._identity.public)
 
+    def _bind(self, reply: bytes, stage: Stage, client: Client, own: Own) -> None:
+        """Before a reply leaves: no other process of this node may have given another one."""
+        path = self._guard or own.context.node_config.get("diffsketch-guard")
+        if path:
+            Once(str(path)).bind(reply, stage, index=client.index, params=client.params)
+
     def _keep(self, client: Client, own: Own, request: SumRequest | None = None) -> None:
         kept = _kept(own) or {}
         if request is not None and request.invitation:
@@ -199,6 +229,25 @@ def by_number(identities: Iterable[bytes]) -> dict[int, bytes]:
 def _kept(own: Own) -> dict[str, Any] | None:
     record = own.context.state.config_records.get(_STATE)
     return None if record is None else dict(record)
+
+
+def _forget(reply: bytes, request: SumRequest, own: Own) -> None:
+    """Keep the last reply, which the server has, in place of the secrets, for if it is lost."""
+    kept = {name: value for name, value in (_kept(own) or {}).items() if name != "state"}
+    asked = hashlib.sha256(request.request).digest()
+    own.context.state[_STATE] = ConfigRecord({**kept, "asked": asked, "reply": reply})
+
+
+def _repeated(request: SumRequest, own: Own) -> bytes | None:
+    """The last reply of a secure sum, if the request for it has come before."""
+    kept = _kept(own) or {}
+    same = (
+        not request.invitation
+        and kept.get("round_index") == request.round_index
+        and kept.get("asked") == hashlib.sha256(request.request).digest()
+    )
+    reply = kept.get("reply")
+    return reply if same and isinstance(reply, bytes) else None
 
 
 def _no_input() -> Tensor:

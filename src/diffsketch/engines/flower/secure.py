@@ -24,6 +24,7 @@ from diffsketch.wire import SERVER, Message, WireError
 __all__ = ["SecureSum"]
 
 _LOG = logging.getLogger("flwr.diffsketch")
+_BARRED = "secure-sum: most others could not read its shares of an earlier round"
 
 
 @dataclass
@@ -66,6 +67,9 @@ class SecureSum:
     senders stay until the end, the sum is that of all who sent one. With fewer the round is void:
     a `VoidError` before messages are asked for, `Summed.void` after.
 
+    A member whose shares of keys others cannot read is named. If most others cannot, its node is
+    left out of later rounds: it could make every one of them void.
+
     Guarantees (`tests/engines/test_flower_secure.py`): the total of a plain sum over those present,
     for dropouts at every stage within the threshold; no total beyond it; no message in anything
     that the server is sent; replies that are not a member's own change nothing but a count.
@@ -80,6 +84,7 @@ class SecureSum:
     def __init__(self, *, identities: Iterable[bytes] | None = None) -> None:
         self._known = None if identities is None else by_number(identities)
         self._open: _Open | None = None
+        self._barred: set[int] = set()
 
     def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
         """Keys and shares.
@@ -121,13 +126,14 @@ class SecureSum:
         before = dict(current.left)
         try:
             current.take(parts)
-            refused = {node: why for node, why in current.left.items() if node not in before}
+            refused = _since(before, current, parts)
             while server.stage is not Stage.DONE:
                 self._step(current, exchange)
             found = server.total()
         except VoidError as error:
-            gone = {node: why for node, why in current.left.items() if node not in before}
-            return Summed(None, frozenset(), gone, str(error))
+            self._blame(current)
+            return Summed(None, frozenset(), _since(before, current, parts), str(error))
+        self._blame(current)
         total = Message(
             about.method.total_format,
             found.cells,
@@ -145,12 +151,24 @@ class SecureSum:
         current.left.update(refused)
         current.take({node: reply.reply for node, reply in replies.items()})
 
+    def _blame(self, current: _Open) -> None:
+        """Say whose shares could not be read by whom, and leave out who is to blame for it."""
+        server = current.server
+        for member, by in server.unreadable.items():
+            node = current.nodes[member]
+            why = f"its shares could not be read by {len(by)} of the others"
+            _LOG.warning("secure sum: node %d: %s", node, why)
+            if server.stage is Stage.VOID:
+                current.left[node] = why
+        self._barred.update(server.suspects)
+
     def _members(
         self, nodes: Collection[int], about: SumRound, exchange: Exchange, text: str
     ) -> tuple[dict[int, int], bytes, dict[int, str]]:
         """Nodes by their members' numbers, the fingerprint, and why others are not among them."""
         if self._known is None and about.fingerprint is not None:
-            return {node: node for node in nodes}, about.fingerprint, {}
+            left = dict.fromkeys(self._barred & set(nodes), _BARRED)
+            return {node: node for node in nodes if node not in left}, about.fingerprint, left
         hello = SumRequest(about.round_index, text, about.method.dim, b"", b"")
         replies, left = exchange.ask(dict.fromkeys(sorted(nodes), hello))
         fingerprint = about.fingerprint
@@ -165,8 +183,15 @@ class SecureSum:
                 left[node] = "identity: it is not one of those that are known"
             elif number in members:
                 left[node] = "identity: another node has the same one"
+            elif number in self._barred:
+                left[node] = _BARRED
             else:
                 members[number] = node
         for node in set(nodes) - set(members.values()):
             left.setdefault(node, "silent before the secure sum")
         return members, fingerprint, left
+
+
+def _since(before: Mapping[int, str], current: _Open, parts: Mapping[int, bytes]) -> dict[int, str]:
+    """Why nodes are gone that sent a message. Why others sent none, the strategy knows better."""
+    return {node: why for node, why in current.left.items() if node in parts and node not in before}

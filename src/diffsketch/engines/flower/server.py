@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -23,9 +23,9 @@ from diffsketch.engines.flower.replies import OpenRound, reply_in, unopened
 from diffsketch.engines.flower.report import RoundReport
 from diffsketch.engines.flower.secure import SecureSum
 from diffsketch.engines.flower.summing import PlainSum, Summation, Summed, SumRound
-from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, moved
+from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, local_names, moved
 from diffsketch.errors import ArgumentError
-from diffsketch.files import replace_file
+from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.mean import SERVER_NOISE
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
@@ -39,13 +39,15 @@ from diffsketch.wire import Message as WireMessage
 __all__ = ["SketchStrategy"]
 
 _LOG = logging.getLogger("flwr.diffsketch")
+_BEYOND = "budget: it is a member whose budget was spent when it was asked as an unknown node"
 
 
 class SketchStrategy(Strategy):
     """A strategy of yours, with messages of a method instead of dense arrays, both ways.
 
     `SketchStrategy(FedAvg(...), plan, key=key)` in place of `FedAvg(...)`. The strategy inside
-    picks the nodes and their configuration. Nodes are sent what they lack of the model; their
+    picks the nodes and their configuration; of more than `plan.cohort`, where the method has one,
+    so many are asked, at random. Nodes are sent what they lack of the model; their
     messages are summed, published and decoded; and the strategy inside gets one reply with the
     model plus the mean, so that its own rule (momentum, Adam) goes on from there.
 
@@ -66,7 +68,8 @@ class SketchStrategy(Strategy):
     Guarantees (`tests/engines/test_flower.py`): the rounds of a simulation with the same keys, to
     rounding; nodes that follow have the server's bits. `tests/engines/test_flower_hostile.py`:
     replies of another round, node, method or version, repeated or damaged ones change nothing but
-    a count, and the mean is that of the others.
+    a count, and the mean is that of the others. `tests/engines/test_flower_asked.py`: whoever is
+    asked has paid before, even if the server then dies.
 
     Args:
         strategy: Your own: FedAvg, FedAdam, ...
@@ -78,8 +81,9 @@ class SketchStrategy(Strategy):
         summation: How messages are summed: by `SecureSum()` if the plan has `secure_sum`, else
             as they are. `SecureSum(identities=...)` for clients that sign.
         trusted_server: As for `sketch_mod`.
-        record_file: Where to keep accounts and statements from run to run. Without one, they are of
-            one run, and so are `epsilon` and the budget.
+        record_file: Where to keep accounts and statements from run to run; it has a round before
+            anybody is asked. Without one, they are of one run, and so are `epsilon` and the budget.
+        keep_local: As for `sketch_mod`: the server's own stay as they are in the first model.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -96,6 +100,7 @@ class SketchStrategy(Strategy):
         summation: Summation | None = None,
         trusted_server: bool = False,
         record_file: str | Path | None = None,
+        keep_local: Collection[str] = (),
     ) -> None:
         if not isinstance(strategy, Strategy):
             kind = type(strategy).__name__
@@ -115,6 +120,7 @@ class SketchStrategy(Strategy):
         self._summation: Summation = summation
         self._trusted = trusted_server or Trust.DISTRIBUTED in self._summation.trusts
         self._record = None if record_file is None else Path(record_file)
+        self._local = local_names(keep_local)
         self._index, self._nonce = 0, b""
         self._desk: Desk | None = None
         self._round: OpenRound | None = None
@@ -166,7 +172,7 @@ class SketchStrategy(Strategy):
 
         Raises:
             ArgumentError: There is something to evaluate and no key to have the model with; or
-                the plan's claim cannot be held here.
+                the plan's claim cannot be held here; or the model has running statistics.
         """
         if evaluate_fn is not None and self._key is None:
             raise ArgumentError("evaluate_fn needs the model, and a server without a key has none")
@@ -187,8 +193,8 @@ class SketchStrategy(Strategy):
             return []
         model = desk.at(arrays).arrays
         messages = list(self.strategy.configure_train(server_round, model, config, grid))
+        messages = desk.chosen(messages)
         nodes = tuple(one.metadata.dst_node_id for one in messages)
-        desk.check_nodes(nodes)
         if not nodes:
             return []
         index, nonce = self._index, secrets.token_bytes(16)
@@ -216,6 +222,9 @@ class SketchStrategy(Strategy):
         key, size = desk.address(messages, nonce=nonce, round_index=index, more=more)
         left = dict(prepared.left)
         self._round = OpenRound(about, nodes, claim, key, size, exchange, left)
+        # Before anything is asked: whatever becomes of the server, the round is paid for.
+        desk.members.ask(claim, nodes)
+        self._write_record(desk)
         return messages
 
     def aggregate_train(
@@ -230,11 +239,13 @@ class SketchStrategy(Strategy):
             reply = current.take(message)
             if reply is not None:
                 desk.hear(message.metadata.src_node_id, reply)
-        summed = self._summation.total(current.parts, current.about, exchange=current.exchange)
+        beyond = desk.members.beyond(current.claim)
+        parts = {node: part for node, part in current.parts.items() if node not in beyond}
+        summed = self._summation.total(parts, current.about, exchange=current.exchange)
         current.refused.update(summed.refused)
-        claim = self._charged(desk, current, len(summed.present))
-        if self._record is not None:
-            replace_file(self._record, desk.members.to_text().encode())
+        current.refused.update(dict.fromkeys(beyond, _BEYOND))
+        claim = self._charged(desk, current, len(summed.present), beyond)
+        self._write_record(desk)
         arrays, metrics, void = self._advanced(desk, server_round, current, summed)
         self._log(current.report(summed.present, claim, void))
         return arrays, metrics
@@ -277,7 +288,12 @@ class SketchStrategy(Strategy):
     def _begun(self, arrays: ArrayRecord) -> Desk:
         if self._desk is None:
             self._desk = Desk(
-                self.plan, arrays, key=self._key, budget=self._budget, trusted=self._trusted
+                self.plan,
+                arrays,
+                key=self._key,
+                budget=self._budget,
+                trusted=self._trusted,
+                keep_local=self._local,
             )
             if self._record is not None and self._record.exists():
                 self._desk.members.load_text(self._record.read_text(encoding="utf-8"))
@@ -288,16 +304,23 @@ class SketchStrategy(Strategy):
             raise ArgumentError("nothing is known before the first round is configured")
         return self._desk
 
-    def _charged(self, desk: Desk, current: OpenRound, present: int) -> Claim:
+    def _charged(
+        self, desk: Desk, current: OpenRound, present: int, beyond: frozenset[int]
+    ) -> Claim:
         """Let all who were asked pay, for what so few messages leave of the claim."""
         claim = desk.claim_of(present, current.index) if present else current.claim
-        try:
-            desk.members.charge(claim, current.nodes)
-        except BudgetExceeded as error:
+        if desk.members.beyond(claim) - beyond:
             # Fewer came than planned, and their noise is not enough: it may not be published.
-            self.ended = str(error)
-            desk.members.charge(current.claim, current.nodes)
+            self.ended = f"a round of {present} messages would exceed the budget"
+            desk.members.settle()
+        else:
+            desk.members.settle(claim)
         return claim
+
+    def _write_record(self, desk: Desk) -> None:
+        if self._record is not None:
+            prepare_output(self._record.parent)
+            replace_file(self._record, desk.members.to_text().encode())
 
     def _advanced(
         self, desk: Desk, server_round: int, current: OpenRound, summed: Summed
@@ -309,7 +332,7 @@ class SketchStrategy(Strategy):
         if summed.total is None or present < least:
             return None, None, f"{present} messages, and {least} are needed"
         if self.ended:
-            return None, None, f"so few messages would exceed the budget: {self.ended}"
+            return None, None, self.ended
         published = self._published(desk, summed.total)
         metrics = mean_metrics([current.contents[node].content for node in summed.present])
         if self._key is None:
@@ -318,7 +341,7 @@ class SketchStrategy(Strategy):
             return None, metrics, ""
         model = desk.history.arrays
         mean = mean_of(published, current.index, method=desk.method, key=self._key)
-        plain = moved(model, mean)
+        plain = moved(model, mean, self._local)
         if not is_finite(flat(plain)):
             return None, None, "the new model would not be finite: training diverges"
         values = dict(metrics or {})
