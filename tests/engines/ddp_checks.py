@@ -275,7 +275,11 @@ def interrupted(rank: int) -> dict[str, Any]:
     all_reduce_mean(good, mean)
     parameter = nn.Parameter(torch.full((12,), float(rank)))
     all_reduce_mean([parameter], GroupMean(Uncompressed(12), key=SketchKey.from_integer(1)))
-    return {"wrong": wrong, "short": short, "good": good, "parameter": parameter.detach()}
+    once = [torch.full((12,), float(rank))]
+    all_reduce_mean(once, Uncompressed(12))
+    apart = error_of(lambda: all_reduce_mean(once, PlainSketch(12, 1, 4 + rank)))
+    found = {"wrong": wrong, "short": short, "good": good, "parameter": parameter.detach()}
+    return found | {"once": once[0], "apart": apart}
 
 
 def subgroup(rank: int) -> dict[str, Any]:

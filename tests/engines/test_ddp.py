@@ -91,6 +91,8 @@ def test_tensors_without_ddp(results: Results) -> None:
     assert zero["good"][1].dtype == torch.bfloat16
     for found in (zero, one):
         assert torch.equal(found["parameter"], torch.full((12,), 0.5))
+        assert torch.equal(found["once"], torch.full((12,), 0.5))
+        assert "all ranks must have the same method" in found["apart"]
 
 
 def test_a_state_takes_the_group_of_its_model(results: Results) -> None:

@@ -179,8 +179,15 @@ def test_models_that_a_hook_cannot_average(make: Callable[[], Any], text: str) -
         state_for(make(), **NOTHING)
 
 
-def test_a_mean_is_made_once_and_not_by_a_method_alone() -> None:
-    method, tensors = PlainSketch(4, 1, 4), [torch.ones(4)]
-    with pytest.raises(ArgumentError, match="mean must be a GroupMean, got PlainSketch: make"):
-        all_reduce_mean(tensors, method)  # type: ignore[arg-type]
-    all_reduce_mean(tensors, GroupMean(method, key=SketchKey.from_integer(1)))
+def test_a_method_alone_is_one_round_with_hashes_of_its_own() -> None:
+    method = PlainSketch(400, 1, 40)
+    vector = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    first, second = [vector.clone()], [vector.clone()]
+    all_reduce_mean(first, method)
+    all_reduce_mean(second, method)
+    assert not torch.equal(first[0], second[0])  # each call has other hashes
+    lasting = GroupMean(method, key=SketchKey.from_integer(1))
+    with pytest.raises(ArgumentError, match="must not be given with a GroupMean"):
+        all_reduce_mean(first, lasting, trusted_group=True)
+    with pytest.raises(ArgumentError, match="mean must be a GroupMean or a Method, got str"):
+        all_reduce_mean(first, "sketch")  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.engines.agreement import digest_of, fail_together
+from diffsketch.engines.all_reduce import all_reduce_mean
 from diffsketch.engines.ddp_model import check_averaged, check_nothing_else_is_sent, trained
 from diffsketch.engines.group import GroupMean, Scaler
 from diffsketch.errors import ArgumentError, MismatchError, check
@@ -332,45 +333,6 @@ def sketch_state(
         account_file=account_file,
     )
     return HookState(model, mean)
-
-
-def all_reduce_mean(tensors: Sequence[Tensor], mean: GroupMean) -> None:
-    """Replace tensors by their means over all ranks, in place: one round, without DDP.
-
-    Args:
-        tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
-            order on all ranks.
-        mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds. It
-            gives each round hashes of its own, and counts what the rounds cost.
-
-    Raises:
-        ArgumentError: `mean` is something else; or a tensor is not dense or not floating, and then
-            the other ranks raise as well.
-        MismatchError: Ranks disagree, or the tensors have another number of coordinates.
-    """
-    if not isinstance(mean, GroupMean):
-        raise ArgumentError(
-            f"mean must be a GroupMean, got {type(mean).__name__}: make "
-            "mean = GroupMean(method, key=key) once, with the same SketchKey on all ranks, "
-            "and call all_reduce_mean(tensors, mean) in each round; it counts the rounds"
-        )
-    try:
-        for tensor in tensors:
-            if tensor.layout != torch.strided or not tensor.is_floating_point():
-                raise ArgumentError(
-                    "tensors must be dense and of a floating type, got a "
-                    f"{tensor.dtype} tensor with the layout {tensor.layout}"
-                )
-        flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
-        vector = torch.cat(flat) if flat else torch.zeros(0)
-    except Exception as error:
-        mean.fail(error)
-    found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
-    begin = 0
-    with torch.no_grad():
-        for tensor in tensors:
-            tensor.copy_(found[begin : begin + tensor.numel()].view(tensor.shape))
-            begin += tensor.numel()
 
 
 def _with_compression(
