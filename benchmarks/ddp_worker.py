@@ -24,7 +24,7 @@ from benchmarks.links import counted_bytes
 from diffsketch.engines.ddp import sketch_hook, sketch_state
 from diffsketch.learning.data import load_mnist
 
-__all__ = ["HOOKS", "Job", "work"]
+__all__ = ["HOOKS", "Job", "perceptron", "pixels", "work"]
 
 WARM_UP = 4  # steps: buckets are rebuilt after the first, PowerSGD begins with the third
 
@@ -115,7 +115,8 @@ def work(rank: int, text: str) -> None:
     )  # fmt: skip
     try:
         model = DistributedDataParallel(
-            _mlp(job), bucket_cap_mb=1000 if job.hook.startswith("PowerSGD") else None
+            perceptron(job.widths, job.seed),
+            bucket_cap_mb=1000 if job.hook.startswith("PowerSGD") else None,
         )  # several buckets abort PowerSGD on gloo
         HOOKS[job.hook](model)
         found = (
@@ -166,11 +167,11 @@ def _trained(job: Job, model: DistributedDataParallel, rank: int) -> dict[str, A
     generator = torch.Generator().manual_seed(1000 + job.seed)
     for _ in range(job.steps):
         drawn = torch.randint(len(train), (job.world, job.batch), generator=generator)[rank]
-        _step(model, optimizer, _inputs(train.images[drawn]), train.labels[drawn].long())
+        _step(model, optimizer, pixels(train.images[drawn]), train.labels[drawn].long())
     found = {}
     with torch.no_grad():
         for name, data in (("train", train), ("test", test)):
-            scores = model.module(_inputs(data.images[:10_000]))
+            scores = model.module(pixels(data.images[:10_000]))
             labels = data.labels[:10_000].long()
             found[f"{name}_loss"] = float(cross_entropy(scores, labels))
             found[f"{name}_accuracy"] = float((scores.argmax(dim=1) == labels).double().mean())
@@ -186,15 +187,17 @@ def _step(
     optimizer.step()
 
 
-def _inputs(images: Tensor) -> Tensor:
+def pixels(images: Tensor) -> Tensor:
+    """Images as rows of numbers from 0 to 1."""
     flat = images.flatten(1)
     return flat.float() / 255 if flat.dtype == torch.uint8 else flat
 
 
-def _mlp(job: Job) -> nn.Module:
-    first, second = job.widths
+def perceptron(widths: tuple[int, int], seed: int) -> nn.Module:
+    """For MNIST, with two hidden layers; the weights follow from the seed."""
+    first, second = widths
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
+        torch.manual_seed(seed)
         return nn.Sequential(
             nn.Linear(784, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(),
             nn.Linear(second, 10),

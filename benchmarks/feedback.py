@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.ddp_worker import perceptron, pixels
 from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
@@ -112,7 +113,7 @@ class Ranks:
 def loss_after(setting: Setting, sending: Sending, *, steps: int, seed: int) -> float:
     """Of the first 10,000 training images; infinite if training diverged."""
     images, labels = _examples()
-    model = _perceptron(setting.width, seed)
+    model = perceptron((setting.width, setting.width), seed)
     parameters = list(model.parameters())
     ranks = Ranks(sum(one.numel() for one in parameters), setting, sending, seed)
     optimizer = torch.optim.SGD(parameters, lr=setting.rate, momentum=setting.momentum)
@@ -132,17 +133,7 @@ def loss_after(setting: Setting, sending: Sending, *, steps: int, seed: int) -> 
 @lru_cache
 def _examples() -> tuple[Tensor, Tensor]:
     train = load_mnist(None, split="train")
-    scale = 255 if train.images.dtype == torch.uint8 else 1
-    return train.images.flatten(1).float() / scale, train.labels.long()
-
-
-def _perceptron(width: int, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-            nn.Linear(width, 10),
-        )  # fmt: skip
+    return pixels(train.images), train.labels.long()
 
 
 def _gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

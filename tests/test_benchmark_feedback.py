@@ -23,7 +23,7 @@ def test_uncompressed_is_plain_sgd(bench: Any) -> None:
     setting, sending = bench.Setting(8, 0.3), bench.SENDINGS[0]
     found = bench.loss_after(setting, sending, steps=3, seed=1)
     images, labels = bench._examples()
-    model = bench._perceptron(8, 1)
+    model = bench.perceptron((8, 8), 1)
     generator = torch.Generator().manual_seed(1001)
     for _ in range(3):
         drawn = torch.randint(len(labels), (bench.RANKS, bench.BATCH), generator=generator)

@@ -25,6 +25,7 @@ from diffsketch.files import prepare_output, replace_file
 from diffsketch.run.compare import Member, run_one
 from diffsketch.run.compare_plan import Contender
 from diffsketch.run.pool import Stop, Tell
+from diffsketch.run.run_files import has_run
 from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.sessions import threads
 from diffsketch.run.versions import source_digest, versions
@@ -138,7 +139,7 @@ class Store:
         self, job: Job, *, command: list[str], tell: Tell, stop: Stop
     ) -> tuple[dict[str, Any] | None, str]:
         path = self.run_directory(job)
-        if path.exists() and not (path / "run.json").exists():
+        if path.exists() and not has_run(path):
             shutil.rmtree(path)  # of a process that was killed before the run had begun
         there = path.exists()
         member = Member(job.key, job.seed, path, Contender(job.key, job.settings).config(job.seed))
