@@ -32,7 +32,7 @@ def all_reduce_mean(
             order on all ranks.
         mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds, which
             counts what they cost. Or a method, for a single round: ranks then make up a key for
-            its hashes, by one more collective, and nothing is counted.
+            its hashes and compare their options, by two small gathers, and nothing is counted.
         group: With a method, the processes; all of them if not given.
         trusted_group: With a method, as in `GroupMean`.
 
@@ -65,9 +65,9 @@ def _of_one_round(
     """With hashes that no other round has: from bytes of all ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ArgumentError("a process group is needed: call init_process_group before")
-    settings = {"method": str(method), "trusted_group": str(trusted_group)}
-    place, share = device_of(group), secrets.token_bytes(32)
-    key = SketchKey(handshake(group, settings, device=place, failure=None, share=share))
+    share = secrets.token_bytes(32)
+    key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
+    # This compares the options of all ranks.
     return GroupMean(method, key=key, group=group, trusted_group=trusted_group)
 
 
