@@ -22,58 +22,63 @@ from diffsketch.sketch.kernels.cpu_lanes import (
 )
 
 
-def _add_intrinsic(*, prefetch: bool) -> Any:
+@intrinsic
+def add_lanes(
+    typingctx: Any, to: Any, source: Any, count: Any, step: Any, phase: Any, fetch: Any,
+    every: Any, like: Any,
+) -> Any:  # fmt: skip
     """`to[i] += source[i]` for `count` values, `-=` where the top bit of `phase + step * i` is set.
 
-    With `prefetch`, ask meanwhile for what lies `ahead` bytes after the source.
+    Meanwhile ask for what lies at `fetch`, a line of the cache with `every` so many vectors.
     """
+    del typingctx, to, source, count, step, phase, fetch, every
+    long, word = types.int64, types.uint32
 
-    @intrinsic
-    def add_lanes(
-        typingctx: Any, to: Any, source: Any, count: Any, step: Any, phase: Any, ahead: Any,
-        like: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, source, count, step, phase, ahead
-        long, word = types.int64, types.uint32
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, count, by, start, ahead, every, _ = args
+        lanes = Lanes(builder, sig.args[7])
+        zero, each = ir.Constant(I64, 0), ir.Constant(I64, lanes.count)
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            target, origin, count, by, start, further, _ = args
-            lanes = Lanes(builder, sig.args[6])
-            zero, each = ir.Constant(I64, 0), ir.Constant(I64, lanes.count)
+        def add_first(many: Any, target: Any, origin: Any, signs: Any) -> None:
+            with builder.if_then(builder.icmp_signed(">", many, zero)):
+                mask = lanes.below(many)
+                value = lanes.flip(lanes.load_first(origin, mask), signs)
+                total = builder.fadd(lanes.load_first(target, mask), value)
+                lanes.store_first(total, target, mask)
 
-            def add_first(many: Any, target: Any, origin: Any, start: Any) -> None:
-                with builder.if_then(builder.icmp_signed(">", many, zero)):
-                    mask = lanes.below(many)
-                    value = lanes.flip(lanes.load_first(origin, mask), lanes.weyl(zero, by, start))
-                    total = builder.fadd(lanes.load_first(target, mask), value)
-                    lanes.store_first(total, target, mask)
+        # Up to the next line of the cache, then line by line: writes across two are slow.
+        before = builder.and_(builder.neg(target), ir.Constant(I64, BYTES - 1))
+        head = builder.sdiv(before, ir.Constant(I64, lanes.size))
+        head = builder.select(builder.icmp_signed("<", head, count), head, count)
+        add_first(head, target, origin, lanes.weyl(zero, by, start))
+        skip = builder.mul(head, ir.Constant(I64, lanes.size))
+        target, origin = builder.add(target, skip), builder.add(origin, skip)
+        start = builder.add(start, builder.mul(by, builder.trunc(head, I32)))
+        count = builder.sub(count, head)
+        signs = cgutils.alloca_once_value(builder, lanes.weyl(zero, by, start))
+        jump = lanes.splat(builder.mul(by, ir.Constant(I32, lanes.count)))
 
-            # Up to the next line of the cache, then line by line: writes across two are slow.
-            before = builder.and_(builder.neg(target), ir.Constant(I64, BYTES - 1))
-            head = builder.sdiv(before, ir.Constant(I64, lanes.size))
-            head = builder.select(builder.icmp_signed("<", head, count), head, count)
-            add_first(head, target, origin, start)
-            skip = builder.mul(head, ir.Constant(I64, lanes.size))
-            target, origin = builder.add(target, skip), builder.add(origin, skip)
-            start = builder.add(start, builder.mul(by, builder.trunc(head, I32)))
-            count = builder.sub(count, head)
-            whole = builder.sdiv(count, each)
-            with cgutils.for_range(builder, whole) as loop:
-                place, at = lanes.address(target, loop.index), lanes.address(origin, loop.index)
-                if prefetch:
-                    _prefetch(builder, builder.add(at, further))
-                value = lanes.flip(lanes.load(at), lanes.weyl(loop.index, by, start))
-                lanes.store(builder.fadd(lanes.load(place), value), place)
-            start = builder.add(
-                start, builder.mul(by, builder.trunc(builder.mul(whole, each), I32))
-            )
-            target, origin = lanes.address(target, whole), lanes.address(origin, whole)
-            add_first(builder.srem(count, each), target, origin, start)
-            return context.get_dummy_value()
+        def add_next(index: Any) -> None:
+            place, at = lanes.address(target, index), lanes.address(origin, index)
+            value = lanes.flip(lanes.load(at), builder.load(signs))
+            lanes.store(builder.fadd(lanes.load(place), value), place)
+            builder.store(builder.add(builder.load(signs), jump), signs)
 
-        return types.void(long, long, long, word, word, long, like), codegen
+        whole = builder.sdiv(count, each)
+        groups = builder.sdiv(whole, every)
+        with cgutils.for_range(builder, groups) as group:
+            _prefetch(builder, lanes.address(ahead, group.index))
+            first = builder.mul(group.index, every)
+            with cgutils.for_range(builder, every) as loop:
+                add_next(builder.add(first, loop.index))
+        first = builder.mul(groups, every)
+        with cgutils.for_range(builder, builder.sub(whole, first)) as loop:
+            add_next(builder.add(first, loop.index))
+        target, origin = lanes.address(target, whole), lanes.address(origin, whole)
+        add_first(builder.srem(count, each), target, origin, builder.load(signs))
+        return context.get_dummy_value()
 
-    return add_lanes
+    return types.void(long, long, long, word, word, long, long, like), codegen
 
 
 def _prefetch(builder: Any, address: Any) -> None:
@@ -82,10 +87,6 @@ def _prefetch(builder: Any, address: Any) -> None:
     call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     read, second_level, data = (ir.Constant(I32, k) for k in (0, 2, 1))
     builder.call(call, [builder.inttoptr(address, pointer), read, second_level, data])
-
-
-add_lanes = _add_intrinsic(prefetch=False)
-add_lanes_prefetch = _add_intrinsic(prefetch=True)
 
 
 @intrinsic

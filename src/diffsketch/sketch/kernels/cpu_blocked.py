@@ -13,7 +13,6 @@ from numba import njit, prange, uint32
 from diffsketch.sketch.kernels.cpu_adding import (
     add_blocks,
     add_lanes,
-    add_lanes_prefetch,
     flip_blocks,
 )
 from diffsketch.sketch.kernels.cpu_combining import (
@@ -39,42 +38,59 @@ from diffsketch.sketch.kernels.cpu_hashes import (
 )
 
 CHUNK = 1024
-_STRETCH = 1 << 15  # coordinates that row after row reads: they stay in the second-level cache
+_STRETCH = 1 << 15  # coordinates of short blocks that row after row reads, signed beforehand
+_PIECE = 1 << 14  # bytes of a long block that stay in the first-level cache while rows read them
+_AHEAD = 1 << 15  # bytes: so far ahead the next pieces are fetched meanwhile
 _BATCH = 64  # blocks hashed at once
 
 
-@njit
-def _encode_row(
-    vector: Any, offset: Any, row: Any, cols: Any, low: Any, high: Any, first: Any, last: Any,
-    block: Any, starts: Any, steps: Any, phases: Any, ahead: Any, turn: Any, turns: Any,
+@njit(inline="always")
+def _add_piece(
+    source: Any, count: Any, into: Any, to: Any, width: Any, cols: Any, low: Any, high: Any,
+    start: Any, step: Any, phase: Any, fetch: Any, every: Any, one: Any, size: Any,
 ) -> None:  # fmt: skip
-    """Add coordinates `first` to `last` to columns `low` to `high` of a row.
+    """Add `count` values, that begin `into` a block, to columns `low` to `high` of a row.
 
-    Blocks that have their `turn`, one of `turns`, fetch what lies `ahead` bytes further on from
-    memory meanwhile; so the rows of a table fetch all of it together.
+    Inlined by Numba, not left to LLVM: that makes an encode a sixth faster.
     """
-    size, one = vector.itemsize, vector[0]
-    origin, to = address(vector) - offset * size, address(row)
-    hashed = first // block
-    for k in range((last - 1) // block + 1 - hashed):
-        begin = max(first, (hashed + k) * block)
-        count = min(last, (hashed + k + 1) * block) - begin
-        into, step = begin % block, steps[k]
-        phase = phases[k] + step * uint32(into) + (starts[k] & TOP)
-        start, least = np.int64(starts[k] & REST) + into, low
-        start -= cols if start >= cols else 0
-        for _ in range(2):  # as it lies, then what of it goes around the end of the row
-            at, end = max(start, least), min(start + count, high)
-            if at < end:
-                skip = at - start
-                value, phase_there = origin + (begin + skip) * size, phase + step * uint32(skip)
-                if k % turns == turn:
-                    add_lanes_prefetch(
-                        to + at * size, value, end - at, step, phase_there, ahead, one
-                    )
-                else:
-                    add_lanes(to + at * size, value, end - at, step, phase_there, 0, one)
-            start, least = start - cols, max(low, row.size - cols)
+    phase = phase + step * uint32(into) + (start & TOP)
+    begin, least = np.int64(start & REST) + into, low
+    begin -= cols if begin >= cols else 0
+    for _ in range(2):  # as it lies, then what of it goes around the end of the row
+        at, end = max(begin, least), min(begin + count, high)
+        if at < end:
+            skip = at - begin
+            value, phase_there = source + skip * size, phase + step * uint32(skip)
+            add_lanes(to + at * size, value, end - at, step, phase_there, fetch, every, one)
+        begin, least = begin - cols, max(low, width - cols)
+
+
+@njit
+def _add_pieces(
+    vector: Any, offset: Any, table: Any, cols: Any, bands: Any, unit: Any, units: Any,
+    first: Any, last: Any, block: Any, hashed: Any, starts: Any, steps: Any, phases: Any,
+) -> None:  # fmt: skip
+    """Add coordinates `first` to `last` piece by piece, each to all rows of the share.
+
+    `starts` and so on are the hashes from block `hashed` on.
+    """
+    size, width, piece = vector.itemsize, table.shape[1], _PIECE // vector.itemsize
+    top, bottom = unit // bands, (units - 1) // bands
+    every = max(1, (units - unit) // bands)  # so the rows fetch all of it together
+    at = first
+    while at < last:
+        into, k = at % block, at // block - hashed
+        count = min(last - at, piece - into % piece, block - into)
+        source, part = address(vector) + (at - offset) * size, count * size // every
+        for row in range(top, bottom + 1):  # the share's bands of a row in one go
+            low, _ = share(width, max(unit - row * bands, 0), bands)
+            _, high = share(width, min(units - row * bands, bands) - 1, bands)
+            fetch = source + _AHEAD + (row - top) * part
+            _add_piece(
+                source, count, into, address(table) + row * width * size, width, cols, low, high,
+                starts[row - top, k], steps[k], phases[k], fetch, every, vector[0], size,
+            )  # fmt: skip
+        at += count
 
 
 @njit
@@ -89,9 +105,12 @@ def _encode_stretch(
     """
     copies, rows, width = tables.shape
     size, chunk = vector.itemsize, min(block, CHUNK)
-    per_stretch = min(_STRETCH, _BATCH * block) // chunk
-    blocks = max(1, per_stretch * chunk // block)
-    starts = np.empty((units, blocks), np.uint32)
+    per_stretch = _BATCH * block // chunk
+    if chunk == block:
+        per_stretch = min(per_stretch, _STRETCH // chunk)
+    blocks = per_stretch * chunk // block
+    top, bottom = unit // bands, (units - 1) // bands
+    starts = np.empty((bottom + 1 - top, blocks), np.uint32)
     steps, phases = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
     signed = np.empty(per_stretch * chunk if chunk == block else 0, vector.dtype)
     apart = rows * width * size
@@ -105,28 +124,21 @@ def _encode_stretch(
         hashed = begin * chunk // block
         count = (end * chunk - 1) // block + 1 - hashed
         hash_signs(hashed, words, steps[:count], phases[:count])
+        for row in range(top, bottom + 1):
+            hash_starts(hashed, runs, cols, block, row, words, starts[row - top, :count])
         if chunk == block and whole and bands == 1 and width > cols:
             # Short blocks, no borders and no end of a row to go around: no decisions to make.
             source, each = address(vector) + (begin * chunk - offset) * size, chunk * size // 64
             to, by, of = address(signed), address(steps), address(phases)
             flip_blocks(to, source, count, each, by, of, vector[0])
-            for j in range(unit, units):
-                hash_starts(hashed, runs, cols, block, j, words, starts[j, :count])
             add_blocks(
                 address(tables[0, unit]), to, count, each, units - unit, width * size,
-                address(starts[unit]), blocks, copies - 1, apart, vector[0],
+                address(starts), blocks, copies - 1, apart, vector[0],
             )  # fmt: skip
-            begin = end
-            continue
-        first_row, last_row = unit // bands, (units - 1) // bands
-        for row in range(first_row, last_row + 1):  # the share's bands of a row in one go
-            low, _ = share(width, max(unit - row * bands, 0), bands)
-            _, high = share(width, min(units - row * bands, bands) - 1, bands)
-            hash_starts(hashed, runs, cols, block, row, words, starts[0, :count])
-            _encode_row(
-                vector, offset, tables[0, row], cols, low, high, max(begin * chunk, offset),
-                min(end * chunk, stop), block, starts[0], steps, phases,
-                per_stretch * chunk * size, row - first_row, last_row + 1 - first_row,
+        else:
+            _add_pieces(
+                vector, offset, tables[0], cols, bands, unit, units, max(begin * chunk, offset),
+                min(end * chunk, stop), block, hashed, starts, steps, phases,
             )  # fmt: skip
         begin = end
 
