@@ -21,7 +21,10 @@ from diffsketch.sketch.kernels import cpu, reference
 
 SEED = SketchKey(bytes(range(32))).seed(3)
 SHAPES = [
-    (7850, 7, 22),  # short blocks, several copies of the table
+    (7850, 7, 22),  # short blocks, several copies of the table; two rows at a time
+    (40_001, 34, 7),  # pairs of rows in several parts, more of them than a word has bits
+    (8200, 2, 32),
+    (8000, 3, 32),  # too short for pairs of rows
     (1, 1, 1),
     (33, 3, 1),
     (100, 2, 13),  # blocks shorter than a vector
@@ -118,9 +121,10 @@ def test_parts_add_up(dim: int, rows: int, cols: int, family: Family, data: st.D
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cols", [2500, 22])
 @pytest.mark.parametrize("offset", [(1 << 32) - 1000, (1 << 40) - 30_000])
-def test_indices_beyond_32_bits(family: Family, offset: int) -> None:
-    sketch = CountSketch(1 << 40, 5, 2500, family)
+def test_indices_beyond_32_bits(family: Family, cols: int, offset: int) -> None:
+    sketch = CountSketch(1 << 40, 5, cols, family)
     vector = random_vectors(30_000, dtype=torch.float64)
     table = sketch.encode(vector, SEED, offset=offset)
     assert_close(table, reference.encode(vector, SEED, layout=sketch.layout, offset=offset))

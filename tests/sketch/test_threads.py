@@ -18,16 +18,19 @@ import pytest
 import torch
 
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import Family
-from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered, cpu_threads
+from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.kernels import cpu_blocked, cpu_joint, cpu_scattered, cpu_threads
 
 SEED = SketchKey.from_integer(5).seed(0)
-SKETCHES = [CountSketch(200_000, 3, 4000, family) for family in ("blocked", "pairwise")]
+SKETCHES = [CountSketch(200_000, 3, 4000, family) for family in FAMILIES]
+SKETCHES.append(CountSketch(200_000, 3, 22, "pairwise"))
 THREADS, OTHER = 2, 3  # PyTorch's number, and what the disturbance makes of it
 OF_NUMBA = min(THREADS, cpu_threads._MOST_THREADS)
 LOOPS: tuple[tuple[ModuleType, str], ...] = (
     (cpu_blocked, "encode_long_parallel"),
     (cpu_blocked, "query_parallel"),
+    (cpu_joint, "encode_parallel"),
+    (cpu_joint, "query_parallel"),
     (cpu_scattered, "encode_parallel"),
     (cpu_scattered, "query_parallel"),
 )

@@ -16,12 +16,18 @@ import torch
 from torch import Tensor
 
 from diffsketch.sketch.hashing import HashSeed, Layout
-from diffsketch.sketch.kernels import cpu_blocked, cpu_scattered, cpu_short
+from diffsketch.sketch.kernels import (
+    cpu_blocked,
+    cpu_columns,
+    cpu_joint,
+    cpu_scattered,
+    cpu_short,
+)
 from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Words: TypeAlias = npt.NDArray[np.uint32]
-Kind: TypeAlias = Literal["short", "long", "scattered"]
+Kind: TypeAlias = Literal["short", "long", "scattered", "joint"]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
@@ -33,7 +39,6 @@ _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's 
 _COPIES = 4  # partial tables that then take turns; a power of two
 _UNROLLED = 16  # rows up to which short vectors have code of their own for each number
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
-_BITS = {4: np.zeros(0, dtype=np.uint32), 8: np.zeros(0, dtype=np.uint64)}
 
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
@@ -54,7 +59,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
         run(batch, offset % block, table, copies, block, hashes, spread, per_row)
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
-    encode_some = _encode_long if kind == "long" else _encode_scattered
+    encode_some = _ENCODE[kind]
     group = batch.shape[0]
     if copies:
         room = max(_SPARE, source.nbytes // 125)
@@ -98,8 +103,23 @@ def _encode_scattered(
     run = runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
     run(
         source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
-        seed.words_for(layout.rows), _BITS[source.itemsize], out,
+        seed.words_for(layout.rows), out,
     )  # fmt: skip
+
+
+def _encode_joint(
+    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
+) -> None:
+    del copies
+    tables = out[:, None]
+    if parts > 1:
+        tables = np.empty((len(source), parts, layout.rows, layout.cols), dtype=source.dtype)
+    threads = min(threads_for(source.size), len(source) * parts)
+    run = runner(cpu_joint.encode, cpu_joint.encode_parallel, threads)
+    run(source, offset, tables, seed.words_for(layout.rows), out)
+
+
+_ENCODE = {"long": _encode_long, "scattered": _encode_scattered, "joint": _encode_joint}
 
 
 def query(
@@ -128,11 +148,14 @@ def query(
         run = runner(cpu_short.query, cpu_short.query_parallel, threads)
         return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
     parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words_for(layout.rows)
+    if kind == "joint":
+        run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
+        return bool(run(table, result, offset, parts, words, per_row, mean, validate))
     if kind == "scattered":
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
-        own, like = _block(layout), _BITS[table.itemsize]
+        own = _block(layout)
         return bool(
-            run(table, cols, result, offset, parts, own, runs, words, per_row, like, mean, validate)
+            run(table, cols, result, offset, parts, own, runs, words, per_row, mean, validate)
         )
     pad = min(block, cpu_blocked.CHUNK)
     if layout.rows * (cols + pad) * table.itemsize > _SPARE:
@@ -215,9 +238,11 @@ def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
 
 def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
     block = layout.geometry.block
+    if layout.family == "pairwise" and cpu_joint.pays(length, layout.rows, layout.cols):
+        return "joint", 1 if length < SERIAL else _MAX_PARTS, 1
     if layout.family == "pairwise" or block < 16:  # less than a 64-byte vector
         kind: Kind = "scattered"
-        copies = cpu_scattered.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
+        copies = cpu_columns.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
     else:
         short = length < SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
         kind = "short" if short else "long"

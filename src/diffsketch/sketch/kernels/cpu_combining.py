@@ -115,6 +115,63 @@ def _blocks_intrinsic(combine: Combine, *, stream: bool) -> Any:
     return combine_blocks
 
 
+def _signed_intrinsic(combine: Combine, *, paired: bool) -> Any:
+    """The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
+
+    If `paired`, numbers of two rows alternate, from the place of the first. Signs are flipped where
+    bit `j` of a number's word is set; words from row 32 on are those at `upper`.
+    """
+
+    @intrinsic
+    def combine_signed(
+        typingctx: Any, to: Any, values: Any, stride: Any, lower: Any, upper: Any, rows: Any,
+        vectors: Any, like: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, values, stride, lower, upper, vectors
+        long = types.int64
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            target, origin, stride, lower, upper, _, count, _ = args
+            lanes, rows = Lanes(builder, sig.args[7]), sig.args[5].count
+            even, odd = (
+                ir.Constant(lanes.words, [2 * k + other for k in range(lanes.count)])
+                for other in (0, 1)
+            )
+
+            def load(row: int, index: Any) -> Any:
+                return lanes.load(
+                    lanes.address(builder.add(origin, _times(builder, stride, row)), index)
+                )
+
+            with cgutils.for_range(builder, count) as loop:
+                values: list[Any] = []
+                for j in range(rows):
+                    if not paired or (j % 2 == 0 and j == rows - 1):
+                        values.append(load(j, loop.index))
+                    elif j % 2 == 0:
+                        first = builder.mul(loop.index, ir.Constant(I64, 2))
+                        one = load(j, first)
+                        two = load(j, builder.add(first, ir.Constant(I64, 1)))
+                        values.append(builder.shuffle_vector(one, two, even))
+                        values.append(builder.shuffle_vector(one, two, odd))
+                words = [lanes.load_words(lower, loop.index)]
+                if rows > 32:
+                    words.append(lanes.load_words(upper, loop.index))
+                for j in range(rows):
+                    up = ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
+                    values[j] = lanes.flip(values[j], builder.shl(words[j // 32], up))
+                lanes.store(combine(lanes, values), lanes.address(target, loop.index))
+            return context.get_dummy_value()
+
+        return types.void(*[long] * 5, rows, long, like), codegen
+
+    return combine_signed
+
+
+def _times(builder: Any, stride: Any, row: int) -> Any:
+    return builder.mul(stride, ir.Constant(I64, row))
+
+
 def _combine_loop(
     lanes: Lanes, combine: Combine, out: Any, base: list[Any], flips: list[Any], count: Any,
     step: Any, phase: Any, *, stream: bool,
@@ -136,3 +193,7 @@ median_blocks = _blocks_intrinsic(_median, stream=False)
 median_blocks_stream = _blocks_intrinsic(_median, stream=True)
 mean_blocks = _blocks_intrinsic(_mean, stream=False)
 mean_blocks_stream = _blocks_intrinsic(_mean, stream=True)
+median_signed = _signed_intrinsic(_median, paired=False)
+mean_signed = _signed_intrinsic(_mean, paired=False)
+median_paired = _signed_intrinsic(_median, paired=True)
+mean_paired = _signed_intrinsic(_mean, paired=True)

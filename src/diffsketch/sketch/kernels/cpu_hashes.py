@@ -70,16 +70,29 @@ def hash_starts(
         slot, run, done = slot + 1, 0, done + count
 
 
+LINEAR = 1 << 32
+"""Up to the next multiple of this, the columns of consecutive coordinates follow from `linear`."""
+
+
+@njit(inline="always")
+def linear(first: Any, row: Any, words: Any) -> Any:
+    """Of the pairwise family: what coordinate `first` hashes to in a row, and the step to the next.
+
+    Columns are the upper halves of these, brought down to `[0, cols)`.
+    """
+    low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
+    i = uint64(first)
+    return low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add, low
+
+
 @njit
 def hash_columns(first: Any, row: Any, cols: Any, words: Any, columns: Any) -> None:
     """Columns of consecutive coordinates in a row of the pairwise family."""
-    low, high, add = words[2 + 3 * row], words[3 + 3 * row], words[4 + 3 * row]
     done, to = 0, address(columns)
-    while done < columns.size:  # up to the next multiple of 2**32 at a time: then it is linear
-        i = uint64(first + done)
-        start = low * (i & uint64(0xFFFFFFFF)) + high * (i >> uint64(32)) + add
-        count = min(columns.size - done, (1 << 32) - (first + done) % (1 << 32))
-        scale_lanes(to + done * columns.itemsize, count, start, low, uint64(cols))
+    while done < columns.size:
+        start, step = linear(first + done, row, words)
+        count = min(columns.size - done, LINEAR - (first + done) % LINEAR)
+        scale_lanes(to + done * columns.itemsize, count, start, step, uint64(cols))
         done += count
 
 
@@ -89,6 +102,18 @@ def hash_bits(first: Any, words: Any, bits: Any) -> None:
     first_key, second_key = words[0], words[1]
     for k in range(bits.size):
         bits[k] = mix64(uint64(first + k), first_key, second_key)
+
+
+@njit
+def hash_halves(first: Any, words: Any, halves: Any, count: Any, rows: Any) -> None:
+    """The same as 32-bit words: `halves[0]` for the first 32 rows, `halves[1]` for the others."""
+    first_key, second_key = words[0], words[1]
+    lower, upper = halves[0, :count], halves[1, :count]
+    for k in range(lower.size):
+        lower[k] = uint32(mix64(uint64(first + k), first_key, second_key))
+    if rows > 32:
+        for k in range(upper.size):
+            upper[k] = uint32(mix64(uint64(first + k), first_key, second_key) >> uint64(32))
 
 
 @njit(inline="always")

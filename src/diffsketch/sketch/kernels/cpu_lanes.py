@@ -45,6 +45,11 @@ class Lanes:
             module = self.builder.module
             store.set_metadata("nontemporal", module.add_metadata([ir.Constant(I32, 1)]))
 
+    def load_words(self, address: Any, index: Any) -> Any:
+        """The vector with number `index` of 32-bit words, one for each lane."""
+        at = self.builder.add(address, self.builder.mul(index, ir.Constant(I64, 4 * self.count)))
+        return self.builder.load(self.builder.inttoptr(at, self.words.as_pointer()), align=4)
+
     def load_first(self, address: Any, mask: Any) -> Any:
         """The lanes that `mask` has, zeros elsewhere; no other memory is touched."""
         pointer = self.builder.inttoptr(address, self.real.as_pointer())
