@@ -273,9 +273,10 @@ def check_seed(seed: HashSeed) -> None:
 def _check_out(out: Tensor, table: Tensor) -> None:
     if not isinstance(out, Tensor) or out.requires_grad:
         raise ArgumentError(f"out must be a tensor that needs no gradient, got {_describe(out)}")
+    batched = table.dim() == 3
     if (
-        out.dim() != table.dim() - 1
-        or out.shape[:-1] != table.shape[:-2]
+        out.dim() != (2 if batched else 1)
+        or (batched and len(out) != len(table))
         or not out.is_contiguous()
     ):
         raise ArgumentError(f"out must be contiguous with a vector per table, got {_describe(out)}")

@@ -47,19 +47,15 @@ class Kernels(Protocol):
         """Whether no cell is NaN or infinite."""
 
 
+@cache
 def kernels_for(device: torch.device) -> Kernels:
     """The kernels for tensors on a device, imported when first asked for."""
-    return _kernels(device.type)
-
-
-@cache
-def _kernels(kind: str) -> Kernels:
-    if kind == "cpu":
+    if device.type == "cpu":
         from diffsketch.sketch.kernels import cpu
 
         return cpu
-    if kind == "cuda":
+    if device.type == "cuda":
         from diffsketch.sketch.kernels import gpu
 
         return gpu
-    raise ArgumentError(f"device must be a CPU or CUDA device, got {kind}")
+    raise ArgumentError(f"device must be a CPU or CUDA device, got {device.type}")

@@ -27,6 +27,8 @@ from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Words: TypeAlias = npt.NDArray[np.uint32]
+Spread: TypeAlias = tuple[Words, Array, Words]  # where blocks go in a wide table, and their signs
+Short: TypeAlias = tuple[int, Words, Spread, tuple[None, ...]]  # block, hashes, spread, rows
 Kind: TypeAlias = Literal["short", "long", "scattered", "joint"]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
@@ -53,8 +55,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     out = (np.empty if copies else np.zeros)(shape, dtype=source.dtype)
     table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
     if kind == "short":
-        block, hashes = layout.geometry.block, _hashes(seed, layout, offset, length)
-        spread, per_row = _spread(seed, layout, hashes, table), (None,) * layout.rows
+        block, hashes, spread, per_row = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.encode, cpu_short.encode_parallel, threads_for(source.size))
         run(batch, offset % block, table, copies, block, hashes, spread, per_row)
         return torch.from_numpy(out)
@@ -136,18 +137,19 @@ def query(
 
     False, and nothing is written, if the tables are to be validated and not finite.
     """
-    result, table, block = out.numpy(), tables.numpy(), layout.geometry.block
+    result, table, cols = out.numpy(), tables.numpy(), layout.cols
     if not result.size:
         return not validate or is_finite(tables)
-    length, cols, per_row = result.shape[-1], layout.cols, (None,) * layout.rows
+    length = result.shape[-1]
     result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
     items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
     threads = threads_for(result.size)
     if kind == "short":
-        hashes = _hashes(seed, layout, offset, length)
+        block, hashes, _, per_row = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.query, cpu_short.query_parallel, threads)
         return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
-    parts, runs, words = -(-threads // items), layout.geometry.runs, seed.words_for(layout.rows)
+    parts, words, per_row = -(-threads // items), seed.words_for(layout.rows), (None,) * layout.rows
+    block, runs = layout.geometry.block, layout.geometry.runs
     if kind == "joint":
         run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
         return bool(run(table, result, offset, parts, words, per_row, mean, validate))
@@ -177,40 +179,25 @@ def is_finite(table: Tensor) -> bool:
     return bool(torch.isfinite(table).all())
 
 
-def _hashes(seed: HashSeed, layout: Layout, offset: int, length: int) -> Words:
-    """The hashes of the blocks of a short vector, kept with the seed."""
-    geometry = layout.geometry
-    key = layout.dim, layout.rows, layout.cols
-    hashes: Words | None = seed.memo.get(key) if length == layout.dim else None
-    if hashes is None:
+def _short(seed: HashSeed, layout: Layout, offset: int, length: int, table: Array) -> Short:
+    """What loops over a short vector take; that of a whole vector is kept with the seed."""
+    key = layout.dim, layout.rows, layout.cols, table.itemsize
+    short: Short | None = seed.memo.get(key) if length == layout.dim else None
+    if short is None:
+        geometry, rows, cols = layout.geometry, layout.rows, layout.cols
         first, last = offset // geometry.block, (offset + length - 1) // geometry.block
+        count, line = last - first + 1, geometry.block * table.itemsize
+        words = seed.words_for(rows)
         hashes = cpu_short.hash_blocks(
-            first, last - first + 1, layout.rows, layout.cols, geometry.block, geometry.runs,
-            seed.words_for(layout.rows),
-        )  # fmt: skip
+            first, count, rows, cols, geometry.block, geometry.runs, words
+        )
+        room = count if rows * cols * line <= cpu_short.SPREAD else 0  # for a wide table
+        factors = np.empty((rows, room), table.dtype)
+        spread = cpu_short.spread_blocks(hashes, cols, line, factors)
+        short = geometry.block, hashes, spread, (None,) * rows
         if length == layout.dim:  # parts of a vector are too many to keep
-            seed.memo[key] = hashes
-    return hashes
-
-
-def _spread(
-    seed: HashSeed, layout: Layout, hashes: Words, table: Array
-) -> tuple[Words, Array, Words]:
-    """Where each block goes in a wide table, and its sign, kept with the seed like the hashes.
-
-    Empty if there is no room for such a table.
-    """
-    key = layout.dim, layout.rows, layout.cols
-    whole, spread_key = seed.memo.get(key) is hashes, (*key, table.itemsize)
-    spread: tuple[Words, Array, Words] | None = seed.memo.get(spread_key) if whole else None
-    if spread is None:
-        line = layout.geometry.block * table.itemsize
-        count = hashes.shape[1] if layout.rows * layout.cols * line <= cpu_short.SPREAD else 0
-        factors = np.empty((layout.rows, count), table.dtype)
-        spread = cpu_short.spread_blocks(hashes, layout.cols, line, factors)
-        if whole:
-            seed.memo[spread_key] = spread
-    return spread
+            seed.memo[key] = short
+    return short
 
 
 def _block(layout: Layout) -> int:
