@@ -25,7 +25,7 @@ def random_vector(dim: int, number: int = 0) -> torch.Tensor:
 def test_linear(family: Family, data: st.DataObject) -> None:
     """Scaling by powers of two and adding integers is exact; so then is linearity."""
     dim, cols = data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 300))
-    sketch = CountSketch(dim, data.draw(st.integers(1, 7)), cols, family)
+    sketch = CountSketch(dim, data.draw(st.sampled_from((1, 2, 5, 7))), cols, family)
     number = data.draw(st.integers(0, 1000))
     x = (random_vector(dim, number) * 100).round()
     y = (random_vector(dim, number + 1) * 100).round()
@@ -45,7 +45,7 @@ def test_tables_merge_in_any_order(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [1, 2, 5, 10, 64])
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_one_coordinate_is_exact(family: Family, rows: int) -> None:
     for dim, index in ((1, 0), (1000, 0), (1000, 999), (1000, 500)):
         vector = torch.zeros(dim)
@@ -207,7 +207,7 @@ def test_bad_table() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_non_finite_values_are_found_in_the_table(family: Family, bad: float) -> None:
-    sketch = CountSketch(40_000, 3, 2500, family)
+    sketch = CountSketch(40_000, 5, 2500, family)
     vector = random_vector(40_000).float()
     vector[12_345] = bad
     table = sketch.encode(vector, SEED)

@@ -16,7 +16,7 @@ SHAPES = [
     (130, 3, 8),
     (33, 3, 1),
     (700, 7, 22),  # one block a run
-    (900, 4, 50),  # three blocks a run, and columns that no run of a row reaches
+    (900, 2, 50),  # three blocks a run, and columns that no run of a row reaches
     (600, 2, 64),  # runs as long as a row
     (60, 2, 100),  # more columns than coordinates
     (2000, 1, 30),

@@ -22,8 +22,8 @@ from diffsketch.sketch.hashing import FAMILIES, Family
 from diffsketch.sketch.kernels import cpu_blocked, cpu_joint, cpu_scattered, cpu_threads
 
 SEED = SketchKey.from_integer(5).seed(0)
-SKETCHES = [CountSketch(200_000, 3, 4000, family) for family in FAMILIES]
-SKETCHES.append(CountSketch(200_000, 3, 22, "pairwise"))
+SKETCHES = [CountSketch(200_000, 5, 4000, family) for family in FAMILIES]
+SKETCHES.append(CountSketch(200_000, 5, 22, "pairwise"))
 THREADS, OTHER = 2, 3  # PyTorch's number, and what the disturbance makes of it
 OF_NUMBA = min(THREADS, cpu_threads._MOST_THREADS)
 LOOPS: tuple[tuple[ModuleType, str], ...] = (
@@ -111,7 +111,7 @@ def test_the_start_of_numba_is_put_right() -> None:
     code = (
         "import torch, diffsketch as d\n"
         "torch.set_num_threads(2)\n"
-        "sketch, seed = d.CountSketch(200_000, 3, 4000), d.SketchKey.from_integer(1).seed(0)\n"
+        "sketch, seed = d.CountSketch(200_000, 5, 4000), d.SketchKey.from_integer(1).seed(0)\n"
         "sketch.encode(torch.ones(200_000), seed)\n"
         "raise SystemExit(0 if torch.get_num_threads() == 2 else 3)\n"
     )
@@ -123,7 +123,7 @@ def test_the_start_of_numba_is_put_right() -> None:
 
 @pytest.mark.parametrize("family", ["blocked", "pairwise"])
 def test_threads_do_not_change_the_bits(family: Family, seen: list[Numbers]) -> None:
-    sketch = CountSketch(200_000, 3, 4000, family)
+    sketch = CountSketch(200_000, 5, 4000, family)
     vector = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(2))
     together = sketch.encode(vector, SEED)
     assert len(seen) == 1

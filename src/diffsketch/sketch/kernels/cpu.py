@@ -23,12 +23,13 @@ from diffsketch.sketch.kernels import (
     cpu_scattered,
     cpu_short,
 )
+from diffsketch.sketch.kernels.cpu_combining import CACHED, STREAM, combined
 from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 Words: TypeAlias = npt.NDArray[np.uint32]
 Spread: TypeAlias = tuple[Words, Array, Words]  # where blocks go in a wide table, and their signs
-Short: TypeAlias = tuple[int, Words, Spread, tuple[None, ...]]  # block, hashes, spread, rows
+Short: TypeAlias = tuple[int, Words, Spread]  # block, hashes, spread
 Kind: TypeAlias = Literal["short", "long", "scattered", "joint"]
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
@@ -55,8 +56,9 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     out = (np.empty if copies else np.zeros)(shape, dtype=source.dtype)
     table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
     if kind == "short":
-        block, hashes, spread, per_row = _short(seed, layout, offset, length, table)
+        block, hashes, spread = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.encode, cpu_short.encode_parallel, threads_for(source.size))
+        per_row = (None,) * layout.rows
         run(batch, offset % block, table, copies, block, hashes, spread, per_row)
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
@@ -143,32 +145,30 @@ def query(
     length = result.shape[-1]
     result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
     items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
-    threads = threads_for(result.size)
+    threads, per_row = threads_for(result.size), combined(layout.rows, mean=mean)
     if kind == "short":
-        block, hashes, _, per_row = _short(seed, layout, offset, length, table)
+        block, hashes, _ = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.query, cpu_short.query_parallel, threads)
-        return bool(run(table, result, offset % block, block, hashes, per_row, mean, validate))
-    parts, words, per_row = -(-threads // items), seed.words_for(layout.rows), (None,) * layout.rows
+        return bool(run(table, result, offset % block, block, hashes, per_row, validate))
+    parts, words = -(-threads // items), seed.words_for(layout.rows)
     block, runs = layout.geometry.block, layout.geometry.runs
     if kind == "joint":
         run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
-        return bool(run(table, result, offset, parts, words, per_row, mean, validate))
+        return bool(run(table, result, offset, parts, words, per_row, validate))
     if kind == "scattered":
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
         own = _block(layout)
-        return bool(
-            run(table, cols, result, offset, parts, own, runs, words, per_row, mean, validate)
-        )
+        return bool(run(table, cols, result, offset, parts, own, runs, words, per_row, validate))
     pad = min(block, cpu_blocked.CHUNK)
     if layout.rows * (cols + pad) * table.itemsize > _SPARE:
         pad = 0
     place = out.data_ptr() - offset * table.itemsize
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
-    stream = result.nbytes >= _STREAM and aligned
+    stream = STREAM if result.nbytes >= _STREAM and aligned else CACHED
     run = runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
     return bool(
         run(
-            table, cols, result, offset, parts, pad, block, runs, words, per_row, mean, stream,
+            table, cols, result, offset, parts, pad, block, runs, words, per_row, stream,
             validate,
         )
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _short(seed: HashSeed, layout: Layout, offset: int, length: int, table: Arra
         room = count if rows * cols * line <= cpu_short.SPREAD else 0  # for a wide table
         factors = np.empty((rows, room), table.dtype)
         spread = cpu_short.spread_blocks(hashes, cols, line, factors)
-        short = geometry.block, hashes, spread, (None,) * rows
+        short = geometry.block, hashes, spread
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = short
     return short

@@ -15,16 +15,7 @@ from diffsketch.sketch.kernels.cpu_adding import (
     add_lanes,
     flip_blocks,
 )
-from diffsketch.sketch.kernels.cpu_combining import (
-    mean_blocks,
-    mean_blocks_stream,
-    mean_lanes,
-    mean_lanes_stream,
-    median_blocks,
-    median_blocks_stream,
-    median_lanes,
-    median_lanes_stream,
-)
+from diffsketch.sketch.kernels.cpu_combining import CACHED, combine_blocks, combine_lanes
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -143,7 +134,7 @@ def _encode_stretch(
         begin = end
 
 
-@njit
+@njit(inline="always")
 def _encode_task(
     task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
     cols: Any, block: Any, runs: Any, words: Any,
@@ -210,7 +201,7 @@ def _query_chunk(
 @njit
 def _query_stretch(
     table: Any, cols: Any, out: Any, offset: Any, first: Any, last: Any, block: Any, runs: Any,
-    words: Any, like: Any, mean: Any, stream: Any,
+    words: Any, like: Any, stream: Any,
 ) -> None:  # fmt: skip
     """Estimates of chunks `first` to `last`. `like` is a tuple with an entry per row."""
     rows, size, chunk = table.shape[0], table.itemsize, min(block, CHUNK)
@@ -236,19 +227,7 @@ def _query_stretch(
                 to, apart = address(out) + (base - offset) * size, table.shape[1] * size
                 at, by, of = address(starts), address(steps), address(phases)
                 cell, per = address(table), _BATCH
-                if stream:
-                    if mean:
-                        mean_blocks_stream(
-                            to, cell, apart, like, count, vectors, at, per, by, of, one
-                        )
-                    else:
-                        median_blocks_stream(
-                            to, cell, apart, like, count, vectors, at, per, by, of, one
-                        )
-                elif mean:
-                    mean_blocks(to, cell, apart, like, count, vectors, at, per, by, of, one)
-                else:
-                    median_blocks(to, cell, apart, like, count, vectors, at, per, by, of, one)
+                combine_blocks(to, cell, apart, like, stream, count, vectors, at, per, by, of, one)
                 c += count
                 hashed = -1
                 continue
@@ -261,24 +240,19 @@ def _query_stretch(
         inside = begin >= 0 and begin + chunk <= out.size
         to = address(out) + begin * size if inside else address(border)
         at, turns = address(cells), address(flips)
-        if stream and inside:
-            if mean:
-                mean_lanes_stream(to, at, turns, like, vectors, step, phase, one)
-            else:
-                median_lanes_stream(to, at, turns, like, vectors, step, phase, one)
-        elif mean:
-            mean_lanes(to, at, turns, like, vectors, step, phase, one)
+        if inside:
+            combine_lanes(to, at, turns, like, stream, vectors, step, phase, one)
         else:
-            median_lanes(to, at, turns, like, vectors, step, phase, one)
+            combine_lanes(to, at, turns, like, CACHED, vectors, step, phase, one)
         if not inside:
             for i in range(max(0, -begin), min(chunk, out.size - begin)):
                 out[begin + i] = border[i]
 
 
-@njit
+@njit(inline="always")
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any,
-    runs: Any, words: Any, like: Any, mean: Any, stream: Any,
+    runs: Any, words: Any, like: Any, stream: Any,
 ) -> None:  # fmt: skip
     item, part = task // parts, task % parts
     chunk = min(block, CHUNK)
@@ -289,35 +263,31 @@ def _query_task(
         table = pad_rows(table, pad)
     _query_stretch(
         table, cols, outs[item], offset, first + begin, first + end, block, runs, words, like,
-        mean, stream,
+        stream,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, like: Any, mean: Any, stream: Any, validate: Any,
+    words: Any, like: Any, stream: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite."""
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(
-            task, tables, cols, outs, offset, parts, pad, block, runs, words, like, mean, stream
-        )
+        _query_task(task, tables, cols, outs, offset, parts, pad, block, runs, words, like, stream)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, like: Any, mean: Any, stream: Any, validate: Any,
+    words: Any, like: Any, stream: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(
-            task, tables, cols, outs, offset, parts, pad, block, runs, words, like, mean, stream
-        )
+        _query_task(task, tables, cols, outs, offset, parts, pad, block, runs, words, like, stream)
     return True

@@ -1,4 +1,8 @@
-"""Loops over whole lanes that combine the rows of a table: their median, or their mean."""
+"""Loops over whole lanes that combine the rows of a table: their median, or their mean.
+
+How is said by the types of arguments, so that a loop has code for what is asked for only: `rows` is
+a tuple as `combined` makes it, and `stream` is `STREAM` or `CACHED`.
+"""
 
 from __future__ import annotations
 
@@ -42,86 +46,94 @@ def _mean(lanes: Lanes, values: list[Any]) -> Any:
     return lanes.builder.fdiv(total, lanes.constant(len(values)))
 
 
-def _combine_intrinsic(combine: Combine, *, stream: bool) -> Any:
-    """An intrinsic that combines rows; their number is the length of the tuple `rows`."""
-
-    @intrinsic
-    def combine_lanes(
-        typingctx: Any, to: Any, sources: Any, flips: Any, rows: Any, vectors: Any,
-        step: Any, phase: Any, like: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, sources, flips, vectors, step, phase
-        word = types.uint32
-        signature = types.void(
-            types.int64, types.int64, types.int64, rows, types.int64, word, word, like
-        )
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            target, origins, turns, _, count, by, start, _ = args
-            lanes = Lanes(builder, sig.args[7])
-            base, words = [], []
-            at = builder.inttoptr(origins, I64.as_pointer())
-            for j in range(sig.args[3].count):
-                row = ir.Constant(I64, j)
-                base.append(builder.load(builder.gep(at, [row])))
-                words.append(lanes.splat(word_at(builder, turns, row)))
-            _combine_loop(lanes, combine, target, base, words, count, by, start, stream=stream)
-            return context.get_dummy_value()
-
-        return signature, codegen
-
-    return combine_lanes
+CACHED: tuple[None, ...] = ()
+STREAM: tuple[None, ...] = (None,)
+"""Results are written past the caches."""
 
 
-def _blocks_intrinsic(combine: Combine, *, stream: bool) -> Any:
+def combined(rows: int, *, mean: bool) -> tuple[int | None, ...]:
+    """So many rows by their mean, or by their median."""
+    return (0,) * rows if mean else (None,) * rows
+
+
+def _how(rows: Any) -> Combine:
+    return _median if rows.dtype == types.none else _mean
+
+
+@intrinsic
+def combine_lanes(
+    typingctx: Any, to: Any, sources: Any, flips: Any, rows: Any, stream: Any, vectors: Any,
+    step: Any, phase: Any, like: Any,
+) -> Any:  # fmt: skip
+    """Combine the vectors that start at `sources`, one for each row."""
+    del typingctx, to, sources, flips, vectors, step, phase
+    long, word = types.int64, types.uint32
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origins, turns, _, _, count, by, start, _ = args
+        lanes = Lanes(builder, sig.args[8])
+        base, words = [], []
+        at = builder.inttoptr(origins, I64.as_pointer())
+        for j in range(sig.args[3].count):
+            row = ir.Constant(I64, j)
+            base.append(builder.load(builder.gep(at, [row])))
+            words.append(lanes.splat(word_at(builder, turns, row)))
+        _combine_loop(lanes, sig.args[3:5], target, base, words, count, by, start)
+        return context.get_dummy_value()
+
+    return types.void(long, long, long, rows, stream, long, word, word, like), codegen
+
+
+@intrinsic
+def combine_blocks(
+    typingctx: Any, to: Any, table: Any, stride: Any, rows: Any, stream: Any, blocks: Any,
+    vectors: Any, words: Any, batch: Any, steps: Any, phases: Any, like: Any,
+) -> Any:  # fmt: skip
     """The same for consecutive blocks of so many vectors, from a table with rows `stride` apart.
 
     `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
     """
+    del typingctx, to, table, stride, blocks, vectors, words, batch, steps, phases
+    long = types.int64
 
-    @intrinsic
-    def combine_blocks(
-        typingctx: Any, to: Any, table: Any, stride: Any, rows: Any, blocks: Any, vectors: Any,
-        words: Any, batch: Any, steps: Any, phases: Any, like: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, table, stride, blocks, vectors, words, batch, steps, phases
-        long = types.int64
-        signature = types.void(long, long, long, rows, long, long, long, long, long, long, like)
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, apart, _, _, count, each, words_at, per_row, steps_at, phases_at, _ = args
+        lanes = Lanes(builder, sig.args[11])
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            target, origin, apart, _, count, each, words_at, per_row, steps_at, phases_at, _ = args
-            lanes = Lanes(builder, sig.args[10])
+        def combine_all(each: Any) -> None:
+            with cgutils.for_range(builder, count) as outer:
+                base, flips = [], []
+                for j in range(sig.args[3].count):
+                    row = ir.Constant(I64, j)
+                    word = word_of(builder, words_at, row, per_row, outer.index)
+                    flips.append(lanes.splat(word))
+                    base.append(place_of(lanes, origin, row, apart, word))
+                step = word_at(builder, steps_at, outer.index)
+                phase = word_at(builder, phases_at, outer.index)
+                out = lanes.address(target, builder.mul(outer.index, each))
+                _combine_loop(lanes, sig.args[3:5], out, base, flips, each, step, phase)
 
-            def combine_all(each: Any) -> None:
-                with cgutils.for_range(builder, count) as outer:
-                    base, flips = [], []
-                    for j in range(sig.args[3].count):
-                        row = ir.Constant(I64, j)
-                        word = word_of(builder, words_at, row, per_row, outer.index)
-                        flips.append(lanes.splat(word))
-                        base.append(place_of(lanes, origin, row, apart, word))
-                    step = word_at(builder, steps_at, outer.index)
-                    phase = word_at(builder, phases_at, outer.index)
-                    out = lanes.address(target, builder.mul(outer.index, each))
-                    _combine_loop(
-                        lanes, combine, out, base, flips, each, step, phase, stream=stream
-                    )
+        one_or_more(builder, each, combine_all)
+        return context.get_dummy_value()
 
-            one_or_more(builder, each, combine_all)
-            return context.get_dummy_value()
-
-        return signature, codegen
-
-    return combine_blocks
+    return types.void(long, long, long, rows, stream, *[long] * 6, like), codegen
 
 
-def _signed_intrinsic(combine: Combine, *, paired: bool) -> Any:
-    """The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
+def _combine_loop(
+    lanes: Lanes, how: Any, out: Any, base: list[Any], flips: list[Any], count: Any, step: Any,
+    phase: Any,
+) -> None:  # fmt: skip
+    rows, stream = how
+    with loop_over(lanes.builder, count) as index:
+        values = [
+            lanes.flip(lanes.load(lanes.address(at, index)), words)
+            for at, words in zip(base, flips, strict=True)
+        ]
+        value = lanes.flip(_how(rows)(lanes, values), lanes.weyl(index, step, phase))
+        lanes.store(value, lanes.address(out, index), stream=stream.count > 0)
 
-    If `paired`, numbers of two rows alternate, from the place of the first. Signs are flipped where
-    bit `j` of a number's word is set; words from row 32 on are those at `upper`.
-    """
 
+def _signed_intrinsic(*, paired: bool) -> Any:
     @intrinsic
     def combine_signed(
         typingctx: Any, to: Any, values: Any, stride: Any, lower: Any, upper: Any, rows: Any,
@@ -139,28 +151,28 @@ def _signed_intrinsic(combine: Combine, *, paired: bool) -> Any:
             )
 
             def load(row: int, index: Any) -> Any:
-                return lanes.load(
-                    lanes.address(builder.add(origin, _times(builder, stride, row)), index)
-                )
+                begin = builder.add(origin, builder.mul(stride, ir.Constant(I64, row)))
+                return lanes.load(lanes.address(begin, index))
 
             with cgutils.for_range(builder, count) as loop:
                 values: list[Any] = []
-                for j in range(rows):
-                    if not paired or (j % 2 == 0 and j == rows - 1):
+                while (j := len(values)) < rows:
+                    if not paired or j == rows - 1:
                         values.append(load(j, loop.index))
-                    elif j % 2 == 0:
-                        first = builder.mul(loop.index, ir.Constant(I64, 2))
-                        one = load(j, first)
-                        two = load(j, builder.add(first, ir.Constant(I64, 1)))
-                        values.append(builder.shuffle_vector(one, two, even))
-                        values.append(builder.shuffle_vector(one, two, odd))
+                        continue
+                    first = builder.mul(loop.index, ir.Constant(I64, 2))
+                    one = load(j, first)
+                    two = load(j, builder.add(first, ir.Constant(I64, 1)))
+                    values.append(builder.shuffle_vector(one, two, even))
+                    values.append(builder.shuffle_vector(one, two, odd))
                 words = [lanes.load_words(lower, loop.index)]
                 if rows > 32:
                     words.append(lanes.load_words(upper, loop.index))
                 for j in range(rows):
                     up = ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
                     values[j] = lanes.flip(values[j], builder.shl(words[j // 32], up))
-                lanes.store(combine(lanes, values), lanes.address(target, loop.index))
+                value = _how(sig.args[5])(lanes, values)
+                lanes.store(value, lanes.address(target, loop.index))
             return context.get_dummy_value()
 
         return types.void(*[long] * 5, rows, long, like), codegen
@@ -168,32 +180,10 @@ def _signed_intrinsic(combine: Combine, *, paired: bool) -> Any:
     return combine_signed
 
 
-def _times(builder: Any, stride: Any, row: int) -> Any:
-    return builder.mul(stride, ir.Constant(I64, row))
+combine_signed = _signed_intrinsic(paired=False)
+"""The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
 
-
-def _combine_loop(
-    lanes: Lanes, combine: Combine, out: Any, base: list[Any], flips: list[Any], count: Any,
-    step: Any, phase: Any, *, stream: bool,
-) -> None:  # fmt: skip
-    with loop_over(lanes.builder, count) as index:
-        values = [
-            lanes.flip(lanes.load(lanes.address(at, index)), words)
-            for at, words in zip(base, flips, strict=True)
-        ]
-        value = lanes.flip(combine(lanes, values), lanes.weyl(index, step, phase))
-        lanes.store(value, lanes.address(out, index), stream=stream)
-
-
-median_lanes = _combine_intrinsic(_median, stream=False)
-median_lanes_stream = _combine_intrinsic(_median, stream=True)
-mean_lanes = _combine_intrinsic(_mean, stream=False)
-mean_lanes_stream = _combine_intrinsic(_mean, stream=True)
-median_blocks = _blocks_intrinsic(_median, stream=False)
-median_blocks_stream = _blocks_intrinsic(_median, stream=True)
-mean_blocks = _blocks_intrinsic(_mean, stream=False)
-mean_blocks_stream = _blocks_intrinsic(_mean, stream=True)
-median_signed = _signed_intrinsic(_median, paired=False)
-mean_signed = _signed_intrinsic(_mean, paired=False)
-median_paired = _signed_intrinsic(_median, paired=True)
-mean_paired = _signed_intrinsic(_mean, paired=True)
+Signs are flipped where bit `j` of a number's word is set; from row 32 on, words are at `upper`.
+"""
+combine_paired = _signed_intrinsic(paired=True)
+"""The same where the numbers of two rows alternate, from the place of the first."""

@@ -20,7 +20,7 @@ from diffsketch.sketch.kernels.cpu_columns import (
     scatter_pair,
     scatter_row,
 )
-from diffsketch.sketch.kernels.cpu_combining import mean_paired, median_paired
+from diffsketch.sketch.kernels.cpu_combining import combine_paired
 from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     address,
@@ -58,7 +58,7 @@ def _split(joint: Any, first: Any, second: Any) -> None:
         first[a] = total
 
 
-@njit
+@njit(inline="always")
 def _encode_task(task: Any, vectors: Any, offset: Any, tables: Any, words: Any) -> None:
     """A task is a part of a vector; each part has a table."""
     parts, rows, cols = tables.shape[1:]
@@ -126,9 +126,9 @@ def _join(first: Any, second: Any, joint: Any) -> None:
             joint[a, b, 0], joint[a, b, 1] = first[a], second[b]
 
 
-@njit
+@njit(inline="always")
 def _query_task(
-    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any, mean: Any
+    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any
 ) -> None:
     table, out = tables[task // parts], outs[task // parts]
     first, end = share(outs.shape[1], task % parts, parts)
@@ -161,10 +161,7 @@ def _query_task(
         whole = count * size % 64 == 0
         to = address(out) + first * size if whole else address(rest)
         vectors = (count * size + 63) // 64
-        if mean:
-            mean_paired(to, address(values), apart, lower, upper, per_row, vectors, one)
-        else:
-            median_paired(to, address(values), apart, lower, upper, per_row, vectors, one)
+        combine_paired(to, address(values), apart, lower, upper, per_row, vectors, one)
         if not whole:
             out[first : first + count] = rest[:count]
         first += count
@@ -175,25 +172,25 @@ def _query_task(
 
 @njit(cache=True, nogil=True)
 def query(
-    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any, mean: Any,
+    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite."""
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, outs, offset, parts, words, per_row, mean)
+        _query_task(task, tables, outs, offset, parts, words, per_row)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
-    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any, mean: Any,
+    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, outs, offset, parts, words, per_row, mean)
+        _query_task(task, tables, outs, offset, parts, words, per_row)
     return True

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange, uint32, uint64
 
 from diffsketch.sketch.kernels.cpu_columns import COPIES, SLACK, gather_row, scatter_row
-from diffsketch.sketch.kernels.cpu_combining import mean_signed, median_signed
+from diffsketch.sketch.kernels.cpu_combining import combine_signed
 from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     REST,
@@ -95,7 +95,7 @@ def _flip(vector: Any, words: Any, bit: Any, signed: Any) -> None:
         signed[k] = vector[k] * (one - two * set_bit)
 
 
-@njit
+@njit(inline="always")
 def _encode_task(
     task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, cols: Any,
     block: Any, runs: Any, words: Any,
@@ -164,10 +164,10 @@ def encode_parallel(
             fold(tables[item], out[item])
 
 
-@njit
+@njit(inline="always")
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any,
-    words: Any, per_row: Any, mean: Any,
+    words: Any, per_row: Any,
 ) -> None:  # fmt: skip
     table, out = tables[task // parts], outs[task // parts]
     first, end = share(outs.shape[1], task % parts, parts)
@@ -198,10 +198,7 @@ def _query_task(
         whole = count * size % 64 == 0
         to = address(out) + first * size if whole else address(rest)
         vectors, apart = (count * size + 63) // 64, _PIECE * size
-        if mean:
-            mean_signed(to, address(values), apart, lower, upper, per_row, vectors, one)
-        else:
-            median_signed(to, address(values), apart, lower, upper, per_row, vectors, one)
+        combine_signed(to, address(values), apart, lower, upper, per_row, vectors, one)
         if not whole:
             out[first : first + count] = rest[:count]
         first += count
@@ -212,24 +209,24 @@ def _query_task(
 @njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    per_row: Any, mean: Any, validate: Any,
+    per_row: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite."""
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row, mean)
+        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    per_row: Any, mean: Any, validate: Any,
+    per_row: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row, mean)
+        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row)
     return True

@@ -16,7 +16,7 @@ from diffsketch.sketch.kernels.cpu_adding import (
     add_signed_blocks,
     add_spread_blocks,
 )
-from diffsketch.sketch.kernels.cpu_combining import mean_blocks, median_blocks
+from diffsketch.sketch.kernels.cpu_combining import CACHED, combine_blocks
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -61,6 +61,16 @@ def spread_blocks(hashes: Any, cols: Any, line: Any, factors: Any) -> Any:
 
 
 @njit
+def _in_part(vector: Any, before: Any, whole: Any, count: Any, block: Any) -> Any:
+    """The last of `count` blocks, which the vector fills only in part, after the `whole` ones."""
+    rest = np.zeros((count - whole) * block, vector.dtype)
+    left = vector.size - whole * block
+    if left:
+        rest[before : before + left] = vector[whole * block :]
+    return rest
+
+
+@njit
 def _encode_spread(
     vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
     per_row: Any,
@@ -77,18 +87,15 @@ def _encode_spread(
     wide = np.zeros(rows * cols * block + 64 // size, vector.dtype)
     to, at, signs = (address(wide) + 63) & ~63, address(offsets), address(factors)
     whole = 0 if before else vector.size // block
-    add_spread_blocks(
-        to, address(vector), whole, vectors, per_row, at, signs, count, by, of, vector.nbytes,
-        vector[0],
-    )  # fmt: skip
-    if whole < count:  # what fills its blocks only in part is copied first
-        rest, skip = np.zeros((count - whole) * block, vector.dtype), 4 * whole
-        rest[before : before + vector.size - whole * block] = vector[whole * block :]
+    rest = _in_part(vector, before, whole, count, block)
+    source, first, many = address(vector), 0, whole
+    for _ in range(2):
         add_spread_blocks(
-            to, address(rest), count - whole, vectors, per_row, at + skip, signs + whole * size,
-            count, by + skip, of + skip, 0, vector[0],
+            to, source, many, vectors, per_row, at + 4 * first, signs + first * size, count,
+            by + 4 * first, of + 4 * first, vector.nbytes, vector[0],
         )  # fmt: skip
-        keep(rest)
+        source, first, many = address(rest), whole, count - whole
+    keep(rest)
     tables = np.zeros((copies, rows, cols + block), vector.dtype)
     apart = rows * (cols + block) * size
     for j in range(rows):
@@ -111,19 +118,16 @@ def _encode_turns(
     at, by, of = address(hashes), address(hashes[rows]), address(hashes[rows + 1])
     whole = 0 if before else vector.size // block
     stride, apart, source = width * size, rows * width * size, address(vector)
-    add_signed_blocks(
-        address(tables), source, whole, vectors, per_row, stride, at, count, by, of, copies - 1,
-        apart, vector[0],
-    )  # fmt: skip
-    if whole < count:
-        rest, skip = np.zeros((count - whole) * block, vector.dtype), 4 * whole
-        rest[before : before + vector.size - whole * block] = vector[whole * block :]
-        at, by, of = at + skip, by + skip, of + skip
+    rest = _in_part(vector, before, whole, count, block)
+    first, many = 0, whole
+    for _ in range(2):
         add_signed_blocks(
-            address(tables) + (whole & (copies - 1)) * apart, address(rest), count - whole,
-            vectors, per_row, stride, at, count, by, of, copies - 1, apart, vector[0],
+            address(tables) + (first & (copies - 1)) * apart, source, many, vectors, per_row,
+            stride, at + 4 * first, count, by + 4 * first, of + 4 * first, copies - 1, apart,
+            vector[0],
         )  # fmt: skip
-        keep(rest)
+        source, first, many = address(rest), whole, count - whole
+    keep(rest)
     fold(tables, out)
 
 
@@ -160,9 +164,7 @@ def encode_parallel(
 
 
 @njit
-def _query(
-    table: Any, out: Any, before: Any, block: Any, hashes: Any, per_row: Any, mean: Any
-) -> None:
+def _query(table: Any, out: Any, before: Any, block: Any, hashes: Any, per_row: Any) -> None:
     rows, cols, size, count = table.shape[0], table.shape[1], table.itemsize, hashes.shape[1]
     width, vectors = cols + block, block * table.itemsize // 64
     longer = pad_rows(table, block)
@@ -170,15 +172,13 @@ def _query(
     room = np.empty((count - whole) * block, table.dtype)
     at, by, of = address(hashes), address(hashes[rows]), address(hashes[rows + 1])
     cell, apart, one = address(longer), width * size, table[0, 0]
-    to, more, left, skip = address(out), address(room), count - whole, 4 * whole
-    if mean:
-        mean_blocks(to, cell, apart, per_row, whole, vectors, at, count, by, of, one)
-        at, by, of = at + skip, by + skip, of + skip
-        mean_blocks(more, cell, apart, per_row, left, vectors, at, count, by, of, one)
-    else:
-        median_blocks(to, cell, apart, per_row, whole, vectors, at, count, by, of, one)
-        at, by, of = at + skip, by + skip, of + skip
-        median_blocks(more, cell, apart, per_row, left, vectors, at, count, by, of, one)
+    to, first, many = address(out), 0, whole
+    for _ in range(2):
+        combine_blocks(
+            to, cell, apart, per_row, CACHED, many, vectors, at + 4 * first, count, by + 4 * first,
+            of + 4 * first, one,
+        )  # fmt: skip
+        to, first, many = address(room), whole, count - whole
     keep(longer)
     done = whole * block  # blocks that are only in part asked for went to a room of their own
     out[done:] = room[before : before + out.size - done]
@@ -186,25 +186,25 @@ def _query(
 
 @njit(cache=True, nogil=True)
 def query(
-    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any, mean: Any,
+    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite."""
     if validate and not finite(tables):
         return False
     for item in range(tables.shape[0]):
-        _query(tables[item], outs[item], before, block, hashes, per_row, mean)
+        _query(tables[item], outs[item], before, block, hashes, per_row)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
-    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any, mean: Any,
+    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads, a table at a time for each."""
     if validate and not finite(tables):
         return False
     for item in prange(tables.shape[0]):
-        _query(tables[item], outs[item], before, block, hashes, per_row, mean)
+        _query(tables[item], outs[item], before, block, hashes, per_row)
     return True
