@@ -207,7 +207,7 @@ def states(rank: int) -> dict[str, Any]:
     loaded.load_state_dict(state)
     second = rounds_of(loaded, rank, 3)
     forgetful = mean_of(LOCAL, **options)
-    forgetful.load_state_dict({k: v for k, v in state.items() if k != "error"})
+    forgetful.load_state_dict({k: v for k, v in state.items() if k != "memory"})
     other = mean_of(PlainSketch(DIM, 1, 8), error_feedback=True)
     gathered: list[Any] = [None] * WORLD
     dist.all_gather_object(gathered, state)
@@ -219,7 +219,7 @@ def states(rank: int) -> dict[str, Any]:
         "norms": [whole.error_norm, loaded.error_norm],
         "other": error_of(lambda: other.load_state_dict(state)),
         "rank": error_of(lambda: loaded.load_state_dict(gathered[1 - rank])),
-        "damaged": error_of(lambda: loaded.load_state_dict({**state, "error": torch.zeros(3)})),
+        "damaged": error_of(lambda: loaded.load_state_dict({**state, "memory": torch.zeros(3)})),
     }
 
 

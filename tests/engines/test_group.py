@@ -164,7 +164,7 @@ def test_a_state_that_is_loaded_continues_to_the_same_bits(results: Results) -> 
         assert found["norms"][0] == found["norms"][1] > 0
         assert "method is PlainSketch" in found["other"]
         assert f"rank is {rank} here and was {1 - rank}" in found["rank"]
-        assert "error must have the shape (40,), got (3,)" in found["damaged"]
+        assert "memory must have the shape (40,), got (3,)" in found["damaged"]
 
 
 def test_a_scaler_changes_neither_clips_nor_noise(results: Results) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from diffsketch import ArgumentError, CountSketch, MismatchError, Sketch, SketchKey
+from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 KEY = SketchKey(bytes(range(32)))
@@ -202,6 +203,24 @@ def test_bad_table() -> None:
     for count in (-1, 101):
         with pytest.raises(ArgumentError, match="count must be in 0"):
             sketch.top_k(table, SEED, count)
+
+
+@pytest.mark.parametrize("combine", ["median", "mean"])
+def test_what_estimates_miss(combine: Combine) -> None:
+    sketch, memory, vector = CountSketch(500, 5, 20), random_vector(500), random_vector(500).flip(0)
+    table = sketch.encode(vector, SEED)
+    missed = vector - sketch.query(table, SEED, combine=combine)
+    found, room = memory.clone(), torch.empty_like(memory)
+    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, room=room)
+    torch.testing.assert_close(found, memory + 0.3 * missed)
+    wrong = torch.zeros(7, dtype=torch.float64)
+    for name in ("out", "vector", "room"):
+        given = {"out": found, "vector": vector, "room": room} | {name: wrong}
+        with pytest.raises(ArgumentError, match=f"{name} must have dim=500"):
+            sketch.add_residual(**given, table=table, seed=SEED)
+    with pytest.raises(ArgumentError, match=r"table must be a tensor \(rows, cols\)"):
+        sketch.add_residual(found, vector, table[None], SEED, room=room)
+    torch.testing.assert_close(found, memory + 0.3 * missed)  # errors have changed nothing
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,6 +7,7 @@ import torch
 
 from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
 from diffsketch.sketch.kernels import reference
 
@@ -67,6 +68,18 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
 def test_indices_beyond_32_bits(family: Family) -> None:
     for cols, start in ((2500, (1 << 40) - 60_000), (30_000, (1 << 39) + 77)):
         check(CountSketch(1 << 40, 3, cols, family), random_vectors(50_000), start, 2e-6)
+
+
+@pytest.mark.parametrize("combine", ["median", "mean"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cols", [50, 4000])  # in two steps, and for long rows in one
+def test_what_estimates_miss(cols: int, family: Family, combine: Combine) -> None:
+    sketch, (memory, vector) = CountSketch(300_001, 3, cols, family), random_vectors(2, 300_001)
+    table = sketch.encode(vector, SEED)
+    missed = vector - sketch.query(table, SEED, combine=combine)
+    found, room = memory.clone(), torch.empty_like(memory)
+    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, room=room)
+    torch.testing.assert_close(found, memory + 0.3 * missed, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)

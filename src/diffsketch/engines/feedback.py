@@ -63,6 +63,9 @@ class ErrorFeedback:
         claim: What it claims.
         immediate: `b`, from `1 / (1 + V)` (smaller ones are raised to it) to 1; None for the rule.
 
+    Attributes:
+        memory: `a e`, which is as good as `e` and takes one pass less to mix; None at first.
+
     Raises:
         ArgumentError: The method's messages are no tables, its query is not linear, or its claim is
             about one coordinate.
@@ -89,23 +92,30 @@ class ErrorFeedback:
         check(0 < immediate <= 1, "immediate", "be in (0, 1]", immediate)
         self.later = 1 / (1 + variance)
         self.immediate = max(immediate, self.later)
-        self.error: Tensor | None = None
+        self.memory: Tensor | None = None
         # Used again each time: new memory of this size costs more than all that is computed.
         self._scratch: Tensor | None = None
 
     @property
+    def error(self) -> Tensor | None:
+        """What has not been sent yet."""
+        return None if self.memory is None else self.memory / self.later
+
+    @property
     def norm(self) -> float:
         """Of what has not been sent yet."""
-        return 0.0 if self.error is None else float(torch.linalg.vector_norm(self.error))
+        if self.memory is None:
+            return 0.0
+        return float(torch.linalg.vector_norm(self.memory)) / self.later
 
     def mixed(self, vector: Tensor) -> Tensor:
         """What is to be encoded, `b g + a e`, in memory that the next call uses again."""
         if self._scratch is None or self._scratch.device != vector.device:
             self._scratch = torch.empty_like(vector, dtype=torch.float32)
-        mixed = torch.mul(vector.to(torch.float32), self.immediate, out=self._scratch)
-        if self.error is None:
-            return mixed
-        return mixed.add_(self.error, alpha=self.later)
+        vector = vector.to(torch.float32)
+        if self.memory is None:
+            return torch.mul(vector, self.immediate, out=self._scratch)
+        return torch.add(self.memory, vector, alpha=self.immediate, out=self._scratch)
 
     def keep(self, vector: Tensor, mixed: Tensor, message: Tensor, seed: HashSeed) -> None:
         """Remember what was not sent, after a round that counts.
@@ -119,7 +129,9 @@ class ErrorFeedback:
         sketch, table = self._method.sketch, message
         if self._limit is not None:
             table = self._limit.apply(mixed[None], lambda one: sketch.encode(one, seed))[0]
-        sent = sketch.query(table, seed, combine=self._method.combine, out=mixed)
-        if self.error is None:
-            self.error = torch.zeros_like(sent)
-        self.error.add_(vector).sub_(sent)
+        if self.memory is None:
+            self.memory = torch.zeros_like(mixed)
+        sketch.add_residual(
+            self.memory, vector.detach().to(mixed.dtype).contiguous(), table, seed,
+            scale=self.later, combine=self._method.combine, room=mixed,
+        )  # fmt: skip

@@ -258,8 +258,8 @@ class GroupMean:
         With error feedback every rank has to keep its own. The keys are not in it, and neither is
         what is sent later: see `account_file`.
         """
-        error = None if self._feedback is None else self._feedback.error
-        return GroupState(self._accounts, self._round_index, error).packed(self._settings())
+        memory = None if self._feedback is None else self._feedback.memory
+        return GroupState(self._accounts, self._round_index, memory).packed(self._settings())
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -296,7 +296,7 @@ class GroupMean:
         if loaded.accounts.rounds[0] >= self._accounts.rounds[0]:  # what was sent stays sent
             self._accounts = loaded.accounts
         if self._feedback is not None:
-            self._feedback.error = loaded.error
+            self._feedback.memory = loaded.memory
 
     def _prepare(self, vector: Tensor, seed: HashSeed, out: Tensor | None) -> _Prepared:
         """All that can fail at this rank alone."""

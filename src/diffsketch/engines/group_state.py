@@ -24,18 +24,18 @@ class GroupState:
     Attributes:
         accounts: What the rounds so far have cost.
         round_index: Rounds that were begun.
-        error: What this rank has not sent yet, with error feedback.
+        memory: Of what this rank has not sent yet, with error feedback.
     """
 
     accounts: Participation
     round_index: int
-    error: Tensor | None
+    memory: Tensor | None
 
     def packed(self, settings: str) -> dict[str, Any]:
         """As tensors, numbers and texts, with what it belongs to."""
         found: dict[str, Any] = {"settings": settings, "round_index": self.round_index}
-        if self.error is not None:
-            found["error"] = self.error.clone()
+        if self.memory is not None:
+            found["memory"] = self.memory.clone()
         accounts = self.accounts.state()
         return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
 
@@ -63,13 +63,13 @@ class GroupState:
         needed = ("round_index", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
-        error = state.get("error")
-        if error is not None and tuple(error.shape) != (dim,):
-            raise MismatchError(f"error must have the shape {(dim,)}, got {tuple(error.shape)}")
+        memory = state.get("memory")
+        if memory is not None and tuple(memory.shape) != (dim,):
+            raise MismatchError(f"memory must have the shape {(dim,)}, got {tuple(memory.shape)}")
         paid = {
             name.removeprefix(_ACCOUNTS): value
             for name, value in state.items()
             if name.startswith(_ACCOUNTS)
         }
-        kept = None if error is None else error.clone()
+        kept = None if memory is None else memory.clone()
         return cls(accounts.restored(paid), int(state["round_index"]), kept)

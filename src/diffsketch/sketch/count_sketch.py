@@ -198,6 +198,48 @@ class CountSketch:
             raise _not_finite()
         return out
 
+    def add_residual(
+        self,
+        out: Tensor,
+        vector: Tensor,
+        table: Tensor,
+        seed: HashSeed,
+        *,
+        scale: float = 1.0,
+        combine: Combine = "median",
+        room: Tensor,
+    ) -> None:
+        """`out += scale * (vector - query(table))`: add what the estimates miss of a vector.
+
+        On CUDA, long rows of the blocked family take one pass over the memory for it.
+
+        Args:
+            out: `(dim,)`, of the table's type and device, contiguous.
+            vector: `(dim,)`.
+            table: `(rows, cols)`, finite.
+            seed: The seed that the table was encoded with.
+            scale: How much of it.
+            combine: As in `query`.
+            room: Like `out`; what it holds is lost.
+        """
+        check_seed(seed)
+        self._check_table(table)
+        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        if table.dim() != 2:
+            raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
+        for name, value in (("out", out), ("room", room), ("vector", vector)):
+            _check_out(value, table, name)
+            if value.shape[-1] != self.dim:
+                raise ArgumentError(
+                    f"{name} must have dim={self.dim} coordinates, got {_describe(value)}"
+                )
+        if table.requires_grad:
+            table = table.detach()
+        kernels_for(table.device).add_residual(
+            out, vector, table.contiguous(), seed,
+            layout=self.layout, scale=scale, mean=combine == "mean", room=room,
+        )  # fmt: skip
+
     def top_k(
         self, table: Tensor, seed: HashSeed, count: int, *, combine: Combine = "median"
     ) -> tuple[Tensor, Tensor]:
@@ -270,19 +312,21 @@ def check_seed(seed: HashSeed) -> None:
         )
 
 
-def _check_out(out: Tensor, table: Tensor) -> None:
+def _check_out(out: Tensor, table: Tensor, name: str = "out") -> None:
     if not isinstance(out, Tensor) or out.requires_grad:
-        raise ArgumentError(f"out must be a tensor that needs no gradient, got {_describe(out)}")
+        raise ArgumentError(f"{name} must be a tensor that needs no gradient, got {_describe(out)}")
     batched = table.dim() == 3
     if (
         out.dim() != (2 if batched else 1)
         or (batched and len(out) != len(table))
         or not out.is_contiguous()
     ):
-        raise ArgumentError(f"out must be contiguous with a vector per table, got {_describe(out)}")
+        raise ArgumentError(
+            f"{name} must be contiguous with a vector per table, got {_describe(out)}"
+        )
     if out.dtype != table.dtype or out.device != table.device:
         raise MismatchError(
-            f"out must be {table.dtype} on {table.device} like the table, got {_describe(out)}"
+            f"{name} must be {table.dtype} on {table.device} like the table, got {_describe(out)}"
         )
 
 

@@ -43,6 +43,23 @@ class Kernels(Protocol):
         False if the tables are to be validated and not finite.
         """
 
+    def add_residual(
+        self,
+        out: Tensor,
+        vector: Tensor,
+        table: Tensor,
+        seed: HashSeed,
+        *,
+        layout: Layout,
+        scale: float,
+        mean: bool,
+        room: Tensor,
+    ) -> None:
+        """Add `scale` times what a table's estimates miss of a vector.
+
+        `room` is as large, and may be overwritten.
+        """
+
     def is_finite(self, table: Tensor) -> bool:
         """Whether no cell is NaN or infinite."""
 

@@ -32,7 +32,7 @@ Spread: TypeAlias = tuple[Words, Array, Words]  # where blocks go in a wide tabl
 Short: TypeAlias = tuple[int, Words, Spread]  # block, hashes, spread
 Kind: TypeAlias = Literal["short", "long", "scattered", "joint"]
 
-__all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
+__all__ = ["INPUT_TYPES", "add_residual", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
@@ -172,6 +172,15 @@ def query(
             validate,
         )
     )  # fmt: skip
+
+
+def add_residual(
+    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: Layout, scale: float,
+    mean: bool, room: Tensor,
+) -> None:  # fmt: skip
+    """Add `scale` times what a table's estimates miss of a vector. `room` is overwritten."""
+    query(table, seed, room, layout=layout, offset=0, mean=mean, validate=False)
+    out.add_(torch.sub(vector, room, out=room), alpha=scale)
 
 
 def is_finite(table: Tensor) -> bool:

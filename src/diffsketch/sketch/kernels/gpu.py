@@ -29,7 +29,7 @@ from diffsketch.sketch.kernels.gpu_triton import (
 )
 from diffsketch.sketch.kernels.networks import median_network
 
-__all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
+__all__ = ["INPUT_TYPES", "add_residual", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -83,9 +83,30 @@ def query(
     return largest is None or math.isfinite(largest.item())
 
 
+def add_residual(
+    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: Layout, scale: float,
+    mean: bool, room: Tensor,
+) -> None:  # fmt: skip
+    """Add `scale` times what a table's estimates miss of a vector. `room` may be overwritten."""
+    if not _query(table[None], seed, out[None], layout, 0, mean=mean, missed=(vector, scale)):
+        _query(table[None], seed, room[None], layout, 0, mean=mean)
+        out.add_(torch.sub(vector, room, out=room), alpha=scale)
+
+
 def _query(
-    tables: Tensor, seed: HashSeed, out: Tensor, layout: Layout, offset: int, *, mean: bool
-) -> None:
+    tables: Tensor,
+    seed: HashSeed,
+    out: Tensor,
+    layout: Layout,
+    offset: int,
+    *,
+    mean: bool,
+    missed: tuple[Tensor, float] | None = None,
+) -> bool:
+    """Write estimates; or add what they miss of a vector, so many times, to what is there.
+
+    False, and nothing is done, if the latter takes two steps.
+    """
     length, geometry = out.shape[-1], layout.geometry
     items = out.numel() // length
     network = tuple(k for pair in median_network(layout.rows) for k in pair)
@@ -102,10 +123,14 @@ def _query(
         if hashes is not None:
             tile = min(geometry.block, _QUERY_TILE)
             grid = (window.block_count * (geometry.block // tile), items)
+            other, scale = missed or (out, 1.0)
             query_wide_kernel[grid](
-                tables, out, *hashes, offset, offset + length, layout.cols, geometry.runs,
-                *window.runs_blocks[:3], TILE=tile, num_warps=_QUERY_WARPS, **common,
+                tables, out, other, *hashes, scale, offset, offset + length, layout.cols,
+                geometry.runs, *window.runs_blocks[:3], TILE=tile, num_warps=_QUERY_WARPS,
+                RESIDUAL=missed is not None, **common,
             )  # fmt: skip
+        elif missed is not None:
+            return False
         else:
             tile = 512 if layout.rows <= _SMALL_SORT else 128
             query_narrow_kernel[(triton.cdiv(length, tile), items)](
@@ -113,6 +138,7 @@ def _query(
                 geometry.runs, layout.cols, TILE=tile, PAIRWISE=layout.family == "pairwise",
                 **common,
             )  # fmt: skip
+    return True
 
 
 def is_finite(table: Tensor) -> bool:

@@ -225,11 +225,12 @@ def _combine(values, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constex
 
 @triton.jit(do_not_specialize=_SIZES)
 def query_wide_kernel(
-    table_ptr, out_ptr, shift_ptr, weyl_ptr,
+    table_ptr, out_ptr, other_ptr, shift_ptr, weyl_ptr, scale,
     offset, end, cols, runs, first_run, run_count, first_block,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, ACC: tl.constexpr,
+    MEAN: tl.constexpr, RESIDUAL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
+    """Estimates to `out`; with `RESIDUAL`, `scale` times what they miss of `other` is added."""
     item = tl.program_id(1).to(tl.int64)
     table_ptr += item * ROWS * cols
     out_ptr += item * (end - offset)
@@ -250,13 +251,13 @@ def query_wide_kernel(
     base = block * BLOCK + into
     if last + TILE <= cols:
         _query_tile(
-            table_ptr, out_ptr, starts, base, step, phase, offset, end, cols,
-            TILE, ROWS, NETWORK, MEAN, False, ACC,
+            table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
+            TILE, ROWS, NETWORK, MEAN, False, RESIDUAL, ACC,
         )  # fmt: skip
     else:
         _query_tile(
-            table_ptr, out_ptr, starts, base, step, phase, offset, end, cols,
-            TILE, ROWS, NETWORK, MEAN, True, ACC,
+            table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
+            TILE, ROWS, NETWORK, MEAN, True, RESIDUAL, ACC,
         )  # fmt: skip
 
 
@@ -270,9 +271,9 @@ def _start(shifts, row, place, run_count, cols):
 
 @triton.jit
 def _query_tile(
-    table_ptr, out_ptr, starts, base, step, phase, offset, end, cols,
+    table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
     TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constexpr,
-    WRAP: tl.constexpr, ACC: tl.constexpr,
+    WRAP: tl.constexpr, RESIDUAL: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, TILE)
     values = (_wide_cell(table_ptr, 0, starts[0], cols, lane, WRAP, ACC),)
@@ -280,11 +281,18 @@ def _query_tile(
         values = values + (_wide_cell(table_ptr, j, starts[j], cols, lane, WRAP, ACC),)
     turn = step * lane.to(tl.uint32) + phase
     result = _signed(_combine(values, ROWS, NETWORK, MEAN), turn, ACC)
-    destination = out_ptr + (base - offset) + lane
+    place = (base - offset) + lane
     if (base >= offset) & (base + TILE <= end):
-        tl.store(destination, result)
+        if RESIDUAL:
+            missed = tl.load(other_ptr + place).to(ACC) - result
+            result = tl.load(out_ptr + place) + scale.to(ACC) * missed
+        tl.store(out_ptr + place, result)
     else:
-        tl.store(destination, result, mask=(base + lane >= offset) & (base + lane < end))
+        valid = (base + lane >= offset) & (base + lane < end)
+        if RESIDUAL:
+            missed = tl.load(other_ptr + place, mask=valid, other=0.0).to(ACC) - result
+            result = tl.load(out_ptr + place, mask=valid, other=0.0) + scale.to(ACC) * missed
+        tl.store(out_ptr + place, result, mask=valid)
 
 
 @triton.jit
