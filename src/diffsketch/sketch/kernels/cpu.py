@@ -159,7 +159,7 @@ def query(
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
         own = _block(layout)
         return bool(run(table, cols, result, offset, parts, own, runs, words, per_row, validate))
-    pad = min(block, cpu_blocked.CHUNK)
+    pad = min(block, cpu_blocked.QUERY_CHUNK)
     if layout.rows * (cols + pad) * table.itemsize > _SPARE:
         pad = 0
     place = out.data_ptr() - offset * table.itemsize

@@ -1,6 +1,7 @@
 """The blocked family's loops, compiled by Numba. Sizes and types are checked by the caller.
 
-Coordinates are handled in chunks: a block, or `CHUNK` coordinates of a longer one.
+Coordinates are handled in chunks: a block, or `CHUNK` coordinates of a longer one (`QUERY_CHUNK` in
+queries).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from diffsketch.sketch.kernels.cpu_adding import (
     add_lanes,
     flip_blocks,
 )
-from diffsketch.sketch.kernels.cpu_combining import CACHED, combine_blocks, combine_lanes
+from diffsketch.sketch.kernels.cpu_combining import combine_blocks, combine_lanes
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -29,6 +30,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
 )
 
 CHUNK = 1024
+QUERY_CHUNK = 4096
 _STRETCH = 1 << 15  # coordinates of short blocks that row after row reads, signed beforehand
 _PIECE = 1 << 14  # bytes of a long block that stay in the first-level cache while rows read them
 _AHEAD = 1 << 15  # bytes: so far ahead the next pieces are fetched meanwhile
@@ -179,23 +181,38 @@ def encode_long_parallel(
             fold(tables[item], out[item])
 
 
-@njit
+@njit(inline="always")
 def _query_chunk(
-    table: Any, cols: Any, chunk: Any, into: Any, k: Any, starts: Any, whole: Any, cells: Any,
-    flips: Any,
+    table: Any, cols: Any, to: Any, vectors: Any, places: Any, flips: Any, cells: Any, ends: Any,
+    step: Any, phase: Any, like: Any, stream: Any,
 ) -> None:  # fmt: skip
-    """Where each row's cells of a chunk are, copied to `whole` if they go around the end."""
-    size = table.itemsize
-    for j in range(table.shape[0]):
-        start = np.int64(starts[j, k] & REST) + into
-        start -= cols if start >= cols else 0
-        flips[j] = starts[j, k] & TOP
-        cells[j] = address(table) + (j * table.shape[1] + start) * size
-        if start + chunk > table.shape[1]:
-            head = cols - start
-            whole[j, :head] = table[j, start:cols]
-            whole[j, head:] = table[j, : chunk - head]
-            cells[j] = address(whole) + j * chunk * size
+    """Estimates of so many vectors of coordinates, whose cells are from `places` on in each row.
+
+    They are combined up to where a row ends. Of the vector with the end, a copy is made.
+    """
+    rows, width, size = table.shape[0], table.shape[1], table.itemsize
+    lanes, done = 64 // size, 0
+    while done < vectors:
+        count = vectors - done
+        for j in range(rows):
+            count = min(count, (width - places[j]) // lanes)
+        over, count = count == 0, max(count, 1)
+        for j in range(rows):
+            cells[j] = address(table) + (j * width + places[j]) * size
+            if over and places[j] + lanes > width:
+                for i in range(lanes):
+                    at = places[j] + i
+                    ends[j, i] = table[j, at - cols if at >= cols else at]
+                cells[j] = address(ends) + j * 64
+        turn = phase + step * uint32(done * lanes)
+        combine_lanes(
+            to + done * 64, address(cells), address(flips), like, stream, count, step, turn,
+            table[0, 0],
+        )  # fmt: skip
+        for j in range(rows):
+            places[j] += count * lanes
+            places[j] -= cols if places[j] >= cols else 0
+        done += count
 
 
 @njit
@@ -204,12 +221,13 @@ def _query_stretch(
     words: Any, like: Any, stream: Any,
 ) -> None:  # fmt: skip
     """Estimates of chunks `first` to `last`. `like` is a tuple with an entry per row."""
-    rows, size, chunk = table.shape[0], table.itemsize, min(block, CHUNK)
-    vectors = chunk * size // 64
-    whole, border = np.empty((rows, chunk), table.dtype), np.empty(chunk, table.dtype)
-    starts, cells = np.empty((rows, _BATCH), np.uint32), np.empty(rows, np.int64)
+    rows, size, chunk = table.shape[0], table.itemsize, min(block, QUERY_CHUNK)
+    vectors, ends = chunk * size // 64, np.empty((rows, 64 // size), table.dtype)
+    border = np.empty(chunk + 64 // size, table.dtype)
+    border = border[-address(border) % 64 // size :]  # from a multiple of 64 bytes on
+    starts, places = np.empty((rows, _BATCH), np.uint32), np.empty(rows, np.int64)
     steps, phases = np.empty(_BATCH, np.uint32), np.empty(_BATCH, np.uint32)
-    flips = np.empty(rows, np.uint32)
+    cells, flips = np.empty(rows, np.int64), np.empty(rows, np.uint32)
     one, hashed, c = table[0, 0], np.int64(-1), first
     while c < last:
         base = c * chunk
@@ -233,17 +251,15 @@ def _query_stretch(
                 continue
         k, into = b - hashed, base % block
         c += 1
-        _query_chunk(table, cols, chunk, into, k, starts, whole, cells, flips)
-        step = steps[k]
-        phase = phases[k] + step * uint32(into)
-        begin = base - offset
+        for j in range(rows):
+            place = np.int64(starts[j, k] & REST) + into
+            places[j], flips[j] = place - cols if place >= cols else place, starts[j, k] & TOP
+        begin, phase = base - offset, phases[k] + steps[k] * uint32(into)
         inside = begin >= 0 and begin + chunk <= out.size
         to = address(out) + begin * size if inside else address(border)
-        at, turns = address(cells), address(flips)
-        if inside:
-            combine_lanes(to, at, turns, like, stream, vectors, step, phase, one)
-        else:
-            combine_lanes(to, at, turns, like, CACHED, vectors, step, phase, one)
+        _query_chunk(
+            table, cols, to, vectors, places, flips, cells, ends, steps[k], phase, like, stream
+        )
         if not inside:
             for i in range(max(0, -begin), min(chunk, out.size - begin)):
                 out[begin + i] = border[i]
@@ -255,7 +271,7 @@ def _query_task(
     runs: Any, words: Any, like: Any, stream: Any,
 ) -> None:  # fmt: skip
     item, part = task // parts, task % parts
-    chunk = min(block, CHUNK)
+    chunk = min(block, QUERY_CHUNK)
     first = offset // chunk
     begin, end = share((offset + outs.shape[1] - 1) // chunk + 1 - first, part, parts)
     table = tables[item]

@@ -124,15 +124,17 @@ def share(total: Any, piece: Any, pieces: Any) -> Any:
 
 @njit
 def finite(tables: Any) -> Any:
-    """Whether no cell is NaN or infinite: 0 times it is 0."""
+    """Whether no cell is NaN or infinite: all bits of such a one's exponent are set."""
     cells = tables.reshape(-1)
-    for first in range(0, cells.size, 1024):
-        probe = cells[first] * 0
-        for k in range(first, min(cells.size, first + 1024)):
-            probe += cells[k] * 0
-        if probe != 0:
-            return False
-    return True
+    if cells.itemsize == 4:
+        words, largest = cells.view(np.int32), np.int32(0)
+        for k in range(words.size):
+            largest = max(largest, words[k] & np.int32(0x7FFFFFFF))
+        return largest < np.int32(0x7F800000)
+    longs, most = cells.view(np.int64), np.int64(0)
+    for k in range(longs.size):
+        most = max(most, longs[k] & np.int64(0x7FFFFFFFFFFFFFFF))
+    return most < np.int64(0x7FF0000000000000)
 
 
 @njit
