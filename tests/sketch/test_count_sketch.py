@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -215,11 +217,17 @@ def test_what_estimates_miss(combine: Combine) -> None:
     torch.testing.assert_close(found, memory + 0.3 * missed)
     wrong = torch.zeros(7, dtype=torch.float64)
     for name in ("out", "vector", "room"):
-        given = {"out": found, "vector": vector, "room": room} | {name: wrong}
+        given: dict[str, Any] = {"out": found, "vector": vector, "room": room} | {name: wrong}
         with pytest.raises(ArgumentError, match=f"{name} must have dim=500"):
             sketch.add_residual(**given, table=table, seed=SEED)
     with pytest.raises(ArgumentError, match=r"table must be a tensor \(rows, cols\)"):
         sketch.add_residual(found, vector, table[None], SEED, room=room)
+    for same in (found, vector):
+        with pytest.raises(ArgumentError, match="room must be in memory of its own"):
+            sketch.add_residual(found, vector, table, SEED, room=same)
+    for scale in (float("nan"), "1", True):
+        with pytest.raises(ArgumentError, match="scale must be"):
+            sketch.add_residual(found, vector, table, SEED, scale=scale, room=room)  # type: ignore[arg-type]
     torch.testing.assert_close(found, memory + 0.3 * missed)  # errors have changed nothing
 
 

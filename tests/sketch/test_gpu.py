@@ -74,12 +74,16 @@ def test_indices_beyond_32_bits(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cols", [50, 4000])  # in two steps, and for long rows in one
 def test_what_estimates_miss(cols: int, family: Family, combine: Combine) -> None:
-    sketch, (memory, vector) = CountSketch(300_001, 3, cols, family), random_vectors(2, 300_001)
-    table = sketch.encode(vector, SEED)
-    missed = vector - sketch.query(table, SEED, combine=combine)
-    found, room = memory.clone(), torch.empty_like(memory)
-    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, room=room)
-    torch.testing.assert_close(found, memory + 0.3 * missed, rtol=1e-5, atol=1e-5)
+    sketch = CountSketch(300_001, 3, cols, family)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        memory, vector = random_vectors(2, 300_001, dtype=dtype)
+        table = sketch.encode(vector, SEED)
+        missed = vector - sketch.query(table, SEED, combine=combine)
+        for scale in (0.3, 1):
+            found, room = memory.clone(), torch.empty_like(memory)
+            sketch.add_residual(found, vector, table, SEED, scale=scale, combine=combine, room=room)
+            expected = memory + scale * missed
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)

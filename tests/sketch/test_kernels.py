@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
 from diffsketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.hashing import FAMILIES, Family, columns_and_signs
 from diffsketch.sketch.kernels import cpu, reference
 
 SEED = SketchKey(bytes(range(32))).seed(3)
@@ -75,6 +76,30 @@ def test_cpu_equals_reference(
             validate=True,
         )  # fmt: skip
         assert_close(sketch.query(plain, SEED, combine=combine), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cols", [1, 4, 22])
+def test_cells_are_as_exact_with_a_mean(cols: int, family: Family) -> None:
+    """Sums of signed numbers stay small; sums that are signed later would lose digits, or end."""
+    sketch = CountSketch(400_000, 2, cols, family)
+    vector = 0.1 + random_vectors(sketch.dim).abs() / 100
+    exact = reference.encode(vector.double(), SEED, layout=sketch.layout, offset=0)
+    error = (sketch.encode(vector, SEED) - exact).norm() / exact.norm()
+    assert error < 1e-5
+    if cols == 1:  # the planted error
+        signs = columns_and_signs(np.arange(sketch.dim), SEED, layout=sketch.layout)[1][0]
+        plus, minus = (vector.numpy()[signs == sign] for sign in (1, -1))
+        late = np.cumsum(plus)[-1] - np.cumsum(minus)[-1]
+        assert abs(float(late) / float(exact[0, 0]) - 1) > 1e-4
+    huge = torch.full((30_000,), 5e35)
+    assert torch.isfinite(CountSketch(30_000, 2, 2, family).encode(huge, SEED)).all()
+
+
+def test_what_is_not_finite_stays_in_its_cells() -> None:
+    sketch, vector = CountSketch(4000, 2, 8, "pairwise"), torch.ones(4000)
+    vector[6] = torch.nan
+    assert sketch.encode(vector, SEED).isnan().sum(1).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

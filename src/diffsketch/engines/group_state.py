@@ -24,7 +24,7 @@ class GroupState:
     Attributes:
         accounts: What the rounds so far have cost.
         round_index: Rounds that were begun.
-        memory: Of what this rank has not sent yet, with error feedback.
+        memory: That of error feedback: what this rank has not sent yet, scaled.
     """
 
     accounts: Participation

@@ -220,9 +220,12 @@ class CountSketch:
             seed: The seed that the table was encoded with.
             scale: How much of it.
             combine: As in `query`.
-            room: Like `out`; what it holds is lost.
+            room: Like `out`, in memory of its own; what it holds is lost.
         """
         check_seed(seed)
+        if isinstance(scale, bool) or not isinstance(scale, int | float):
+            raise ArgumentError(f"scale must be a number, got scale={scale!r}")
+        check(math.isfinite(scale), "scale", "be finite", scale)
         self._check_table(table)
         check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
         if table.dim() != 2:
@@ -233,11 +236,15 @@ class CountSketch:
                 raise ArgumentError(
                     f"{name} must have dim={self.dim} coordinates, got {_describe(value)}"
                 )
+        if room.data_ptr() in (out.data_ptr(), vector.data_ptr()):
+            raise ArgumentError("room must be in memory of its own, not that of out or vector")
         if table.requires_grad:
             table = table.detach()
+        if vector.is_neg():
+            vector = vector.resolve_neg()
         kernels_for(table.device).add_residual(
             out, vector, table.contiguous(), seed,
-            layout=self.layout, scale=scale, mean=combine == "mean", room=room,
+            layout=self.layout, scale=float(scale), mean=combine == "mean", room=room,
         )  # fmt: skip
 
     def top_k(

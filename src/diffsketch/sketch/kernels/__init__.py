@@ -1,6 +1,6 @@
 """Computing sketches: a readable reference, Numba for the CPU, Triton for CUDA devices.
 
-Each module has `encode` and `query` for batches, on checked and contiguous tensors. They import
+Each has `encode` and `query` for batches, on checked and contiguous tensors. They import
 `hashing` and nothing else of ours; only `count_sketch` imports them. `cpu_statistics` is apart from
 them, and for whoever needs the order of many numbers.
 """

@@ -21,7 +21,7 @@ from diffsketch.sketch.kernels.cpu_lanes import I32, I64, Lanes
 
 GROUP = 16
 COPIES = 4  # tables that coordinates take turns on, `apart` bytes from one another
-_AHEAD = 3  # groups
+_AHEAD = 3  # groups; with the present one, a power of two
 SLACK = (_AHEAD + 1) * GROUP  # words that are read, not used, after the last coordinate's
 _LONG, _DOUBLE_WORD = types.int64, types.uint64
 
@@ -68,7 +68,7 @@ class _Pairs:
 
 
 class _Rooms:
-    """Numbers of the last few groups in memory: written as vectors, read one by one."""
+    """Numbers of a few groups in memory, a ring: written as vectors, read one by one."""
 
     def __init__(self, builder: Any, scalar: Any) -> None:
         self.builder, self.scalar = builder, scalar
@@ -152,6 +152,20 @@ def _add(lanes: Lanes, target: Any, offset: Any, value: Any) -> None:
     builder.store(builder.fadd(builder.load(cell), value), cell)
 
 
+def _write_signed(
+    lanes: Lanes, values: _Rooms, source: _Source, words_at: Any, bit: Any, group: Any
+) -> None:
+    """Numbers of a group, their signs flipped where that bit of their words is set."""
+    builder, per_group = lanes.builder, GROUP // lanes.count
+    shift = lanes.splat(builder.trunc(builder.sub(_number(31), bit), I32))
+    for part in range(per_group):
+        value = lanes.load(builder.add(source.address(group), _number(64 * part)))
+        index = builder.add(builder.mul(group, _number(per_group)), _number(part))
+        flips = builder.shl(lanes.load_words(words_at, index), shift)
+        values.write(group, lanes.flip(value, flips), part)
+    values.settle()
+
+
 @intrinsic
 def scatter_row(
     typingctx: Any, to: Any, apart: Any, source: Any, words: Any, bit: Any, count: Any, start: Any,
@@ -165,17 +179,10 @@ def scatter_row(
         lanes = Lanes(builder, sig.args[9])
         source, columns = _Source(lanes, origin, count), _Columns(builder, start, step, cols)
         places, values = _Rooms(builder, I32), _Rooms(builder, lanes.real.element)
-        shift = lanes.splat(builder.trunc(builder.sub(_number(31), bit), I32))
-        per_group = GROUP // lanes.count
 
         def prepare(group: Any) -> None:
             places.write(group, columns.next())
-            for part in range(per_group):
-                value = lanes.load(builder.add(source.address(group), _number(64 * part)))
-                index = builder.add(builder.mul(group, _number(per_group)), _number(part))
-                flips = builder.shl(lanes.load_words(words_at, index), shift)
-                values.write(group, lanes.flip(value, flips), part)
-            values.settle()
+            _write_signed(lanes, values, source, words_at, bit, group)
 
         def add(group: Any) -> None:
             for k in range(GROUP):
@@ -193,9 +200,10 @@ def scatter_pair(
     typingctx: Any, to: Any, source: Any, words: Any, bit: Any, count: Any, start: Any, step: Any,
     other_start: Any, other_step: Any, cols: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """Add `count` numbers to a table with a cell for each pair of columns and of signs.
+    """Add `count` numbers, signed as in the first of two rows, to tables with cells for pairs.
 
-    There is a table of pairs for each two signs, which are this bit of the words and the next.
+    The first table is of those whose signs are the same in both rows, that is, this bit of their
+    words and the next; the second is of the others.
     """
     del typingctx, to, source, words, bit, count, start, step, other_start, other_step, cols
 
@@ -203,18 +211,19 @@ def scatter_pair(
         target, origin, words_at, bit, count, *hashes, _ = args
         lanes, indices = Lanes(builder, sig.args[10]), Lanes(builder, types.float32)
         source, pairs = _Source(lanes, origin, count), _Pairs(builder, hashes)
-        places, shift = _Rooms(builder, I32), indices.splat(builder.trunc(bit, I32))
-        three, square = ir.Constant(indices.words, [3] * GROUP), builder.mul(pairs.cols, pairs.cols)
+        places, values = _Rooms(builder, I32), _Rooms(builder, lanes.real.element)
+        shift = indices.splat(builder.trunc(bit, I32))
+        one, square = ir.Constant(indices.words, [1] * GROUP), builder.mul(pairs.cols, pairs.cols)
 
         def prepare(group: Any) -> None:
-            signs = builder.lshr(indices.load_words(words_at, group), shift)
-            table = builder.mul(builder.and_(signs, three), square)
-            places.write(group, builder.add(table, pairs.next()))
+            first = builder.lshr(indices.load_words(words_at, group), shift)
+            differ = builder.and_(builder.xor(first, builder.lshr(first, one)), one)
+            places.write(group, builder.add(builder.mul(differ, square), pairs.next()))
+            _write_signed(lanes, values, source, words_at, bit, group)
 
         def add(group: Any) -> None:
-            at = source.address(group)
             for k in range(GROUP):
-                _add(lanes, target, places.read(group, k), lanes.scalar_at(at, _number(k)))
+                _add(lanes, target, places.read(group, k), values.read(group, k))
 
         _over_groups(builder, source.groups, places, prepare, add)
         return context.get_dummy_value()

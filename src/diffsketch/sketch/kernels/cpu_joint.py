@@ -34,28 +34,27 @@ from diffsketch.sketch.kernels.cpu_hashes import (
 
 MOST_COLS = 32
 _PIECE = 1024  # coordinates hashed at once
-_SIGNS = 4  # of two rows together
+_SIGNS = 2  # the same in both rows, or not
 
 
 def pays(length: int, rows: int, cols: int) -> bool:
     """Whether a vector is long enough for the tables of pairs that it takes."""
-    return rows > 1 and cols <= MOST_COLS and length >= 2 * _SIGNS * cols * cols
+    return rows > 1 and cols <= MOST_COLS and length >= 8 * cols * cols
 
 
 @njit
 def _split(joint: Any, first: Any, second: Any) -> None:
-    """Add up tables of pairs, `(signs, cols * cols)`, for each of their two rows."""
+    """Add up tables of pairs, `(signs, cols * cols)`, for their two rows, which hold zeros.
+
+    Numbers have the signs of the first row: sums without signs would grow, and their differences,
+    which are small, would be off by their roundings.
+    """
     cols = first.size
-    plus, minus = joint[0], joint[1]
-    for k in range(plus.size):
-        same, other = joint[0, k] - joint[3, k], joint[1, k] - joint[2, k]
-        plus[k], minus[k] = same - other, same + other
     for a in range(cols):
-        total = plus[0] * 0
-        for b in range(a * cols, (a + 1) * cols):
-            total += plus[b]
-            second[b - a * cols] += minus[b]
-        first[a] = total
+        for b in range(cols):
+            same, other = joint[0, a * cols + b], joint[1, a * cols + b]
+            first[a] += same + other
+            second[b] += same - other
 
 
 @njit(inline="always")

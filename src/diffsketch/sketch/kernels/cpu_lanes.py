@@ -2,7 +2,7 @@
 
 Numba's optimiser vectorises loops only sometimes; spelled out they always are, and LLVM maps the
 vectors to whatever the processor has. Addresses are integers, so nothing here checks bounds. The
-loops themselves are in `cpu_adding` and `cpu_combining`.
+loops themselves are in `cpu_adding`, `cpu_columns` and `cpu_combining`.
 """
 
 from __future__ import annotations

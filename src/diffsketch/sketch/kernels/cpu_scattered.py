@@ -1,5 +1,7 @@
 """Coordinate by coordinate: the pairwise family, and blocks shorter than a vector.
 
+Long vectors and few columns of the pairwise family are in `cpu_joint`.
+
 Compiled by Numba; sizes and types are checked by the caller. `block` is 0 for the pairwise family.
 """
 

@@ -62,7 +62,7 @@ def spread_blocks(hashes: Any, cols: Any, line: Any, factors: Any) -> Any:
 
 @njit
 def _in_part(vector: Any, before: Any, whole: Any, count: Any, block: Any) -> Any:
-    """The last of `count` blocks, which the vector fills only in part, after the `whole` ones."""
+    """A copy of what comes after `whole` blocks: blocks that the vector fills only in part."""
     rest = np.zeros((count - whole) * block, vector.dtype)
     left = vector.size - whole * block
     if left:

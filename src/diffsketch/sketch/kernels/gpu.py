@@ -88,7 +88,9 @@ def add_residual(
     mean: bool, room: Tensor,
 ) -> None:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector. `room` may be overwritten."""
-    if not _query(table[None], seed, out[None], layout, 0, mean=mean, missed=(vector, scale)):
+    missed = vector, scale  # which Triton takes in float32
+    single = table.dtype == torch.float32
+    if not (single and _query(table[None], seed, out[None], layout, 0, mean=mean, missed=missed)):
         _query(table[None], seed, room[None], layout, 0, mean=mean)
         out.add_(torch.sub(vector, room, out=room), alpha=scale)
 
