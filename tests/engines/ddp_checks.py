@@ -200,7 +200,7 @@ def of_rank_0(rank: int) -> list[str | bool]:
     dist.all_gather_object(found, kept)
     error = error_of(lambda: state.load_state_dict(found[0]))
     lost = error_of(lambda: state.load_state_dict(kept if rank == 0 else {}))
-    same = torch.equal(state.state_dict()["error"], kept["error"])
+    same = torch.equal(state.state_dict()["memory"], kept["memory"])
     state.load_state_dict(kept)
     loss_of(model, rank, 1).backward()  # type: ignore[no-untyped-call]
     return [error, lost, same, state.mean.round_index == 2]
