@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
@@ -350,13 +350,11 @@ def test_only_what_is_composed_matters(one: Event, two: Event, delta: float, cou
 
 @slow
 @given(leaf, leaf, deltas)
-@example(events.laplace(1.0), sampled(0.001, 3.0), 1e-6)  # 1.0032, and 1.0013 apart
 def test_no_worse_than_adding_up(one: Event, two: Event, delta: float) -> None:
     total = epsilon_for(events.composed(one, two), 2 * delta)
     apart = epsilon_for(one, delta) + epsilon_for(two, delta)
     if not any("ZCDp" in str(event) for event in (one, two)):  # Rényi's way is looser for few
-        steps = 2 * apart / 500  # `refined_step`: either loss is rounded up to the common grid
-        assert total <= apart * (1 + ROUNDING) + steps + 1e-5
+        assert total <= apart * (1 + ROUNDING) + 1e-5
     assert total >= max(epsilon_for(one, 2 * delta), epsilon_for(two, 2 * delta)) * (1 - ROUNDING)
 
 
