@@ -36,7 +36,6 @@ COMPRESSIONS = (50, 500)
 BATCH = 1000
 MAX_SECONDS = 20.0
 MEMORY_DIM = 10**7  # from here on the extra memory is measured as well
-MEMORY_CALLS = 5
 DEFAULT_SIZES = {"cpu": (7850, 10**6, 10**7, 10**8), "cuda": (10**8, 10**9)}
 QUICK_SIZES = {"cpu": (7850, 10**6), "cuda": (10**7,)}
 
@@ -189,12 +188,10 @@ def run_memory(problem: Problem, jobs: Sequence[Job], report: Report) -> None:
     for job in jobs:
         if job.name not in FAMILIES:
             continue
-        calls = [extra_memory(job.run, device=report.device) for _ in range(MEMORY_CALLS)]
-        known = [taken for taken in calls if taken is not None]
-        if not known:
+        taken = extra_memory(job.run, device=report.device)
+        if taken is None:
             report.note("extra memory not measured: it needs Linux")
             return
-        taken = statistics.median_low(known)  # in single calls, malloc may grow for later ones
         extra = taken - (problem.table.nbytes if job.operation == "encode" else 0)
         entry = {"family": job.name, "operation": job.operation, "dim": problem.layout.dim}
         share = max(0, extra) / problem.vector.nbytes
