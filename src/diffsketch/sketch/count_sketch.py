@@ -135,12 +135,9 @@ class CountSketch:
             raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
         if vector.layout != torch.strided:
             raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")
-        length = vector.shape[-1]
-        if offset is None and length != self.dim:
-            raise ArgumentError(
-                f"vector must have dim={self.dim} coordinates, got {_describe(vector)}"
-            )
-        start = self._check_span(offset, length)
+        if offset is None:
+            self._check_length(vector, "vector")
+        start = self._check_span(offset, vector.shape[-1])
         if vector.requires_grad:
             vector = vector.detach()
         if vector.is_neg():
@@ -185,10 +182,8 @@ class CountSketch:
             out = table.new_empty((*lead, self.dim))
         else:
             _check_out(out, table)
-            if offset is None and out.shape[-1] != self.dim:
-                raise ArgumentError(
-                    f"out must have dim={self.dim} coordinates, got {_describe(out)}"
-                )
+            if offset is None:
+                self._check_length(out, "out")
         start = self._check_span(offset, out.shape[-1])
         is_finite = kernels_for(table.device).query(
             table.contiguous(), seed, out,
@@ -232,20 +227,20 @@ class CountSketch:
             raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
         for name, value in (("out", out), ("room", room), ("vector", vector)):
             _check_out(value, table, name)
-            if value.shape[-1] != self.dim:
-                raise ArgumentError(
-                    f"{name} must have dim={self.dim} coordinates, got {_describe(value)}"
-                )
+            self._check_length(value, name)
         if room.data_ptr() in (out.data_ptr(), vector.data_ptr()):
             raise ArgumentError("room must be in memory of its own, not that of out or vector")
         if table.requires_grad:
             table = table.detach()
         if vector.is_neg():
             vector = vector.resolve_neg()
-        kernels_for(table.device).add_residual(
+        done = kernels_for(table.device).add_residual(
             out, vector, table.contiguous(), seed,
-            layout=self.layout, scale=float(scale), mean=combine == "mean", room=room,
+            layout=self.layout, scale=float(scale), mean=combine == "mean",
         )  # fmt: skip
+        if not done:
+            self.query(table, seed, combine=combine, out=room, validate=False)
+            out.add_(torch.sub(vector, room, out=room), alpha=scale)
 
     def top_k(
         self, table: Tensor, seed: HashSeed, count: int, *, combine: Combine = "median"
@@ -266,6 +261,12 @@ class CountSketch:
         self.check_table(table)
         norms: Tensor = torch.linalg.vector_norm(table, dim=-1).sort(dim=-1).values
         return (norms[..., (self.rows - 1) // 2] + norms[..., self.rows // 2]) / 2
+
+    def _check_length(self, vectors: Tensor, name: str) -> None:
+        if vectors.shape[-1] != self.dim:
+            raise ArgumentError(
+                f"{name} must have dim={self.dim} coordinates, got {_describe(vectors)}"
+            )
 
     def _check_span(self, offset: int | None, length: int) -> int:
         if offset is None:

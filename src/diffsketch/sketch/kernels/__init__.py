@@ -53,11 +53,10 @@ class Kernels(Protocol):
         layout: Layout,
         scale: float,
         mean: bool,
-        room: Tensor,
-    ) -> None:
-        """Add `scale` times what a table's estimates miss of a vector.
+    ) -> bool:
+        """Add `scale` times what a table's estimates miss of a vector, in one pass.
 
-        `room` is as large, and may be overwritten.
+        False, and nothing is done, where that is not possible.
         """
 
     def is_finite(self, table: Tensor) -> bool:

@@ -78,10 +78,7 @@ def _encode_long(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
     items, threads, geometry = source.shape[0], threads_for(source.size), layout.geometry
-    tables = out[:, None]
-    if copies:
-        shape = (items, parts * copies, layout.rows, _width(layout, "long"))
-        tables = np.zeros(shape, dtype=source.dtype)
+    tables = _tables(out, layout, "long", parts * copies)
     shares, bands = -(-threads // (items * parts)), 1
     if copies > 1:
         shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
@@ -98,10 +95,7 @@ def _encode_scattered(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
     items, threads = source.shape[0], threads_for(source.size * layout.rows)
-    tables = out[:, None]
-    if copies:
-        shape = (items, parts * copies, layout.rows, layout.cols)
-        tables = np.zeros(shape, dtype=source.dtype)
+    tables = _tables(out, layout, "scattered", parts * copies)
     shares = min(layout.rows, -(-threads // (items * parts)))
     run = runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
     run(
@@ -113,13 +107,18 @@ def _encode_scattered(
 def _encode_joint(
     source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
 ) -> None:
-    del copies
-    tables = out[:, None]
-    if parts > 1:
-        tables = np.empty((len(source), parts, layout.rows, layout.cols), dtype=source.dtype)
+    tables = _tables(out, layout, "joint", parts * copies)
     threads = min(threads_for(source.size), len(source) * parts)
     run = runner(cpu_joint.encode, cpu_joint.encode_parallel, threads)
     run(source, offset, tables, seed.words_for(layout.rows), out)
+
+
+def _tables(out: Array, layout: Layout, kind: Kind, partial: int) -> Array:
+    """Zeros to add to: so many partial tables for each vector, or if there are none, its table."""
+    if not partial:
+        return out[:, None]
+    shape = (len(out), partial, layout.rows, _width(layout, kind))
+    return np.zeros(shape, dtype=out.dtype)
 
 
 _ENCODE = {"long": _encode_long, "scattered": _encode_scattered, "joint": _encode_joint}
@@ -174,13 +173,9 @@ def query(
     )  # fmt: skip
 
 
-def add_residual(
-    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: Layout, scale: float,
-    mean: bool, room: Tensor,
-) -> None:  # fmt: skip
-    """Add `scale` times what a table's estimates miss of a vector. `room` is overwritten."""
-    query(table, seed, room, layout=layout, offset=0, mean=mean, validate=False)
-    out.add_(torch.sub(vector, room, out=room), alpha=scale)
+def add_residual(*_: object, **__: object) -> bool:
+    """Not in one pass: a query's results are in the caches if they are few, and else streamed."""
+    return False
 
 
 def is_finite(table: Tensor) -> bool:
@@ -215,7 +210,7 @@ def _block(layout: Layout) -> int:
 
 def _width(layout: Layout, kind: Kind) -> int:
     """Of a row of a partial table: with room past its end for a chunk, if there are chunks."""
-    if kind == "scattered":
+    if kind in ("scattered", "joint"):
         return layout.cols
     return layout.cols + min(layout.geometry.block, cpu_blocked.CHUNK)
 
@@ -235,7 +230,7 @@ def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
 def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
     block = layout.geometry.block
     if layout.family == "pairwise" and cpu_joint.pays(length, layout.rows, layout.cols):
-        return "joint", 1 if length < SERIAL else _MAX_PARTS, 1
+        return ("joint", 1, 0) if length < SERIAL else ("joint", _MAX_PARTS, 1)
     if layout.family == "pairwise" or block < 16:  # less than a 64-byte vector
         kind: Kind = "scattered"
         copies = cpu_columns.COPIES if layout.cols <= _SHORT_ROW // 16 else 1

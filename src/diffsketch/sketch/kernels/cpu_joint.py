@@ -59,7 +59,7 @@ def _split(joint: Any, first: Any, second: Any) -> None:
 
 @njit(inline="always")
 def _encode_task(task: Any, vectors: Any, offset: Any, tables: Any, words: Any) -> None:
-    """A task is a part of a vector; each part has a table."""
+    """A task is a part of a vector; each part has a table, of zeros at first."""
     parts, rows, cols = tables.shape[1:]
     item, part, size, one = task // parts, task % parts, vectors.itemsize, vectors[0, 0]
     first, end = share(vectors.shape[1], part, parts)
@@ -89,7 +89,6 @@ def _encode_task(task: Any, vectors: Any, offset: Any, tables: Any, words: Any) 
             )  # fmt: skip
         first += count
     table = tables[item, part]
-    table[:] = 0
     for pair in range(rows // 2):
         _split(joint[pair], table[2 * pair], table[2 * pair + 1])
     if rows % 2:

@@ -85,14 +85,13 @@ def query(
 
 def add_residual(
     out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: Layout, scale: float,
-    mean: bool, room: Tensor,
-) -> None:  # fmt: skip
-    """Add `scale` times what a table's estimates miss of a vector. `room` may be overwritten."""
-    missed = vector, scale  # which Triton takes in float32
-    single = table.dtype == torch.float32
-    if not (single and _query(table[None], seed, out[None], layout, 0, mean=mean, missed=missed)):
-        _query(table[None], seed, room[None], layout, 0, mean=mean)
-        out.add_(torch.sub(vector, room, out=room), alpha=scale)
+    mean: bool,
+) -> bool:  # fmt: skip
+    """Add `scale` times what a table's estimates miss of a vector; False if it takes two passes."""
+    if table.dtype != torch.float32:  # which Triton takes the scale in
+        return False
+    missed = vector, scale
+    return _query(table[None], seed, out[None], layout, 0, mean=mean, missed=missed)
 
 
 def _query(
@@ -107,7 +106,7 @@ def _query(
 ) -> bool:
     """Write estimates; or add what they miss of a vector, so many times, to what is there.
 
-    False, and nothing is done, if the latter takes two steps.
+    False, and nothing is done, if the latter takes two passes.
     """
     length, geometry = out.shape[-1], layout.geometry
     items = out.numel() // length
