@@ -23,7 +23,13 @@ from diffsketch.sketch.kernels import (
     cpu_scattered,
     cpu_short,
 )
-from diffsketch.sketch.kernels.cpu_combining import CACHED, STREAM, combined
+from diffsketch.sketch.kernels.cpu_adding import signed_adder, spread_adder
+from diffsketch.sketch.kernels.cpu_combining import (
+    blocks_combiner,
+    lanes_combiner,
+    paired_combiner,
+    signed_combiner,
+)
 from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
@@ -58,8 +64,8 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> T
     if kind == "short":
         block, hashes, spread = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.encode, cpu_short.encode_parallel, threads_for(source.size))
-        per_row = (None,) * layout.rows
-        run(batch, offset % block, table, copies, block, hashes, spread, per_row)
+        add = (spread_adder if spread[0].size else signed_adder)(layout.rows, source.itemsize)
+        run(batch, offset % block, table, copies, block, hashes, spread, add.address)
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
     encode_some = _ENCODE[kind]
@@ -144,30 +150,34 @@ def query(
     length = result.shape[-1]
     result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
     items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
-    threads, per_row = threads_for(result.size), combined(layout.rows, mean=mean)
+    threads, rows, size = threads_for(result.size), layout.rows, table.itemsize
     if kind == "short":
         block, hashes, _ = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.query, cpu_short.query_parallel, threads)
-        return bool(run(table, result, offset % block, block, hashes, per_row, validate))
+        combine = blocks_combiner(rows, size, mean=mean, stream=False).address
+        return bool(run(table, result, offset % block, block, hashes, combine, validate))
     parts, words = -(-threads // items), seed.words_for(layout.rows)
     block, runs = layout.geometry.block, layout.geometry.runs
     if kind == "joint":
         run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
-        return bool(run(table, result, offset, parts, words, per_row, validate))
+        combine = paired_combiner(rows, size, mean=mean).address
+        return bool(run(table, result, offset, parts, words, combine, validate))
     if kind == "scattered":
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
-        own = _block(layout)
-        return bool(run(table, cols, result, offset, parts, own, runs, words, per_row, validate))
+        own, combine = _block(layout), signed_combiner(rows, size, mean=mean).address
+        return bool(run(table, cols, result, offset, parts, own, runs, words, combine, validate))
     pad = min(block, cpu_blocked.QUERY_CHUNK)
-    if layout.rows * (cols + pad) * table.itemsize > _SPARE:
+    if rows * (cols + pad) * size > _SPARE:
         pad = 0
-    place = out.data_ptr() - offset * table.itemsize
+    place = out.data_ptr() - offset * size
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
-    stream = STREAM if result.nbytes >= _STREAM and aligned else CACHED
+    stream = result.nbytes >= _STREAM and aligned
+    combine = lanes_combiner(rows, size, mean=mean, stream=stream).address
+    combine_blocks = blocks_combiner(rows, size, mean=mean, stream=stream).address
     run = runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
     return bool(
         run(
-            table, cols, result, offset, parts, pad, block, runs, words, per_row, stream,
+            table, cols, result, offset, parts, pad, block, runs, words, combine, combine_blocks,
             validate,
         )
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -9,6 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from diffsketch.sketch.kernels.cpu_functions import Function, function, like
 from diffsketch.sketch.kernels.cpu_lanes import (
     BYTES,
     I32,
@@ -190,14 +192,11 @@ def add_blocks(
 
 
 @intrinsic
-def add_signed_blocks(
+def _add_signed_blocks(
     typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, stride: Any,
     words: Any, batch: Any, steps: Any, phases: Any, mask: Any, apart: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """The same for few rows, their number the length of the tuple `rows`: laid out row by row.
-
-    The sign sequences of the blocks, with these `steps` and `phases`, are applied on the way.
-    """
+    """For `signed_adder`, laid out row by row: `rows` is a tuple with an entry for each."""
     del typingctx, to, source, blocks, vectors, stride, words, batch, steps, phases, mask, apart
     long = types.int64
 
@@ -232,15 +231,11 @@ def add_signed_blocks(
 
 
 @intrinsic
-def add_spread_blocks(
+def _add_spread_blocks(
     typingctx: Any, to: Any, source: Any, blocks: Any, vectors: Any, rows: Any, offsets: Any,
     factors: Any, batch: Any, steps: Any, phases: Any, ahead: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """Add blocks to places that are ready-made: `offsets` in bytes, `factors` of 1 or -1.
-
-    Both have `batch` entries for each of the rows. What lies `ahead` bytes after the source is
-    asked for meanwhile.
-    """
+    """For `spread_adder`, laid out in the same way."""
     del typingctx, to, source, blocks, vectors, offsets, factors, batch, steps, phases, ahead
     long = types.int64
 
@@ -274,3 +269,43 @@ def add_spread_blocks(
         return context.get_dummy_value()
 
     return types.void(*[long] * 4, rows, *[long] * 6, like), codegen
+
+
+@cache
+def signed_adder(rows: int, itemsize: int) -> Function:
+    """Adds blocks as `add_blocks` does, but of few rows, and with the signs of their sequences."""
+    per_row, one = (None,) * rows, like(itemsize)
+
+    @function(11)
+    def add(
+        to: Any, source: Any, blocks: Any, vectors: Any, stride: Any, words: Any, batch: Any,
+        steps: Any, phases: Any, mask: Any, apart: Any,
+    ) -> None:  # fmt: skip
+        _add_signed_blocks(
+            to, source, blocks, vectors, per_row, stride, words, batch, steps, phases, mask, apart,
+            one,
+        )  # fmt: skip
+
+    return add
+
+
+@cache
+def spread_adder(rows: int, itemsize: int) -> Function:
+    """Adds blocks to places that are ready-made: `offsets` in bytes, `factors` of 1 or -1.
+
+    Both have `batch` entries for each of the rows. What lies `ahead` bytes after the source is
+    asked for meanwhile.
+    """
+    per_row, one = (None,) * rows, like(itemsize)
+
+    @function(10)
+    def add(
+        to: Any, source: Any, blocks: Any, vectors: Any, offsets: Any, factors: Any, batch: Any,
+        steps: Any, phases: Any, ahead: Any,
+    ) -> None:  # fmt: skip
+        _add_spread_blocks(
+            to, source, blocks, vectors, per_row, offsets, factors, batch, steps, phases, ahead,
+            one,
+        )  # fmt: skip
+
+    return add

@@ -16,7 +16,7 @@ from diffsketch.sketch.kernels.cpu_adding import (
     add_lanes,
     flip_blocks,
 )
-from diffsketch.sketch.kernels.cpu_combining import combine_blocks, combine_lanes
+from diffsketch.sketch.kernels.cpu_functions import call
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -184,7 +184,7 @@ def encode_long_parallel(
 @njit(inline="always")
 def _query_chunk(
     table: Any, cols: Any, to: Any, vectors: Any, places: Any, flips: Any, cells: Any, ends: Any,
-    step: Any, phase: Any, like: Any, stream: Any,
+    step: Any, phase: Any, combine: Any,
 ) -> None:  # fmt: skip
     """Estimates of so many vectors of coordinates, whose cells are from `places` on in each row.
 
@@ -205,10 +205,7 @@ def _query_chunk(
                     ends[j, i] = table[j, at - cols if at >= cols else at]
                 cells[j] = address(ends) + j * 64
         turn = phase + step * uint32(done * lanes)
-        combine_lanes(
-            to + done * 64, address(cells), address(flips), like, stream, count, step, turn,
-            table[0, 0],
-        )  # fmt: skip
+        call(combine, (to + done * 64, address(cells), address(flips), count, step, turn))
         for j in range(rows):
             places[j] += count * lanes
             places[j] -= cols if places[j] >= cols else 0
@@ -218,9 +215,9 @@ def _query_chunk(
 @njit
 def _query_stretch(
     table: Any, cols: Any, out: Any, offset: Any, first: Any, last: Any, block: Any, runs: Any,
-    words: Any, like: Any, stream: Any,
+    words: Any, combine: Any, combine_blocks: Any,
 ) -> None:  # fmt: skip
-    """Estimates of chunks `first` to `last`. `like` is a tuple with an entry per row."""
+    """Estimates of chunks `first` to `last`."""
     rows, size, chunk = table.shape[0], table.itemsize, min(block, QUERY_CHUNK)
     vectors, ends = chunk * size // 64, np.empty((rows, 64 // size), table.dtype)
     border = np.empty(chunk + 64 // size, table.dtype)
@@ -228,7 +225,7 @@ def _query_stretch(
     starts, places = np.empty((rows, _BATCH), np.uint32), np.empty(rows, np.int64)
     steps, phases = np.empty(_BATCH, np.uint32), np.empty(_BATCH, np.uint32)
     cells, flips = np.empty(rows, np.int64), np.empty(rows, np.uint32)
-    one, hashed, c = table[0, 0], np.int64(-1), first
+    hashed, c = np.int64(-1), first
     while c < last:
         base = c * chunk
         b = base // block
@@ -245,7 +242,7 @@ def _query_stretch(
                 to, apart = address(out) + (base - offset) * size, table.shape[1] * size
                 at, by, of = address(starts), address(steps), address(phases)
                 cell, per = address(table), _BATCH
-                combine_blocks(to, cell, apart, like, stream, count, vectors, at, per, by, of, one)
+                call(combine_blocks, (to, cell, apart, count, vectors, at, per, by, of))
                 c += count
                 hashed = -1
                 continue
@@ -257,9 +254,7 @@ def _query_stretch(
         begin, phase = base - offset, phases[k] + steps[k] * uint32(into)
         inside = begin >= 0 and begin + chunk <= out.size
         to = address(out) + begin * size if inside else address(border)
-        _query_chunk(
-            table, cols, to, vectors, places, flips, cells, ends, steps[k], phase, like, stream
-        )
+        _query_chunk(table, cols, to, vectors, places, flips, cells, ends, steps[k], phase, combine)
         if not inside:
             for i in range(max(0, -begin), min(chunk, out.size - begin)):
                 out[begin + i] = border[i]
@@ -268,7 +263,7 @@ def _query_stretch(
 @njit(inline="always")
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any,
-    runs: Any, words: Any, like: Any, stream: Any,
+    runs: Any, words: Any, combine: Any, combine_blocks: Any,
 ) -> None:  # fmt: skip
     item, part = task // parts, task % parts
     chunk = min(block, QUERY_CHUNK)
@@ -278,32 +273,61 @@ def _query_task(
     if pad:
         table = pad_rows(table, pad)
     _query_stretch(
-        table, cols, outs[item], offset, first + begin, first + end, block, runs, words, like,
-        stream,
+        table, cols, outs[item], offset, first + begin, first + end, block, runs, words, combine,
+        combine_blocks,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, like: Any, stream: Any, validate: Any,
+    words: Any, combine: Any, combine_blocks: Any, validate: Any,
 ) -> Any:  # fmt: skip
-    """One thread. False, and nothing is written, if a table is to be validated and not finite."""
+    """One thread. False, and nothing is written, if a table is to be validated and not finite.
+
+    How to combine is said by the addresses of a `lanes_combiner` and a `blocks_combiner`.
+    """
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, pad, block, runs, words, like, stream)
+        _query_task(
+            task,
+            tables,
+            cols,
+            outs,
+            offset,
+            parts,
+            pad,
+            block,
+            runs,
+            words,
+            combine,
+            combine_blocks,
+        )
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, like: Any, stream: Any, validate: Any,
+    words: Any, combine: Any, combine_blocks: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, pad, block, runs, words, like, stream)
+        _query_task(
+            task,
+            tables,
+            cols,
+            outs,
+            offset,
+            parts,
+            pad,
+            block,
+            runs,
+            words,
+            combine,
+            combine_blocks,
+        )
     return True

@@ -1,19 +1,22 @@
-"""Loops over whole lanes that combine the rows of a table: their median, or their mean.
+"""Functions that combine the rows of a table over whole lanes: their median, or their mean.
 
-How is said by the types of arguments, so that a loop has code for what is asked for only: `rows` is
-a tuple as `combined` makes it, and `stream` is `STREAM` or `CACHED`.
+They are compiled for a number of rows and a size of the numbers, in bytes, and called by their
+address. To the code within, the types of arguments say what to do: `rows` is a tuple as `_combined`
+makes it, and `stream` is `_STREAM` or `_CACHED`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import types, uint32
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from diffsketch.sketch.kernels.cpu_functions import Function, function, like
 from diffsketch.sketch.kernels.cpu_lanes import (
     I64,
     Lanes,
@@ -46,12 +49,11 @@ def _mean(lanes: Lanes, values: list[Any]) -> Any:
     return lanes.builder.fdiv(total, lanes.constant(len(values)))
 
 
-CACHED: tuple[None, ...] = ()
-STREAM: tuple[None, ...] = (None,)
-"""Results are written past the caches."""
+_CACHED: tuple[None, ...] = ()
+_STREAM: tuple[None, ...] = (None,)  # results are written past the caches
 
 
-def combined(rows: int, *, mean: bool) -> tuple[int | None, ...]:
+def _combined(rows: int, *, mean: bool) -> tuple[int | None, ...]:
     """So many rows by their mean, or by their median."""
     return (0,) * rows if mean else (None,) * rows
 
@@ -61,11 +63,11 @@ def _how(rows: Any) -> Combine:
 
 
 @intrinsic
-def combine_lanes(
+def _combine_lanes(
     typingctx: Any, to: Any, sources: Any, flips: Any, rows: Any, stream: Any, vectors: Any,
     step: Any, phase: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """Combine the vectors that start at `sources`, one for each row."""
+    """For `lanes_combiner`."""
     del typingctx, to, sources, flips, vectors, step, phase
     long, word = types.int64, types.uint32
 
@@ -85,14 +87,11 @@ def combine_lanes(
 
 
 @intrinsic
-def combine_blocks(
+def _combine_blocks(
     typingctx: Any, to: Any, table: Any, stride: Any, rows: Any, stream: Any, blocks: Any,
     vectors: Any, words: Any, batch: Any, steps: Any, phases: Any, like: Any,
 ) -> Any:  # fmt: skip
-    """The same for consecutive blocks of so many vectors, from a table with rows `stride` apart.
-
-    `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
-    """
+    """For `blocks_combiner`."""
     del typingctx, to, table, stride, blocks, vectors, words, batch, steps, phases
     long = types.int64
 
@@ -180,10 +179,67 @@ def _signed_intrinsic(*, paired: bool) -> Any:
     return combine_signed
 
 
-combine_signed = _signed_intrinsic(paired=False)
-"""The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
+_combine_signed = _signed_intrinsic(paired=False)
+_combine_paired = _signed_intrinsic(paired=True)
 
-Signs are flipped where bit `j` of a number's word is set; from row 32 on, words are at `upper`.
-"""
-combine_paired = _signed_intrinsic(paired=True)
-"""The same where the numbers of two rows alternate, from the place of the first."""
+
+@cache
+def lanes_combiner(rows: int, itemsize: int, *, mean: bool, stream: bool) -> Function:
+    """Combines the vectors that start at `sources`, one for each row."""
+    how, past = _combined(rows, mean=mean), _STREAM if stream else _CACHED
+    one = like(itemsize)
+
+    @function(6)
+    def combine(to: Any, sources: Any, flips: Any, vectors: Any, step: Any, phase: Any) -> None:
+        by, start = uint32(step), uint32(phase)
+        _combine_lanes(to, sources, flips, how, past, vectors, by, start, one)
+
+    return combine
+
+
+@cache
+def blocks_combiner(rows: int, itemsize: int, *, mean: bool, stream: bool) -> Function:
+    """The same for consecutive blocks of so many vectors, from a table with rows `stride` apart.
+
+    `words[j * batch + k]` is where block `k` starts in row `j`, its flip in the top bit.
+    """
+    how, past = _combined(rows, mean=mean), _STREAM if stream else _CACHED
+    one = like(itemsize)
+
+    @function(9)
+    def combine(
+        to: Any, table: Any, stride: Any, blocks: Any, vectors: Any, words: Any, batch: Any,
+        steps: Any, phases: Any,
+    ) -> None:  # fmt: skip
+        _combine_blocks(
+            to, table, stride, how, past, blocks, vectors, words, batch, steps, phases, one
+        )
+
+    return combine
+
+
+@cache
+def signed_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
+    """The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
+
+    Signs are flipped where bit `j` of a number's word is set; from row 32 on, words are at `upper`.
+    """
+    how, one = _combined(rows, mean=mean), like(itemsize)
+
+    @function(6)
+    def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
+        _combine_signed(to, values, stride, lower, upper, how, vectors, one)
+
+    return combine
+
+
+@cache
+def paired_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
+    """The same where the numbers of two rows alternate, from the place of the first."""
+    how, one = _combined(rows, mean=mean), like(itemsize)
+
+    @function(6)
+    def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
+        _combine_paired(to, values, stride, lower, upper, how, vectors, one)
+
+    return combine

@@ -20,7 +20,7 @@ from diffsketch.sketch.kernels.cpu_columns import (
     scatter_pair,
     scatter_row,
 )
-from diffsketch.sketch.kernels.cpu_combining import combine_paired
+from diffsketch.sketch.kernels.cpu_functions import call
 from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     address,
@@ -126,7 +126,7 @@ def _join(first: Any, second: Any, joint: Any) -> None:
 
 @njit(inline="always")
 def _query_task(
-    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any
+    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, words: Any, combine: Any
 ) -> None:
     table, out = tables[task // parts], outs[task // parts]
     first, end = share(outs.shape[1], task % parts, parts)
@@ -159,7 +159,7 @@ def _query_task(
         whole = count * size % 64 == 0
         to = address(out) + first * size if whole else address(rest)
         vectors = (count * size + 63) // 64
-        combine_paired(to, address(values), apart, lower, upper, per_row, vectors, one)
+        call(combine, (to, address(values), apart, lower, upper, vectors))
         if not whole:
             out[first : first + count] = rest[:count]
         first += count
@@ -170,25 +170,28 @@ def _query_task(
 
 @njit(cache=True, nogil=True)
 def query(
-    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any,
+    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, combine: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
-    """One thread. False, and nothing is written, if a table is to be validated and not finite."""
+    """One thread. False, and nothing is written, if a table is to be validated and not finite.
+
+    `combine` is the address of a `paired_combiner`.
+    """
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, outs, offset, parts, words, per_row)
+        _query_task(task, tables, outs, offset, parts, words, combine)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
-    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, per_row: Any,
+    tables: Any, outs: Any, offset: Any, parts: Any, words: Any, combine: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, outs, offset, parts, words, per_row)
+        _query_task(task, tables, outs, offset, parts, words, combine)
     return True

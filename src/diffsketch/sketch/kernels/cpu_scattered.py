@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit, prange, uint32, uint64
 
 from diffsketch.sketch.kernels.cpu_columns import COPIES, SLACK, gather_row, scatter_row
-from diffsketch.sketch.kernels.cpu_combining import combine_signed
+from diffsketch.sketch.kernels.cpu_functions import call
 from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     REST,
@@ -169,7 +169,7 @@ def encode_parallel(
 @njit(inline="always")
 def _query_task(
     task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any,
-    words: Any, per_row: Any,
+    words: Any, combine: Any,
 ) -> None:  # fmt: skip
     table, out = tables[task // parts], outs[task // parts]
     first, end = share(outs.shape[1], task % parts, parts)
@@ -200,7 +200,7 @@ def _query_task(
         whole = count * size % 64 == 0
         to = address(out) + first * size if whole else address(rest)
         vectors, apart = (count * size + 63) // 64, _PIECE * size
-        combine_signed(to, address(values), apart, lower, upper, per_row, vectors, one)
+        call(combine, (to, address(values), apart, lower, upper, vectors))
         if not whole:
             out[first : first + count] = rest[:count]
         first += count
@@ -211,24 +211,27 @@ def _query_task(
 @njit(cache=True, nogil=True)
 def query(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    per_row: Any, validate: Any,
+    combine: Any, validate: Any,
 ) -> Any:  # fmt: skip
-    """One thread. False, and nothing is written, if a table is to be validated and not finite."""
+    """One thread. False, and nothing is written, if a table is to be validated and not finite.
+
+    `combine` is the address of a `signed_combiner`.
+    """
     if validate and not finite(tables):
         return False
     for task in range(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row)
+        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, combine)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
     tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    per_row: Any, validate: Any,
+    combine: Any, validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads."""
     if validate and not finite(tables):
         return False
     for task in prange(tables.shape[0] * parts):
-        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, per_row)
+        _query_task(task, tables, cols, outs, offset, parts, block, runs, words, combine)
     return True

@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from diffsketch.sketch.kernels.cpu_adding import (
-    add_blocks,
-    add_signed_blocks,
-    add_spread_blocks,
-)
-from diffsketch.sketch.kernels.cpu_combining import CACHED, combine_blocks
+from diffsketch.sketch.kernels.cpu_adding import add_blocks
+from diffsketch.sketch.kernels.cpu_functions import call
 from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
@@ -73,7 +69,7 @@ def _in_part(vector: Any, before: Any, whole: Any, count: Any, block: Any) -> An
 @njit
 def _encode_spread(
     vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
-    per_row: Any,
+    add: Any,
 ) -> None:  # fmt: skip
     """For few columns: a row first has a block of its own for each place that blocks start at.
 
@@ -90,9 +86,12 @@ def _encode_spread(
     rest = _in_part(vector, before, whole, count, block)
     source, first, many = address(vector), 0, whole
     for _ in range(2):
-        add_spread_blocks(
-            to, source, many, vectors, per_row, at + 4 * first, signs + first * size, count,
-            by + 4 * first, of + 4 * first, vector.nbytes, vector[0],
+        call(
+            add,
+            (
+                to, source, many, vectors, at + 4 * first, signs + first * size, count,
+                by + 4 * first, of + 4 * first, vector.nbytes,
+            ),
         )  # fmt: skip
         source, first, many = address(rest), whole, count - whole
     keep(rest)
@@ -109,7 +108,7 @@ def _encode_spread(
 
 @njit
 def _encode_turns(
-    vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, per_row: Any
+    vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, add: Any
 ) -> None:
     """Blocks take turns on `copies` tables with longer rows, for the same reason."""
     rows, cols, size, count = out.shape[0], out.shape[1], vector.itemsize, hashes.shape[1]
@@ -121,10 +120,13 @@ def _encode_turns(
     rest = _in_part(vector, before, whole, count, block)
     first, many = 0, whole
     for _ in range(2):
-        add_signed_blocks(
-            address(tables) + (first & (copies - 1)) * apart, source, many, vectors, per_row,
-            stride, at + 4 * first, count, by + 4 * first, of + 4 * first, copies - 1, apart,
-            vector[0],
+        table = address(tables) + (first & (copies - 1)) * apart
+        call(
+            add,
+            (
+                table, source, many, vectors, stride, at + 4 * first, count, by + 4 * first,
+                of + 4 * first, copies - 1, apart,
+            ),
         )  # fmt: skip
         source, first, many = address(rest), whole, count - whole
     keep(rest)
@@ -134,49 +136,52 @@ def _encode_turns(
 @njit
 def _encode(
     vector: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
-    per_row: Any,
+    add: Any,
 ) -> None:  # fmt: skip
     """The vector begins `before` coordinates into its first block."""
     if spread[0].size:
-        _encode_spread(vector, before, out, copies, block, hashes, spread, per_row)
+        _encode_spread(vector, before, out, copies, block, hashes, spread, add)
     else:
-        _encode_turns(vector, before, out, copies, block, hashes, per_row)
+        _encode_turns(vector, before, out, copies, block, hashes, add)
 
 
 @njit(cache=True, nogil=True)
 def encode(
     vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
-    per_row: Any,
+    add: Any,
 ) -> None:  # fmt: skip
-    """One thread."""
+    """One thread. `add` is the address of a `spread_adder`, without spread of a `signed_adder`."""
     for item in range(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes, spread, per_row)
+        _encode(vectors[item], before, out[item], copies, block, hashes, spread, add)
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def encode_parallel(
     vectors: Any, before: Any, out: Any, copies: Any, block: Any, hashes: Any, spread: Any,
-    per_row: Any,
+    add: Any,
 ) -> None:  # fmt: skip
     """The same with all threads, a vector at a time for each."""
     for item in prange(vectors.shape[0]):
-        _encode(vectors[item], before, out[item], copies, block, hashes, spread, per_row)
+        _encode(vectors[item], before, out[item], copies, block, hashes, spread, add)
 
 
 @njit
-def _query(table: Any, out: Any, before: Any, block: Any, hashes: Any, per_row: Any) -> None:
+def _query(table: Any, out: Any, before: Any, block: Any, hashes: Any, combine: Any) -> None:
     rows, cols, size, count = table.shape[0], table.shape[1], table.itemsize, hashes.shape[1]
     width, vectors = cols + block, block * table.itemsize // 64
     longer = pad_rows(table, block)
     whole = 0 if before else out.size // block
     room = np.empty((count - whole) * block, table.dtype)
     at, by, of = address(hashes), address(hashes[rows]), address(hashes[rows + 1])
-    cell, apart, one = address(longer), width * size, table[0, 0]
+    cell, apart = address(longer), width * size
     to, first, many = address(out), 0, whole
     for _ in range(2):
-        combine_blocks(
-            to, cell, apart, per_row, CACHED, many, vectors, at + 4 * first, count, by + 4 * first,
-            of + 4 * first, one,
+        call(
+            combine,
+            (
+                to, cell, apart, many, vectors, at + 4 * first, count, by + 4 * first,
+                of + 4 * first,
+            ),
         )  # fmt: skip
         to, first, many = address(room), whole, count - whole
     keep(longer)
@@ -186,25 +191,28 @@ def _query(table: Any, out: Any, before: Any, block: Any, hashes: Any, per_row: 
 
 @njit(cache=True, nogil=True)
 def query(
-    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any,
+    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, combine: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
-    """One thread. False, and nothing is written, if a table is to be validated and not finite."""
+    """One thread. False, and nothing is written, if a table is to be validated and not finite.
+
+    `combine` is the address of a `blocks_combiner`.
+    """
     if validate and not finite(tables):
         return False
     for item in range(tables.shape[0]):
-        _query(tables[item], outs[item], before, block, hashes, per_row)
+        _query(tables[item], outs[item], before, block, hashes, combine)
     return True
 
 
 @njit(cache=True, parallel=True, nogil=True)
 def query_parallel(
-    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, per_row: Any,
+    tables: Any, outs: Any, before: Any, block: Any, hashes: Any, combine: Any,
     validate: Any,
 ) -> Any:  # fmt: skip
     """The same with all threads, a table at a time for each."""
     if validate and not finite(tables):
         return False
     for item in prange(tables.shape[0]):
-        _query(tables[item], outs[item], before, block, hashes, per_row)
+        _query(tables[item], outs[item], before, block, hashes, combine)
     return True

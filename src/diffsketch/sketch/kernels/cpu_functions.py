@@ -1,0 +1,46 @@
+"""Functions that loops call by their address: what has to be compiled for each number of rows.
+
+To compile a loop takes seconds, and such a function alone a tenth of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, types
+from numba.extending import intrinsic
+
+from diffsketch.sketch.kernels.cpu_lanes import I64
+
+Function: TypeAlias = Any
+"""As `function` makes it; its `address` is what loops take, and good for as long as it is kept."""
+
+
+def function(arguments: int) -> Callable[[Callable[..., None]], Function]:
+    """Compile a function of so many 64-bit numbers, or find it among those compiled before."""
+    return cfunc(types.void(*[types.int64] * arguments), cache=True)
+
+
+def like(itemsize: int) -> np.float32 | np.float64:
+    """A number of the type that has so many bytes, which says what a function is compiled for."""
+    return np.float32(0) if itemsize == 4 else np.float64(0)
+
+
+@intrinsic
+def call(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call the function at an address with a tuple of integers."""
+    del typingctx, address
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        longs = [
+            context.cast(builder, builder.extract_value(args[1], i), kind, types.int64)
+            for i, kind in enumerate(sig.args[1])
+        ]
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(longs))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), longs)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), codegen
