@@ -14,11 +14,13 @@ read of the vector (`sum`), one write (`fill_`) and both (`copy_`).
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -40,14 +42,24 @@ DEFAULT_SIZES = {"cpu": (7850, 10**6, 10**7, 10**8), "cuda": (10**8, 10**9)}
 QUICK_SIZES = {"cpu": (7850, 10**6), "cuda": (10**7,)}
 
 _STARTUP = """
+import json
 import time
 import torch
-vector = torch.ones({dim}, device="{device}")
+dim, device, times = {dim}, "{device}", []
+vector, out = torch.ones(dim, device=device), torch.empty(dim, device=device)
 start = time.perf_counter()
 import diffsketch
-sketch = diffsketch.CountSketch({dim}, rows=5, cols={dim} // 250)
-sketch.encode(vector, diffsketch.SketchKey.from_integer(0).seed(0)).sum().item()
-print(time.perf_counter() - start)
+seed = diffsketch.SketchKey.from_integer(0).seed(0)
+for rows in (5, 7):
+    sketch = diffsketch.CountSketch(dim, rows, dim // 250)
+    table = sketch.encode(vector, seed)
+    table.sum().item()
+    times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    sketch.query(table, seed, out=out).sum().item()
+    times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+print(json.dumps(times))
 """
 
 
@@ -203,17 +215,26 @@ def run_memory(problem: Problem, jobs: Sequence[Job], report: Report) -> None:
 
 
 def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
-    """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch."""
+    """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch.
+
+    The first process has to compile, and says how long what it waits for takes.
+    """
     code = _STARTUP.format(dim=dim, device=report.device.type)
     samples = []
-    for _ in range(4):
-        done = subprocess.run(  # noqa: S603 (our own code)
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        samples.append(float(done.stdout))
-    median = statistics.median(samples[1:])  # the first process may have to compile
-    print(f"\nimport to first encode of {dim:,}: {readable(median)}, first {readable(samples[0])}")
-    return {"dim": dim, "first_s": samples[0], "median_s": median, "min_s": min(samples[1:])}
+    with TemporaryDirectory() as directory:
+        caches = dict.fromkeys(("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"), directory)
+        for _ in range(4):
+            done = subprocess.run(  # noqa: S603 (our own code)
+                [sys.executable, "-c", code],
+                env={**os.environ, **caches}, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            samples.append(json.loads(done.stdout))
+    steps = ("import and encode", "query", "encode to other rows", "query of other rows")
+    cold = dict(zip(steps, samples[0], strict=True))
+    warm = sorted(times[0] for times in samples[1:])
+    print(f"\nimport to first encode of {dim:,}: {readable(warm[1])}; nothing compiled:")
+    print(", ".join(f"{step} {readable(seconds)}" for step, seconds in cold.items()))
+    return {"dim": dim, "compiling_s": cold, "median_s": warm[1], "min_s": warm[0]}
 
 
 def _numbers(text: str) -> tuple[int, ...]:

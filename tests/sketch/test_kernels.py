@@ -18,10 +18,17 @@ from hypothesis import given, settings
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family, columns_and_signs
-from diffsketch.sketch.kernels import cpu, reference
+from diffsketch.sketch.kernels import (
+    cpu,
+    cpu_blocked,
+    cpu_joint,
+    cpu_scattered,
+    cpu_short,
+    reference,
+)
 
 SEED = SketchKey(bytes(range(32))).seed(3)
-SHAPES = [  # with few different numbers of rows: loops are compiled for each, which takes seconds
+SHAPES = [
     (7850, 7, 22),  # short blocks, several copies of the table; two rows at a time
     (40_001, 33, 7),  # pairs of rows in several parts, more of them than a word has bits
     (8200, 2, 32),
@@ -39,6 +46,13 @@ SHAPES = [  # with few different numbers of rows: loops are compiled for each, w
     (40_000, 5, 1000),  # parts and copies
     (32_768, 1, 22),
 ]
+ROOMS: list[tuple[int, int, Family]] = [  # what each of the loops is for
+    (3000, 64, "blocked"), (9000, 2100, "blocked"), (3000, 64, "pairwise"), (3000, 7, "pairwise"),
+]  # fmt: skip
+LOOPS = (
+    cpu_short.encode, cpu_short.query, cpu_blocked.encode_long, cpu_blocked.query,
+    cpu_scattered.encode, cpu_scattered.query, cpu_joint.encode, cpu_joint.query,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +73,7 @@ def assert_close(fast: torch.Tensor, plain: torch.Tensor) -> None:
     torch.testing.assert_close(fast, plain, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
-def test_cpu_equals_reference(
-    dim: int, rows: int, cols: int, family: Family, dtype: torch.dtype
-) -> None:
-    sketch = CountSketch(dim, rows, cols, family)
-    vectors = random_vectors(2, dim, dtype=dtype)
+def check_against_reference(sketch: CountSketch, vectors: torch.Tensor) -> None:
     plain = reference.encode(vectors, SEED, layout=sketch.layout, offset=0)
     assert_close(sketch.encode(vectors, SEED), plain)
     for combine in ("median", "mean"):
@@ -76,6 +83,33 @@ def test_cpu_equals_reference(
             validate=True,
         )  # fmt: skip
         assert_close(sketch.query(plain, SEED, combine=combine), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
+def test_cpu_equals_reference(
+    dim: int, rows: int, cols: int, family: Family, dtype: torch.dtype
+) -> None:
+    sketch = CountSketch(dim, rows, cols, family)
+    check_against_reference(sketch, random_vectors(2, dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 6, 16, 17, 32, 64])
+def test_any_number_of_rows(rows: int) -> None:
+    """With loops that are compiled once for all of them: only what combines the rows is not."""
+    torch.set_num_threads(1)
+
+    def check(rows: int) -> None:
+        for dim, cols, family in ROOMS:
+            check_against_reference(CountSketch(dim, rows, cols, family), random_vectors(dim))
+
+    check(5)
+    check(20)
+    compiled = [len(loop.signatures) for loop in LOOPS]
+    assert min(compiled) > 0
+    check(rows)
+    assert [len(loop.signatures) for loop in LOOPS] == compiled
 
 
 @pytest.mark.parametrize("family", FAMILIES)

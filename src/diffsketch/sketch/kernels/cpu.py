@@ -154,31 +154,33 @@ def query(
     if kind == "short":
         block, hashes, _ = _short(seed, layout, offset, length, table)
         run = runner(cpu_short.query, cpu_short.query_parallel, threads)
-        combine = blocks_combiner(rows, size, mean=mean, stream=False).address
-        return bool(run(table, result, offset % block, block, hashes, combine, validate))
+        combine = blocks_combiner(rows, size, mean=mean, stream=False)
+        return bool(run(table, result, offset % block, block, hashes, combine.address, validate))
     parts, words = -(-threads // items), seed.words_for(layout.rows)
     block, runs = layout.geometry.block, layout.geometry.runs
     if kind == "joint":
         run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
-        combine = paired_combiner(rows, size, mean=mean).address
-        return bool(run(table, result, offset, parts, words, combine, validate))
+        combine = paired_combiner(rows, size, mean=mean)
+        return bool(run(table, result, offset, parts, words, combine.address, validate))
     if kind == "scattered":
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
-        own, combine = _block(layout), signed_combiner(rows, size, mean=mean).address
-        return bool(run(table, cols, result, offset, parts, own, runs, words, combine, validate))
+        own, combine = _block(layout), signed_combiner(rows, size, mean=mean)
+        return bool(
+            run(table, cols, result, offset, parts, own, runs, words, combine.address, validate)
+        )
     pad = min(block, cpu_blocked.QUERY_CHUNK)
     if rows * (cols + pad) * size > _SPARE:
         pad = 0
     place = out.data_ptr() - offset * size
     aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
     stream = result.nbytes >= _STREAM and aligned
-    combine = lanes_combiner(rows, size, mean=mean, stream=stream).address
-    combine_blocks = blocks_combiner(rows, size, mean=mean, stream=stream).address
+    combine = lanes_combiner(rows, size, mean=mean, stream=stream)
+    combine_blocks = blocks_combiner(rows, size, mean=mean, stream=stream)
     run = runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
     return bool(
         run(
-            table, cols, result, offset, parts, pad, block, runs, words, combine, combine_blocks,
-            validate,
+            table, cols, result, offset, parts, pad, block, runs, words, combine.address,
+            combine_blocks.address, validate,
         )
     )  # fmt: skip
 

@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 from diffsketch.sketch.kernels.cpu_lanes import I64
 
 Function: TypeAlias = Any
-"""As `function` makes it; its `address` is what loops take, and good for as long as it is kept."""
+"""As `function` makes it. Loops take its `address`, good for as long as the function is kept: it is
+kept during the call, since two threads may compile the same, and only one of the two stays."""
 
 
 def function(arguments: int) -> Callable[[Callable[..., None]], Function]:
