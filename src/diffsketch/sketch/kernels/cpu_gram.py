@@ -17,7 +17,14 @@ import numpy.typing as npt
 from numba import njit, uint64
 
 from diffsketch.sketch.hashing import Geometry, HashSeed, Layout
-from diffsketch.sketch.kernels.cpu_hashes import REST, TOP, hash_bits, hash_columns, hash_starts
+from diffsketch.sketch.kernels.cpu_hashes import (
+    REST,
+    TOP,
+    copy,
+    hash_bits,
+    hash_columns,
+    hash_starts,
+)
 
 __all__ = ["gram", "products"]
 
@@ -125,7 +132,7 @@ def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
             for far in range(cols):
                 for a in range(cols):
                     line[a] = table[a, a - far if a >= far else a - far + cols]
-                line[cols:] = line[:cols]
+                copy(line, line[cols:])
                 total = line[begin : begin + size].sum()
                 for a in range(cols):
                     b = a - far if a >= far else a - far + cols

@@ -137,12 +137,19 @@ def finite(tables: Any) -> Any:
     return most < np.int64(0x7FF0000000000000)
 
 
+@njit(inline="always")
+def copy(source: Any, to: Any) -> None:
+    """`to[:] = source`, but for the check of shapes: to compile its message takes two seconds."""
+    for k in range(to.size):
+        to[k] = source[k]
+
+
 @njit
 def fold(parts: Any, out: Any) -> None:
     """Sum partial tables in order; what lies past the end of a row belongs to its start."""
     cols = out.shape[1]
     for j in range(out.shape[0]):
-        out[j, :] = parts[0, j, :cols]
+        copy(parts[0, j, :cols], out[j])
         for p in range(1, parts.shape[0]):
             for c in range(cols):
                 out[j, c] += parts[p, j, c]

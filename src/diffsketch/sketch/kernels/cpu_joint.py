@@ -24,6 +24,7 @@ from diffsketch.sketch.kernels.cpu_functions import call
 from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     address,
+    copy,
     finite,
     fold,
     hash_halves,
@@ -161,7 +162,7 @@ def _query_task(
         vectors = (count * size + 63) // 64
         call(combine, (to, address(values), apart, lower, upper, vectors))
         if not whole:
-            out[first : first + count] = rest[:count]
+            copy(rest, out[first : first + count])
         first += count
     keep(joint)
     keep(values)

@@ -18,6 +18,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     LINEAR,
     REST,
     address,
+    copy,
     finite,
     fold,
     hash_halves,
@@ -202,7 +203,7 @@ def _query_task(
         vectors, apart = (count * size + 63) // 64, _PIECE * size
         call(combine, (to, address(values), apart, lower, upper, vectors))
         if not whole:
-            out[first : first + count] = rest[:count]
+            copy(rest, out[first : first + count])
         first += count
     keep(values)
     keep(halves)

@@ -17,6 +17,7 @@ from diffsketch.sketch.kernels.cpu_hashes import (
     REST,
     TOP,
     address,
+    copy,
     finite,
     fold,
     hash_signs,
@@ -62,7 +63,7 @@ def _in_part(vector: Any, before: Any, whole: Any, count: Any, block: Any) -> An
     rest = np.zeros((count - whole) * block, vector.dtype)
     left = vector.size - whole * block
     if left:
-        rest[before : before + left] = vector[whole * block :]
+        copy(vector[whole * block :], rest[before : before + left])
     return rest
 
 
@@ -186,7 +187,7 @@ def _query(table: Any, out: Any, before: Any, block: Any, hashes: Any, combine: 
         to, first, many = address(room), whole, count - whole
     keep(longer)
     done = whole * block  # blocks that are only in part asked for went to a room of their own
-    out[done:] = room[before : before + out.size - done]
+    copy(room[before:], out[done:])
 
 
 @njit(cache=True, nogil=True)
