@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -283,3 +284,24 @@ def test_seeds_pickle_small() -> None:
     for value in (SEED, sketch):
         assert len(pickle.dumps(value)) < 500
         assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301 - our own bytes
+
+
+def test_functions_for_other_settings_are_kept_apart(tmp_path: Path) -> None:
+    """In files of their own: Numba would not notice one in the place of another."""
+    code = """
+from itertools import product
+from diffsketch.sketch.kernels import cpu_adding, cpu_combining
+for rows, size in product((3, 7), (4, 8)):
+    cpu_adding.signed_adder(rows, size), cpu_adding.spread_adder(rows, size)
+    for mean in (False, True):
+        cpu_combining.signed_combiner(rows, size, mean=mean)
+        cpu_combining.paired_combiner(rows, size, mean=mean)
+        for stream in (False, True):
+            cpu_combining.lanes_combiner(rows, size, mean=mean, stream=stream)
+            cpu_combining.blocks_combiner(rows, size, mean=mean, stream=stream)
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)  # noqa: S603
+    functions = 4 * (2 + 2 * (2 + 2 * 2))
+    for kind in ("nbi", "nbc"):  # an index, and what is compiled
+        assert len(list(tmp_path.rglob(f"*.{kind}"))) == functions

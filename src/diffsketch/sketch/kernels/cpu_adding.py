@@ -276,7 +276,7 @@ def signed_adder(rows: int, itemsize: int) -> Function:
     """Adds blocks as `add_blocks` does, but of few rows, and with the signs of their sequences."""
     per_row, one = (None,) * rows, like(itemsize)
 
-    @function(11)
+    @function(11, rows, itemsize)
     def add(
         to: Any, source: Any, blocks: Any, vectors: Any, stride: Any, words: Any, batch: Any,
         steps: Any, phases: Any, mask: Any, apart: Any,
@@ -298,7 +298,7 @@ def spread_adder(rows: int, itemsize: int) -> Function:
     """
     per_row, one = (None,) * rows, like(itemsize)
 
-    @function(10)
+    @function(10, rows, itemsize)
     def add(
         to: Any, source: Any, blocks: Any, vectors: Any, offsets: Any, factors: Any, batch: Any,
         steps: Any, phases: Any, ahead: Any,

@@ -291,19 +291,9 @@ def query(
         return False
     for task in range(tables.shape[0] * parts):
         _query_task(
-            task,
-            tables,
-            cols,
-            outs,
-            offset,
-            parts,
-            pad,
-            block,
-            runs,
-            words,
-            combine,
+            task, tables, cols, outs, offset, parts, pad, block, runs, words, combine,
             combine_blocks,
-        )
+        )  # fmt: skip
     return True
 
 
@@ -317,17 +307,7 @@ def query_parallel(
         return False
     for task in prange(tables.shape[0] * parts):
         _query_task(
-            task,
-            tables,
-            cols,
-            outs,
-            offset,
-            parts,
-            pad,
-            block,
-            runs,
-            words,
-            combine,
+            task, tables, cols, outs, offset, parts, pad, block, runs, words, combine,
             combine_blocks,
-        )
+        )  # fmt: skip
     return True

@@ -189,7 +189,7 @@ def lanes_combiner(rows: int, itemsize: int, *, mean: bool, stream: bool) -> Fun
     how, past = _combined(rows, mean=mean), _STREAM if stream else _CACHED
     one = like(itemsize)
 
-    @function(6)
+    @function(6, rows, itemsize, mean, stream)
     def combine(to: Any, sources: Any, flips: Any, vectors: Any, step: Any, phase: Any) -> None:
         by, start = uint32(step), uint32(phase)
         _combine_lanes(to, sources, flips, how, past, vectors, by, start, one)
@@ -206,7 +206,7 @@ def blocks_combiner(rows: int, itemsize: int, *, mean: bool, stream: bool) -> Fu
     how, past = _combined(rows, mean=mean), _STREAM if stream else _CACHED
     one = like(itemsize)
 
-    @function(9)
+    @function(9, rows, itemsize, mean, stream)
     def combine(
         to: Any, table: Any, stride: Any, blocks: Any, vectors: Any, words: Any, batch: Any,
         steps: Any, phases: Any,
@@ -226,7 +226,7 @@ def signed_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
     """
     how, one = _combined(rows, mean=mean), like(itemsize)
 
-    @function(6)
+    @function(6, rows, itemsize, mean)
     def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
         _combine_signed(to, values, stride, lower, upper, how, vectors, one)
 
@@ -238,7 +238,7 @@ def paired_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
     """The same where the numbers of two rows alternate, from the place of the first."""
     how, one = _combined(rows, mean=mean), like(itemsize)
 
-    @function(6)
+    @function(6, rows, itemsize, mean)
     def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
         _combine_paired(to, values, stride, lower, upper, how, vectors, one)
 

@@ -20,9 +20,19 @@ Function: TypeAlias = Any
 kept during the call, since two threads may compile the same, and only one of the two stays."""
 
 
-def function(arguments: int) -> Callable[[Callable[..., None]], Function]:
-    """Compile a function of so many 64-bit numbers, or find it among those compiled before."""
-    return cfunc(types.void(*[types.int64] * arguments), cache=True)
+def function(arguments: int, *settings: int) -> Callable[[Callable[..., None]], Function]:
+    """Compile a function of so many 64-bit numbers, or find it among those compiled before.
+
+    It depends on the settings. They go into its name, and with it into that of its cache: Numba
+    tells what is in one cache apart by signatures, and these functions have all the same. Two
+    processes that compile for other settings at once would leave one with the code of the other.
+    """
+
+    def compiled(body: Callable[..., None]) -> Function:
+        body.__qualname__ = "_".join([body.__qualname__, *(str(int(each)) for each in settings)])
+        return cfunc(types.void(*[types.int64] * arguments), cache=True)(body)
+
+    return compiled
 
 
 def like(itemsize: int) -> np.float32 | np.float64:
