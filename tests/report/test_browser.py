@@ -139,7 +139,7 @@ def open_page(browser: Browser, written: Path) -> Iterator[Opener]:
         contexts.append(context)
         context.set_default_timeout(20_000)
         # Before any script of the page: for files, Chromium on a busy machine forgets what was
-        # stored in 1 of 50 reloads, so that a reload would test Chromium instead of the page.
+        # stored in 1 of 30 reloads, so that a reload would test Chromium instead of the page.
         for name, value in (stored or {}).items():
             context.add_init_script(f"localStorage.setItem({name!r}, {value!r})")
         return Visit(context.new_page(), path)

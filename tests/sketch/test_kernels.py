@@ -294,14 +294,13 @@ from diffsketch.sketch.kernels import cpu_adding, cpu_combining
 for rows, size in product((3, 7), (4, 8)):
     cpu_adding.signed_adder(rows, size), cpu_adding.spread_adder(rows, size)
     for mean in (False, True):
-        cpu_combining.signed_combiner(rows, size, mean=mean)
-        cpu_combining.paired_combiner(rows, size, mean=mean)
-        for stream in (False, True):
-            cpu_combining.lanes_combiner(rows, size, mean=mean, stream=stream)
-            cpu_combining.blocks_combiner(rows, size, mean=mean, stream=stream)
+        for other in (False, True):
+            cpu_combining.signed_combiner(rows, size, mean=mean, paired=other)
+            cpu_combining.lanes_combiner(rows, size, mean=mean, stream=other)
+            cpu_combining.blocks_combiner(rows, size, mean=mean, stream=other)
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)  # noqa: S603
-    functions = 4 * (2 + 2 * (2 + 2 * 2))
+    functions = 4 * (2 + 2 * 2 * 3)
     for kind in ("nbi", "nbc"):  # an index, and what is compiled
         assert len(list(tmp_path.rglob(f"*.{kind}"))) == functions

@@ -27,7 +27,6 @@ from diffsketch.sketch.kernels.cpu_adding import signed_adder, spread_adder
 from diffsketch.sketch.kernels.cpu_combining import (
     blocks_combiner,
     lanes_combiner,
-    paired_combiner,
     signed_combiner,
 )
 from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
@@ -160,11 +159,11 @@ def query(
     block, runs = layout.geometry.block, layout.geometry.runs
     if kind == "joint":
         run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
-        combine = paired_combiner(rows, size, mean=mean)
+        combine = signed_combiner(rows, size, mean=mean, paired=True)
         return bool(run(table, result, offset, parts, words, combine.address, validate))
     if kind == "scattered":
         run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
-        own, combine = _block(layout), signed_combiner(rows, size, mean=mean)
+        own, combine = _block(layout), signed_combiner(rows, size, mean=mean, paired=False)
         return bool(
             run(table, cols, result, offset, parts, own, runs, words, combine.address, validate)
         )

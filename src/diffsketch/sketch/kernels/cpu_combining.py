@@ -2,7 +2,7 @@
 
 They are compiled for a number of rows and a size of the numbers, in bytes, and called by their
 address. To the code within, the types of arguments say what to do: `rows` is a tuple as `_combined`
-makes it, and `stream` is `_STREAM` or `_CACHED`.
+makes it, `stream` is `_STREAM` or `_CACHED`, and `paired` is `_PAIRED` or `_SINGLE`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def _mean(lanes: Lanes, values: list[Any]) -> Any:
 
 _CACHED: tuple[None, ...] = ()
 _STREAM: tuple[None, ...] = (None,)  # results are written past the caches
+_SINGLE: tuple[None, ...] = ()
+_PAIRED: tuple[None, ...] = (None,)  # the numbers of two rows alternate
 
 
 def _combined(rows: int, *, mean: bool) -> tuple[int | None, ...]:
@@ -132,55 +134,50 @@ def _combine_loop(
         lanes.store(value, lanes.address(out, index), stream=stream.count > 0)
 
 
-def _signed_intrinsic(*, paired: bool) -> Any:
-    @intrinsic
-    def combine_signed(
-        typingctx: Any, to: Any, values: Any, stride: Any, lower: Any, upper: Any, rows: Any,
-        vectors: Any, like: Any,
-    ) -> Any:  # fmt: skip
-        del typingctx, to, values, stride, lower, upper, vectors
-        long = types.int64
+@intrinsic
+def _combine_signed(
+    typingctx: Any, to: Any, values: Any, stride: Any, lower: Any, upper: Any, rows: Any,
+    paired: Any, vectors: Any, like: Any,
+) -> Any:  # fmt: skip
+    """For `signed_combiner`."""
+    del typingctx, to, values, stride, lower, upper, vectors
+    long = types.int64
 
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            target, origin, stride, lower, upper, _, count, _ = args
-            lanes, rows = Lanes(builder, sig.args[7]), sig.args[5].count
-            even, odd = (
-                ir.Constant(lanes.words, [2 * k + other for k in range(lanes.count)])
-                for other in (0, 1)
-            )
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        target, origin, stride, lower, upper, _, _, count, _ = args
+        lanes, rows = Lanes(builder, sig.args[8]), sig.args[5].count
+        paired = sig.args[6].count > 0
+        even, odd = (
+            ir.Constant(lanes.words, [2 * k + other for k in range(lanes.count)])
+            for other in (0, 1)
+        )
 
-            def load(row: int, index: Any) -> Any:
-                begin = builder.add(origin, builder.mul(stride, ir.Constant(I64, row)))
-                return lanes.load(lanes.address(begin, index))
+        def load(row: int, index: Any) -> Any:
+            begin = builder.add(origin, builder.mul(stride, ir.Constant(I64, row)))
+            return lanes.load(lanes.address(begin, index))
 
-            with cgutils.for_range(builder, count) as loop:
-                values: list[Any] = []
-                while (j := len(values)) < rows:
-                    if not paired or j == rows - 1:
-                        values.append(load(j, loop.index))
-                        continue
-                    first = builder.mul(loop.index, ir.Constant(I64, 2))
-                    one = load(j, first)
-                    two = load(j, builder.add(first, ir.Constant(I64, 1)))
-                    values.append(builder.shuffle_vector(one, two, even))
-                    values.append(builder.shuffle_vector(one, two, odd))
-                words = [lanes.load_words(lower, loop.index)]
-                if rows > 32:
-                    words.append(lanes.load_words(upper, loop.index))
-                for j in range(rows):
-                    up = ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
-                    values[j] = lanes.flip(values[j], builder.shl(words[j // 32], up))
-                value = _how(sig.args[5])(lanes, values)
-                lanes.store(value, lanes.address(target, loop.index))
-            return context.get_dummy_value()
+        with cgutils.for_range(builder, count) as loop:
+            values: list[Any] = []
+            while (j := len(values)) < rows:
+                if not paired or j == rows - 1:
+                    values.append(load(j, loop.index))
+                    continue
+                first = builder.mul(loop.index, ir.Constant(I64, 2))
+                one = load(j, first)
+                two = load(j, builder.add(first, ir.Constant(I64, 1)))
+                values.append(builder.shuffle_vector(one, two, even))
+                values.append(builder.shuffle_vector(one, two, odd))
+            words = [lanes.load_words(lower, loop.index)]
+            if rows > 32:
+                words.append(lanes.load_words(upper, loop.index))
+            for j in range(rows):
+                up = ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
+                values[j] = lanes.flip(values[j], builder.shl(words[j // 32], up))
+            value = _how(sig.args[5])(lanes, values)
+            lanes.store(value, lanes.address(target, loop.index))
+        return context.get_dummy_value()
 
-        return types.void(*[long] * 5, rows, long, like), codegen
-
-    return combine_signed
-
-
-_combine_signed = _signed_intrinsic(paired=False)
-_combine_paired = _signed_intrinsic(paired=True)
+    return types.void(*[long] * 5, rows, paired, long, like), codegen
 
 
 @cache
@@ -219,27 +216,17 @@ def blocks_combiner(rows: int, itemsize: int, *, mean: bool, stream: bool) -> Fu
 
 
 @cache
-def signed_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
+def signed_combiner(rows: int, itemsize: int, *, mean: bool, paired: bool) -> Function:
     """The same for numbers that lie in order, those of row `j` from `values + j * stride` on.
 
     Signs are flipped where bit `j` of a number's word is set; from row 32 on, words are at `upper`.
+    If rows are paired, the numbers of two alternate, from the place of the first.
     """
-    how, one = _combined(rows, mean=mean), like(itemsize)
+    how, two = _combined(rows, mean=mean), _PAIRED if paired else _SINGLE
+    one = like(itemsize)
 
-    @function(6, rows, itemsize, mean)
+    @function(6, rows, itemsize, mean, paired)
     def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
-        _combine_signed(to, values, stride, lower, upper, how, vectors, one)
-
-    return combine
-
-
-@cache
-def paired_combiner(rows: int, itemsize: int, *, mean: bool) -> Function:
-    """The same where the numbers of two rows alternate, from the place of the first."""
-    how, one = _combined(rows, mean=mean), like(itemsize)
-
-    @function(6, rows, itemsize, mean)
-    def combine(to: Any, values: Any, stride: Any, lower: Any, upper: Any, vectors: Any) -> None:
-        _combine_paired(to, values, stride, lower, upper, how, vectors, one)
+        _combine_signed(to, values, stride, lower, upper, how, two, vectors, one)
 
     return combine

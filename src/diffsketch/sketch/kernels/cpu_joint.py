@@ -176,7 +176,7 @@ def query(
 ) -> Any:  # fmt: skip
     """One thread. False, and nothing is written, if a table is to be validated and not finite.
 
-    `combine` is the address of a `paired_combiner`.
+    `combine` is the address of a `signed_combiner`, of paired rows.
     """
     if validate and not finite(tables):
         return False
