@@ -23,7 +23,7 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.registry import build_method
 from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.sketch_gaussian import SketchGaussian
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey

@@ -22,8 +22,8 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.diffsketch import DiffSketch
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
 from diffsketch.methods.laplace import RawLaplace
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_laplace import SketchLaplace
+from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.laplace import SketchLaplace
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates

@@ -35,7 +35,6 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.registry import build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
-from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 __all__ = ["HookState", "all_reduce_mean", "sketch_hook", "sketch_state"]
@@ -273,7 +272,6 @@ def sketch_state(
     key: SketchKey | None = None,
     compression: float | None = None,
     group: dist.ProcessGroup | None = None,
-    noise: NoiseKey | Noise | None = None,
     error_feedback: bool = False,
     immediate: float | None = None,
     budget: Budget | None = None,
@@ -292,7 +290,6 @@ def sketch_state(
         compression: Coordinates for each cell of a table, in place of `cols`; with one row, unless
             `rows` is given.
         group: The processes; DDP's own if not given, or all of them.
-        noise: As in `GroupMean`.
         error_feedback: As in `GroupMean`.
         immediate: As in `GroupMean`.
         budget: As in `GroupMean`.
@@ -324,7 +321,6 @@ def sketch_state(
         method,
         key=secret,
         group=group,
-        noise=noise,
         error_feedback=error_feedback,
         immediate=immediate,
         budget=budget,

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import Method
+from diffsketch.methods.noisy import SketchGaussian, SketchSkellam
 from diffsketch.methods.sketch import PlainSketch, TableMethod
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_skellam import SketchSkellam
 from diffsketch.privacy.claim import Claim, NoClaim, Unit
 from diffsketch.privacy.mechanisms import NormBound
 from diffsketch.privacy.paper.convergence import query_variance

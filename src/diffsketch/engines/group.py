@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,17 +32,15 @@ from diffsketch.engines.group_options import (
     check_claim,
     check_types,
     check_vector,
-    noise_in_words,
 )
 from diffsketch.engines.group_state import GroupState
 from diffsketch.errors import ArgumentError
 from diffsketch.learning.aggregate import NonFiniteUpdate
 from diffsketch.learning.participation import Participation
 from diffsketch.methods.base import Method, check_out, is_finite
-from diffsketch.methods.mean import SERVER_NOISE
+from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
-from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 __all__ = ["GroupMean", "Scaler"]
@@ -86,21 +83,21 @@ class GroupMean:
 
     *Errors.* A rank that fails before it sends takes part with zeros and says so; all ranks raise,
     and none waits. A round in which any rank has sent a message counts, and is paid for, even if it
-    then fails: its noise must not be used again.
+    then fails.
+
+    *Noise* comes from the operating system, anew for every message (`diffsketch.methods.release`),
+    and is exact where the claim is proven. Under central trust rank 0 adds the server's to its own
+    message. Going back to an older state repeats hashes, which are public, and never noise.
 
     Guarantees (`tests/engines/test_group.py`): the means of a simulation with the same keys, to
     rounding; ranks that disagree raise together; a state that is loaded continues to the same bits;
-    the budget is never exceeded; noise differs by rank; with an `account_file`, rounds that were
-    sent are counted whatever state is loaded.
+    the budget is never exceeded; with an `account_file`, rounds that were sent are counted whatever
+    state is loaded. `tests/engines/test_never_twice.py`: no two messages share noise.
 
     Args:
         method: How vectors become messages. Its cohort, if it has one, is the number of ranks.
         key: Of the hashes, shared by all ranks.
         group: The processes; all of them if not given.
-        noise: Nothing for real use: each rank takes a key of its own from the operating system. A
-            `NoiseKey`, the same on all ranks, for rounds that can be repeated: rank `r` then draws
-            the noise of worker `r` of a simulation with this key. Or a source such as
-            `SecureNoise`, for methods with whole numbers.
         error_feedback: Keep what messages cannot carry, and send it later (`ErrorFeedback`).
         immediate: With error feedback, the share of a vector that is sent at once; by a rule if
             not given.
@@ -124,7 +121,6 @@ class GroupMean:
         *,
         key: SketchKey,
         group: dist.ProcessGroup | None = None,
-        noise: NoiseKey | Noise | None = None,
         error_feedback: bool = False,
         immediate: float | None = None,
         budget: Budget | None = None,
@@ -137,7 +133,6 @@ class GroupMean:
         self.method, self.group, self.trusted_group = method, group, trusted_group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self._key, self._round_index = key, 0
-        self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
         self._feedback: ErrorFeedback | None = None
         self._account: RankAccount | None = None
         self._scales = Scales(scaler)
@@ -145,11 +140,9 @@ class GroupMean:
         failure: Exception | None = None
         settings: dict[str, str] = {}
         try:
-            check_types(method, key, self._noise, world=self.world)
+            check_types(method, key, world=self.world)
             planned = method.claim_for(self.world, key.seed(0))
-            check_claim(
-                planned, method, noise=self._noise, budget=budget, trusted_group=trusted_group
-            )
+            check_claim(planned, method, budget=budget, trusted_group=trusted_group)
             self._scales.check(planned)
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
@@ -157,13 +150,10 @@ class GroupMean:
             if account_file is not None:
                 path = account_path(account_file, self.rank)
                 self._account = RankAccount(path, planned, budget)
-            settings = self._compared(noise, budget)
+            settings = self._compared(budget)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        share = secrets.token_bytes(32)
-        place = device_of(self.group)
-        common = handshake(group, settings, device=place, failure=failure, share=share)
-        self._server_key = noise if isinstance(noise, NoiseKey) else NoiseKey(common)
+        handshake(group, settings, device=device_of(self.group), failure=failure)
 
     @property
     def round_index(self) -> int:
@@ -184,11 +174,17 @@ class GroupMean:
     def payload_bytes(self) -> int:
         """What a rank gives to the all-reduce of a round. A ring sends and receives nearly twice.
 
-        Cells are summed as float32 or int64, whatever the wire format of the method packs.
+        Cells are summed as float32, or as int32 or int64, whichever holds the sum.
         """
+        cells = math.prod(self.method.total_format.shape) + CELLS_PER_RANK * self.world
+        return cells * self._sum_type.itemsize
+
+    @property
+    def _sum_type(self) -> torch.dtype:
         form = self.method.total_format
-        cells = math.prod(form.shape) + CELLS_PER_RANK * self.world
-        return cells * (4 if form.cells == "float32" else 8)
+        if form.cells == "float32":
+            return torch.float32
+        return torch.int32 if form.bits <= 32 else torch.int64
 
     def epsilon(self, delta: float) -> Epsilon:
         """What the rounds have cost each rank, with the basis of that number.
@@ -225,7 +221,6 @@ class GroupMean:
         total, reports = self._summed(prepared.message, own)
         check_reports(reports, own, rank=self.rank)
         finite = all(report and report.status is Status.FINE for report in reports)
-        total = self._published(total, index)
         if not finite or (total.is_floating_point() and not is_finite(total)):
             target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
             return target.fill_(math.nan)
@@ -311,37 +306,33 @@ class GroupMean:
             vector = vector / scale
         mixed = vector if self._feedback is None else self._feedback.mixed(vector)
         status, good = Status.FINE, True
+        method, noise = self.method, release_noise(self.method, claim)
         try:
-            message = self._encoded(mixed, seed)
+            message = method.encode(mixed, seed, noise).messages
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
-            message = self._encoded(torch.zeros_like(vector, dtype=torch.float32), seed)
+            zeros = torch.zeros_like(vector, dtype=torch.float32)
+            message = method.encode(zeros, seed, noise).messages
             good, proven = False, isinstance(claim, ProvenClaim)
             self._warn(proven=proven)
             if not proven:
                 status, message = Status.NOT_FINITE, torch.zeros_like(message)
+        central = method.central_noise(noise) if self.rank == 0 else None
+        if central is not None:
+            message = message + central.to(message.device)
         if self._account is not None:
             self._account.charge()  # last: what comes now is sent
         return _Prepared(vector, mixed, message, status, good, accounts, scale)
 
-    def _encoded(self, vector: Tensor, seed: HashSeed) -> Tensor:
-        noise = self._noise
-        if isinstance(noise, NoiseKey):
-            noise = CohortNoise(noise, [self.rank], round_index=self._round_index)
-        return self.method.encode(vector, seed, noise).messages
-
-    def _published(self, total: Tensor, round_index: int) -> Tensor:
-        server = CohortNoise(self._server_key, [SERVER_NOISE], round_index=round_index)
-        return self.method.publish(total.reshape(self.method.total_format.shape), server)
-
     def _summed(self, message: Tensor, own: Report) -> tuple[Tensor, list[Report | None]]:
-        """The sum of all messages, and what all ranks say: one collective."""
-        flat = message.reshape(-1)
+        """The sum of all messages as it is published, and what all ranks say: one collective."""
+        flat = message.reshape(-1).to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
         payload = torch.cat([flat, control])
         dist.all_reduce(payload, group=self.group)
         cells = flat.numel()
-        return payload[:cells], read_reports(payload[cells:])
+        total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
+        return self.method.reduced(total), read_reports(payload[cells:])
 
     def _join_failing(self, error: Exception, layout: str, like: Tensor | None) -> None:
         """Take part with zeros, so that nobody waits. If others did send, the round is used up."""
@@ -371,14 +362,13 @@ class GroupMean:
         fingerprint = self._key.seed(0).fingerprint.hex()
         return f"method={self.method}, key={fingerprint}, ranks={self.world}{own}"
 
-    def _compared(self, noise: NoiseKey | Noise | None, budget: Budget | None) -> dict[str, str]:
+    def _compared(self, budget: Budget | None) -> dict[str, str]:
         """What has to be the same on all ranks from the beginning."""
         feedback = self._feedback
         return {
             "protocol": str(_PROTOCOL),
             "method": str(self.method),
             "key": f"one with the fingerprint {self._key.seed(0).fingerprint.hex()}",
-            "noise": noise_in_words(noise),
             "error_feedback": "False" if feedback is None else f"immediate={feedback.immediate!r}",
             "budget": str(budget),
             "trusted_group": str(self.trusted_group),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Protocol
 
 import torch
@@ -10,12 +9,12 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method
+from diffsketch.methods.release import check_release
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, Trust
-from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
-__all__ = ["Scaler", "Scales", "check_claim", "check_types", "check_vector", "noise_in_words"]
+__all__ = ["Scaler", "Scales", "check_claim", "check_types", "check_vector"]
 
 
 class Scaler(Protocol):
@@ -25,30 +24,28 @@ class Scaler(Protocol):
         """What losses are multiplied by."""
 
 
-def check_types(method: Method, key: SketchKey, noise: NoiseKey | Noise, *, world: int) -> None:
+def check_types(method: Method, key: SketchKey, *, world: int) -> None:
     """Raise unless these are what they should be, for so many ranks.
 
     Raises:
         ArgumentError: One is of another type, or the method is for another cohort.
     """
-    expected: tuple[tuple[str, object, tuple[type, ...]], ...] = (
-        ("method", method, (Method,)),
-        ("key", key, (SketchKey,)),
-        ("noise", noise, (NoiseKey, Noise)),
+    expected: tuple[tuple[str, object, type], ...] = (
+        ("method", method, Method),
+        ("key", key, SketchKey),
     )
-    for name, value, kinds in expected:
-        if not isinstance(value, kinds):
-            wanted = " or a ".join(kind.__name__ for kind in kinds)
-            raise ArgumentError(f"{name} must be a {wanted}, got {type(value).__name__}")
-    cohort = getattr(method, "cohort", world)
-    check(cohort == world, "cohort", f"be {world}, the number of ranks", cohort)
+    for name, value, kind in expected:
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    cohort = getattr(method, "cohort", None)
+    good = cohort is None or cohort == world
+    check(good, "cohort", f"be {world}, the number of ranks", cohort)
 
 
 def check_claim(
     claim: Claim,
     method: Method,
     *,
-    noise: NoiseKey | Noise,
     budget: Budget | None,
     trusted_group: bool,
 ) -> None:
@@ -57,6 +54,7 @@ def check_claim(
     Raises:
         ArgumentError: It cannot, or a budget is given where nothing is proven.
     """
+    check_release(method, claim)
     trust = claim.scope.trust
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
         raise ArgumentError(
@@ -64,8 +62,6 @@ def check_claim(
             f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
             "it, the claim is about those who see only what comes of the means"
         )
-    if trust is Trust.CENTRAL and not isinstance(noise, NoiseKey):
-        raise ArgumentError("noise must be a key, or not given, for central trust")
     if budget is not None and not isinstance(claim, ProvenClaim):
         raise ArgumentError(
             "budget must not be given where nothing is proven: the epsilon of "
@@ -130,11 +126,3 @@ def check_vector(vector: Tensor, dim: int) -> None:
         raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
     if tuple(vector.shape) != (dim,):
         raise MismatchError(f"vector must have the shape ({dim},), got {tuple(vector.shape)}")
-
-
-def noise_in_words(noise: NoiseKey | Noise | None) -> str:
-    """What ranks compare of their noise, which tells nothing about a key."""
-    if isinstance(noise, NoiseKey):
-        check_value = hashlib.blake2b(noise.secret, digest_size=8, person=b"ds-check-noise")
-        return f"the key with the check value {check_value.hexdigest()}"
-    return "a key of its own" if noise is None else type(noise).__name__

@@ -35,7 +35,7 @@ from diffsketch.learning.server import Correct, Model, Published, Server, Server
 from diffsketch.learning.task import Task, check_task
 from diffsketch.methods.base import Method, check_whole, is_finite
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
+from diffsketch.privacy.claim import Basis, Claim, Epsilon, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 
@@ -177,11 +177,16 @@ class Simulation:
 
         Before the first round, what one is expected to claim (`Participation.claim`).
         """
-        return self._state.participation.claim or self._claims.planned(self._fixed_seed)
+        claim = self._state.participation.claim or self._claims.planned(self._fixed_seed)
+        return SimulatedClaim.of(claim)
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the run has cost the client who paid most, with the basis of that number."""
-        return self._state.participation.epsilon(delta)
+        """What the run has cost the client who paid most, with the basis of that number.
+
+        If that is `proven`, it is about the same run with exact noise, and says `simulated`.
+        """
+        epsilon = self._state.participation.epsilon(delta)
+        return replace(epsilon, simulated=epsilon.basis is Basis.PROVEN)
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set; of drifting models, on average over them."""
@@ -266,8 +271,9 @@ class Simulation:
         up = algorithm.bytes_up(self._message_bytes, summed.count, method.dim)
         drift = drift_of(model.weights)
         got = algorithm.downloads(state.synced, cohort=cohort, round_index=index)
+        told = SimulatedClaim.of(claim)
         result = RoundResult(
-            index, cohort, published, up, down, claim, left_out, summed, drift, downloads=got
+            index, cohort, published, up, down, told, left_out, summed, drift, downloads=got
         )
         if left_out:
             warn_of(left_out, index, stay=stay)
@@ -309,8 +315,7 @@ class Simulation:
         method, total = self.method, summed.total
         if total is None:
             total = empty_total(method, self._state.model.weights.device)
-        if type(method).publish is not Method.publish:
-            total = method.publish(total, server_noise(secrets))
+        total = method.publish(total, server_noise(secrets))
         if self.sampler.fixed_size:
             return Published(total, summed.count, secrets.seed, secrets.round_index)
         present = summed.count / drawn if drawn else 1.0

@@ -22,7 +22,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.privacy.noise.cohort import SERVER, CohortNoise
 from diffsketch.sketch.hashing import HashSeed
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "warn_of",
 ]
 
-_SERVER = torch.tensor([1 << 62])  # the server's number among the workers
+_SERVER = torch.tensor([SERVER])
 _PART_CELLS = 1 << 23  # numbers of a part's vectors: 32 MiB
 
 VectorsOf: TypeAlias = Callable[[Tensor], Tensor]

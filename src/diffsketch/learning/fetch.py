@@ -63,15 +63,10 @@ class FetchSGD(Server):
         check(0 <= self.table_momentum < 1, "table_momentum", "be in [0, 1)", self.table_momentum)
 
     def check_method(self, method: Method, *, fresh: bool) -> None:
-        """A method that sends float tables, with the same hashes in all rounds."""
+        """A method that sends tables, with the same hashes in all rounds."""
         if not isinstance(method, TableMethod):
             raise ArgumentError(
                 f"top_k needs a method whose messages are tables, got method={method.name!r}"
-            )
-        cells = method.message_format.cells
-        if cells != "float32":
-            raise ArgumentError(
-                f"top_k needs tables of float32, got method={method.name!r}, whose are {cells}"
             )
         if fresh:
             raise ArgumentError(
@@ -97,14 +92,14 @@ class FetchSGD(Server):
         """Accumulate, extract, and forget what was extracted."""
         if correct is not None or not isinstance(method, TableMethod):
             raise ArgumentError("FetchSGD needs a table method and no correction of the mean")
-        table = published.total / published.count
+        table = method.mean_table(published.total, published.count)
         if self.update_clip is not None:
             # A table's norm estimates the vector's, which is not known here.
             table = table * (self.update_clip / method.sketch.norm_estimate(table)).clamp(max=1.0)
         if self.table_momentum:
             table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
         error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = method.decode(error, published.seed, count=1)
+        estimates = method.sketch.query(error, published.seed, combine=method.combine)
         chosen = estimates.abs().topk(self.top_k).indices
         weights = model.weights.index_add(0, chosen, estimates[chosen])
         kept = _cells_without(chosen, method, published)

@@ -291,17 +291,17 @@ def check_sampler(sampler: Sampler, *, devices: int, method: Method) -> None:
 
     Raises:
         MismatchError: It draws from another number of devices.
-        ArgumentError: Numbers of devices vary, and the messages are not of float32.
+        ArgumentError: Numbers of devices vary, and messages are decoded by how many there are.
     """
     if sampler.members != devices:
         raise MismatchError(
             f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
         )
     cells = method.message_format.cells
-    if not sampler.fixed_size and cells != "float32":
+    if not sampler.fixed_size and cells == "unsigned":
         raise ArgumentError(
-            "poisson sampling is for messages of float32: whole numbers are decoded by how many "
-            f"messages there are, which is secret, got method={method.name!r}, whose are {cells}"
+            "poisson sampling is not for messages of unsigned numbers: they are decoded by how "
+            f"many messages there are, which is secret, got method={method.name!r}"
         )
 
 

@@ -1,34 +1,34 @@
-"""Private, compressed means of distributed vectors: one method in each file.
+"""Private, compressed means of distributed vectors.
 
-`base` is the protocol, `registry` knows the methods by name, `mean` is a whole round in one call.
-Imports `sketch`, `privacy` and `wire`; learning and engines import it.
+`base` is the protocol, `registry` knows the methods by name, `mean` is a whole round in one call,
+`release` has the noise of everything that leaves a machine.
 """
 
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.methods.cpsgd import CpSgd
 from diffsketch.methods.diffsketch import DiffSketch
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace
+from diffsketch.methods.laplace import RawLaplace, SketchLaplace
 from diffsketch.methods.mean import PrivateMean, private_mean
+from diffsketch.methods.noisy import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
 from diffsketch.methods.registry import METHODS, build_method, settings_of
 from diffsketch.methods.sketch import PlainSketch, TableMethod
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_laplace import SketchLaplace
-from diffsketch.methods.sketch_skellam import SketchSkellam
 
 __all__ = [
     "METHODS",
     "CpSgd",
     "DiffSketch",
     "Encoded",
+    "GaussianMean",
     "Method",
     "PlainSketch",
     "PrivateMean",
     "ProjUnitMean",
     "ProvenDiffSketch",
     "RawLaplace",
+    "SkellamMean",
     "SketchGaussian",
     "SketchLaplace",
     "SketchSkellam",

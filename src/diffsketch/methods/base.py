@@ -26,7 +26,16 @@ from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["Encoded", "Method", "check_out", "check_sums", "check_whole", "is_finite", "mean_of"]
+__all__ = [
+    "Encoded",
+    "Method",
+    "check_out",
+    "check_sums",
+    "check_whole",
+    "fitted",
+    "is_finite",
+    "mean_of",
+]
 
 _NAMED = 5  # rows that an error lists
 
@@ -85,6 +94,11 @@ class Method(ABC):
         return self.message_format
 
     @property
+    def exact(self) -> bool:
+        """Whether messages are whole numbers, whose noise `SecureNoise` draws exactly."""
+        return self.message_format.cells != "float32"
+
+    @property
     def wire_bytes(self) -> int:
         """What one message costs, header included."""
         return self.message_format.wire_bytes
@@ -131,13 +145,25 @@ class Method(ABC):
             check_sums(messages)
         return encoded if values.dim() == 2 else encoded.single()
 
-    def publish(self, total: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """What the server makes known of the sum: the sum itself, unless it adds the noise.
+    def publish(self, total: Tensor, noise: Noise) -> Tensor:
+        """What the server makes known of the sum: with `central_noise`, and `reduced`.
 
         Args:
             total: The sum of the messages.
             noise: The server's own: of a single row, if it has rows.
         """
+        drawn = self.central_noise(noise)
+        return self.reduced(total if drawn is None else total + drawn.to(total.device))
+
+    def central_noise(self, noise: Noise) -> Tensor | None:  # noqa: ARG002
+        """Noise of the total's shape that a trusted server adds; None if workers add it.
+
+        Whoever sums may add it to any one of the messages instead: sums are sums.
+        """
+        return None
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The total within its format: modulo `2**bits`, for example. As it is, for most."""
         return total
 
     def decode(
@@ -215,9 +241,10 @@ class Method(ABC):
         if total.dtype != torch.int64:
             raise ArgumentError(f"total must be int64, got {total.dtype}")
         low, high = (int(value) for value in total.aminmax())
-        if low < 0 or high >> layout.bits:
+        least, end = layout.limits
+        if low < least or high >= end:
             raise MismatchError(
-                f"total must be in [0, 2**{layout.bits}), as publish makes it, got values from "
+                f"total must be in [{least}, {end}), as publish makes it, got values from "
                 f"{low} to {high}"
             )
 
@@ -249,7 +276,13 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
 
 
-def mean_of(total: Tensor, count: int, out: Tensor | None) -> Tensor:
+def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
+    """Whole numbers cut off at the limits of a format."""
+    low, end = layout.limits
+    return values.clamp(low, end - 1)
+
+
+def mean_of(total: Tensor, count: int | float, out: Tensor | None) -> Tensor:
     """The sum of vectors over their number, in float32; in `out`, if that is given."""
     if out is None:
         return (total / count).float()

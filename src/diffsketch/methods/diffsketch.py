@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffsketch.errors import check_positive
 from diffsketch.methods.base import Encoded, check_whole
-from diffsketch.methods.paper import add_laplace, paper_claim
+from diffsketch.methods.laplace import add_laplace, paper_claim
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import PaperClaim
 from diffsketch.privacy.mechanisms.appended import padded_tables

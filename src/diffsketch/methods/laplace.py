@@ -1,21 +1,159 @@
-"""The paper's first baseline: Laplace noise on the raw vector."""
+"""The paper's two baselines: Laplace noise on the raw vector, and on its sketch.
+
+The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
+probability" and takes the 90th percentile of each worker's own vector for it. One coordinate whose
+value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in the
+L1 norm, by
+
+    2 alpha          for a raw vector,
+    2 alpha rows     for a table, where it is in one cell of each row.
+
+Laplace noise has the scale `sensitivity / per_round`. Since one coordinate in ten exceeds alpha,
+and alpha comes from the private vector, these are no sensitivities, and what follows from them is
+claimed and not proven. With a `clip`, which does not come from the vector, they are: coordinates
+are clipped and rounded onto a grid, and the noise is discrete Laplace noise on whole numbers.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from diffsketch.methods.base import Encoded, mean_of
-from diffsketch.methods.paper import LaplaceBaseline, add_laplace
+from diffsketch.errors import check_positive
+from diffsketch.methods.base import Encoded, Method, fitted, mean_of
+from diffsketch.methods.sketch import TableMethod
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism
+from diffsketch.privacy.mechanisms.bounds import Encode
+from diffsketch.privacy.mechanisms.quantize import CoordinateQuantizer
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["RawLaplace"]
+__all__ = ["SCOPE", "LaplaceBaseline", "RawLaplace", "SketchLaplace", "add_laplace", "paper_claim"]
+
+SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+"""What the paper's epsilons are about."""
+
+_STEPS = 256  # of the clip, at least
+_CUT = 1e-6  # probability that noise is cut off in any cell of a message
+
+
+def paper_claim(per_round: float, source: str) -> PaperClaim:
+    """An epsilon that the paper claims for each round."""
+    return PaperClaim(SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, SCOPE), source)
+
+
+class LaplaceBaseline(Method):
+    """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
+
+    With `clip=None`, alpha is each vector's own 90th percentile, and the claim is the paper's. With
+    a number, coordinates are clipped to `[-clip, clip]` and rounded at random to multiples of
+    `clip / steps`, `steps` being 256, or more where so many coordinates meet in a cell that their
+    rounding would add over 0.5% to the variance of the noise. The claim is proven, pure, and
+    exactly `per_round` for one round.
+    """
+
+    # Fields of the dataclasses that inherit, in the order and by the names that they choose.
+    per_round: float
+    clip: float | None
+    _noised: ClassVar[str]  # what is sent, in words
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+
+    @property
+    @abstractmethod
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of a message."""
+
+    @abstractmethod
+    def _encoder(self, seed: HashSeed) -> Encode | None:
+        """Function from vectors to tables; None where the vectors themselves are sent."""
+
+    @property
+    def _rows(self) -> int:
+        """Cells of a message that each coordinate is in."""
+        return self._shape[0] if len(self._shape) == 2 else 1
+
+    @cached_property
+    def mechanism(self) -> DiscreteLaplaceMechanism | None:
+        """What clips, rounds and adds noise; None for the paper's reading."""
+        if self.clip is None:
+            return None
+        expected = self.dim / self._shape[-1]
+        steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / self._rows))
+        load = 1 if self._rows == len(self._shape) == 1 else expected + 6 * math.sqrt(expected) + 6
+        quantizer = CoordinateQuantizer(
+            CoordinateBound(self.clip, self._rows), steps, math.prod(self._shape),
+            load=min(self.dim, math.ceil(load)),
+        )  # fmt: skip
+        return DiscreteLaplaceMechanism(quantizer, 1 / self.per_round).with_bits_for(_CUT)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """Whole numbers if there is a clip; in the paper's reading float32."""
+        if self.mechanism is None:
+            return MessageFormat(self.name, self.dim, self._shape, "float32", 32)
+        return MessageFormat(self.name, self.dim, self._shape, "signed", self.mechanism.bits)
+
+    @cached_property
+    def total_format(self) -> MessageFormat:
+        """The same with room for a sum."""
+        form = self.message_format
+        return form if self.mechanism is None else form.for_sums_of(None)
+
+    @cached_property
+    def _claim(self) -> ProvenClaim | PaperClaim:
+        if self.mechanism is not None:
+            return self.mechanism.claim
+        return paper_claim(self.per_round, f"the paper's Laplace noise on {self._noised}")
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
+        return self._claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        encode, mechanism = self._encoder(seed), self.mechanism
+        if mechanism is None:
+            messages = batch if encode is None else encode(batch)
+            return Encoded(
+                add_laplace(
+                    messages, batch, noise,
+                    alpha=estimate_alpha(batch), rows=self._rows, per_round=self.per_round,
+                )
+            )  # fmt: skip
+        values = mechanism.rounded(batch, noise, encode=encode)
+        values += mechanism.draw(tuple(values.shape), noise).to(values.device)
+        return Encoded(fitted(values, self.message_format))
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The sum within its format."""
+        return total if self.mechanism is None else fitted(total, self.total_format)
+
+    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
+        """Mean of what was sent: float32."""
+        if self.mechanism is None:
+            return mean_of(total, count, out)
+        return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
 
 
 @dataclass(frozen=True)
@@ -40,8 +178,8 @@ class RawLaplace(LaplaceBaseline):
     >>> seed = SketchKey.from_integer(0).seed(0)
     >>> print(RawLaplace(100, per_round=0.5, clip=1.0).claim_for(10, seed))
     ... # doctest: +NORMALIZE_WHITESPACE
-    Proven: Laplace noise of scale 4 on what is sent limits how well anyone who sees a client's
-    message can tell which of two values one coordinate of a vector has.
+    Proven: discrete Laplace noise of standard deviation 5.657 on whole numbers limits how well
+    anyone who sees a client's message can tell which of two values one coordinate of a vector has.
     """
 
     per_round: float
@@ -50,18 +188,77 @@ class RawLaplace(LaplaceBaseline):
     name: ClassVar[str] = "laplace"
     _noised: ClassVar[str] = "raw vectors"
 
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """`dim` numbers in float32."""
-        return MessageFormat(self.name, self.dim, (self.dim,), "float32", 32)
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.dim,)
 
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        if self.mechanism is not None:
-            return Encoded(self.mechanism.release(batch, noise, batch=True))
-        alpha = estimate_alpha(batch)
-        return Encoded(
-            add_laplace(batch, batch, noise, alpha=alpha, rows=1, per_round=self.per_round)
-        )
+    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
+        return None
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return mean_of(total, count, out)
+        return self._mean(total, count, out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SketchLaplace(LaplaceBaseline, TableMethod):
+    """Laplace noise on every cell of the table: Algorithm 2 without its Theorem 1.
+
+    * Compression: the table of the vector (of the clipped one, if there is a `clip`).
+    * Validation: always adds noise. One coordinate is in one cell of each row, so its sensitivity
+      is `2 alpha rows`, and the scale `2 alpha rows / per_round`.
+    * Aggregation and query: the sum; the query of the mean table.
+
+    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
+    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]` and the claim
+    is proven, for one coordinate; hashes need not be secret for it.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table. One row needs the least noise.
+        cols: Columns of the table.
+        per_round: Epsilon of one message.
+        clip: Limit of a coordinate, or None for the paper's reading.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+    """
+
+    per_round: float
+    clip: float | None = None
+
+    name: ClassVar[str] = "sketch-laplace"
+    _noised: ClassVar[str] = "sketches"
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.rows, self.cols)
+
+    def _encoder(self, seed: HashSeed) -> Encode | None:
+        return lambda vectors: self.sketch.encode(vectors, seed)
+
+    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
+        """Table of the mean, from the published sum: float32."""
+        return self._mean(total, count)
+
+
+def add_laplace(
+    messages: Tensor, vectors: Tensor, noise: Noise, *, alpha: Tensor, rows: int, per_round: float
+) -> Tensor:
+    """Messages `(workers, ...)` with Laplace noise of scale `2 alpha rows / per_round`.
+
+    A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
+    rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
+    are).
+
+    Args:
+        messages: One for each vector.
+        vectors: `(workers, dim)`.
+        noise: With a row for each of them.
+        alpha: Of each vector, float64.
+        rows: In which a coordinate is: 1 for raw vectors.
+        per_round: The epsilon that is claimed.
+    """
+    if float(alpha.min()) == 0:
+        alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())
+    scales = (alpha * (2 * rows / per_round)).to(messages.dtype)
+    drawn = noise.laplace(tuple(messages.shape), 1.0, dtype=messages.dtype).to(messages.device)
+    return torch.addcmul(messages, drawn, scales.reshape(-1, *(1,) * (messages.dim() - 1)))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import Method
-from diffsketch.privacy.claim import Claim
+from diffsketch.methods.release import release_noise
+from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
+from diffsketch.privacy.noise.cohort import SERVER
 from diffsketch.sketch.hashing import SketchKey
 
-__all__ = ["SERVER_NOISE", "PrivateMean", "private_mean"]
-
-SERVER_NOISE = 1 << 62
-"""The number of the worker whose noise is the server's."""
+__all__ = ["PrivateMean", "private_mean"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +46,27 @@ def private_mean(
     vectors: Tensor,
     method: Method,
     *,
-    key: SketchKey,
-    noise: NoiseKey | Noise,
+    key: SketchKey | None = None,
     round_index: int = 0,
+    simulation_seed: int | None = None,
 ) -> PrivateMean:
     """The mean of `(holders, dim)` vectors, as a server learns it that sees no vector.
 
     Every holder encodes its own vector, the messages are summed, and the sum is decoded: what
-    happens on many machines, here on one.
+    happens on many machines, here on one. Noise comes from the operating system, anew in each
+    call, and is exact where the claim is proven.
 
     Args:
         vectors: One in each row, finite.
         method: How vectors become messages.
-        key: The holders' common secret, which the round's hashes come from.
-        noise: For simulation a key, from which each holder gets noise of its own; or a source for
-            all of them, such as `SecureNoise` for methods with whole numbers.
-        round_index: Must be another one each time with the same keys, or hashes and noise repeat.
+        key: The holders' common secret, which the round's hashes come from; made up if not given.
+        round_index: Of a series of means with one key: another one has other hashes.
+        simulation_seed: A number from which the noise follows, for experiments that are to be
+            repeated. The claim is then a `SimulatedClaim`: whoever knows the seed has the vectors.
 
     Raises:
-        ArgumentError: A value is not finite (the error names the rows), or of another type.
+        ArgumentError: A value is not finite (the error names the rows), or of another type; or the
+            method is one for simulation only, and there is no `simulation_seed`.
         MismatchError: The vectors have another length than the method's.
 
     >>> import torch
@@ -73,16 +75,19 @@ def private_mean(
     ...     dim=500, rows=1, cols=100, clip=1.0, noise_multiplier=2.0, trust="central"
     ... )
     >>> vectors = torch.full((1000, 500), 0.04)
-    >>> found = private_mean(
-    ...     vectors, method, key=SketchKey.from_integer(1), noise=NoiseKey.from_integer(1)
-    ... )
+    >>> found = private_mean(vectors, method)
     >>> found.mean.shape, found.message_bytes
-    (torch.Size([500]), 448)
+    (torch.Size([500]), 198)
     >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
-    epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
+    epsilon = 1.993 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
+    >>> again = private_mean(vectors, method)  # noise is never drawn twice
+    >>> bool((found.mean == again.mean).all())
+    False
     """
     if not isinstance(method, Method):
         raise ArgumentError(f"method must be a Method, got {type(method).__name__}")
+    if key is None:
+        key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):
         raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
     if not isinstance(vectors, Tensor) or vectors.dim() != 2:
@@ -90,21 +95,18 @@ def private_mean(
         raise ArgumentError(f"vectors must be a tensor (holders, dim), got {found}")
     count, seed = len(vectors), key.seed(round_index)
     check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
-    own, server = _sources(noise, count, round_index)
     claim = method.claim_for(count, seed)
-    messages = method.encode(vectors, seed, own).messages
-    total = method.publish(messages.sum(dim=0), server)
+    holders: Noise
+    server: Noise
+    if simulation_seed is None:
+        holders = release_noise(method, claim, messages=count)
+        server = release_noise(method, claim)
+    else:
+        claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
+        holders = CohortNoise(world, range(count), round_index=round_index)
+        server = CohortNoise(world, [SERVER], round_index=round_index)
+    total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     return PrivateMean(
         mean, claim, count, method.message_format.wire_bytes, method.total_format.wire_bytes
     )
-
-
-def _sources(noise: NoiseKey | Noise, count: int, round_index: int) -> tuple[Noise, Noise]:
-    """The holders' noise, and the server's."""
-    if isinstance(noise, Noise):
-        return noise, noise
-    if not isinstance(noise, NoiseKey):
-        raise ArgumentError(f"noise must be a NoiseKey or a Noise, got {type(noise).__name__}")
-    holders = CohortNoise(noise, range(count), round_index=round_index)
-    return holders, CohortNoise(noise, [SERVER_NOISE], round_index=round_index)

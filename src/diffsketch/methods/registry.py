@@ -12,13 +12,11 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.cpsgd import CpSgd
 from diffsketch.methods.diffsketch import DiffSketch
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace
+from diffsketch.methods.laplace import RawLaplace, SketchLaplace
+from diffsketch.methods.noisy import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
 from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_laplace import SketchLaplace
-from diffsketch.methods.sketch_skellam import SketchSkellam
 
 __all__ = ["METHODS", "build_method", "settings_of"]
 
@@ -32,6 +30,8 @@ _KINDS: tuple[type[Method], ...] = (
     CpSgd,
     SketchGaussian,
     SketchSkellam,
+    GaussianMean,
+    SkellamMean,
     ProjUnitMean,
 )
 METHODS: Mapping[str, type[Method]] = MappingProxyType({kind.name: kind for kind in _KINDS})

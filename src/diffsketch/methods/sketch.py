@@ -55,8 +55,13 @@ class TableMethod(Method):
         """A table in float32."""
         return MessageFormat(self.name, self.dim, (self.rows, self.cols), "float32", 32)
 
+    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
+        """Table of the mean, from the published sum: float32."""
+        return (total / count).float()
+
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        return self.sketch.query((total / count).float(), seed, combine=self.combine, out=out)
+        table = self.mean_table(total, count)
+        return self.sketch.query(table, seed, combine=self.combine, out=out)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from diffsketch.privacy.claim import (
     ProvenClaim,
     Relation,
     Scope,
+    SimulatedClaim,
     Trust,
     Unit,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Relation",
     "Scope",
     "SecureNoise",
+    "SimulatedClaim",
     "SkellamMechanism",
     "Trust",
     "Unit",

@@ -9,7 +9,7 @@ carries them too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
@@ -28,6 +28,7 @@ __all__ = [
     "ProvenClaim",
     "Relation",
     "Scope",
+    "SimulatedClaim",
     "Trust",
     "Unit",
 ]
@@ -125,6 +126,8 @@ class Epsilon:
         rounds: How many rounds it is about; 0 if nothing was released yet.
         basis: Why one should believe it.
         scope: What it is about.
+        simulated: Whether the noise came from a seed: then it says what the same run would
+            guarantee with exact noise, and nothing of the numbers at hand.
     """
 
     value: float
@@ -132,6 +135,7 @@ class Epsilon:
     rounds: int
     basis: Basis
     scope: Scope
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         check(self.value >= 0, "value", "be >= 0", self.value)
@@ -143,6 +147,11 @@ class Epsilon:
 
     def __float__(self) -> float:
         return float(self.value)
+
+    @property
+    def basis_text(self) -> str:
+        """The basis as it is printed: `proven, simulated` where noise came from a seed."""
+        return f"{self.basis}, simulated" if self.simulated else str(self.basis)
 
     def shown(self, digits: int = 3) -> str:
         """The bare number in so many digits: an upper bound rounded up, a measured one down.
@@ -165,7 +174,7 @@ class Epsilon:
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
         return (
             f"epsilon {sign} {self.shown(4)} at delta = {self.delta:g} over {rounds} "
-            f"({self.basis}; {self.scope})"
+            f"({self.basis_text}; {self.scope})"
         )
 
 
@@ -218,6 +227,30 @@ class ProvenClaim:
         if is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
             sentence = _telling(self.scope.trust, _OF_A_SAMPLE)
         return f"Proven: {self.mechanism} limits {sentence}."
+
+
+@dataclass(frozen=True)
+class SimulatedClaim(ProvenClaim):
+    """What a round would guarantee if its noise were exact, while it is drawn from a seed.
+
+    Whoever has the seed has the noise, and noise in floating point gives values away: so this can
+    be computed, shown and composed in a simulation, and nothing that sends accepts it. `of` makes
+    it from a claim about exact noise.
+    """
+
+    @classmethod
+    def of(cls, claim: Claim) -> Claim:
+        """A proven claim as a simulated one; any other claim as it is."""
+        if type(claim) is not ProvenClaim:
+            return claim
+        return cls(claim.scope, claim.event, claim.mechanism)
+
+    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
+        """The epsilon of so many rounds with exact noise, marked as simulated."""
+        return replace(super().epsilon(delta=delta, rounds=rounds), simulated=True)
+
+    def __str__(self) -> str:
+        return f"Simulated, with noise from a seed. With exact noise: {super().__str__()}"
 
 
 @dataclass(frozen=True)

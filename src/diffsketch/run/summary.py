@@ -7,7 +7,7 @@ from typing import Any
 
 from diffsketch.engines.simulate import Simulation
 from diffsketch.methods.base import Method
-from diffsketch.methods.sketch_skellam import SketchSkellam
+from diffsketch.methods.noisy import SketchSkellam
 from diffsketch.run.assumptions import assumptions
 from diffsketch.run.directory import RunDirectory
 from diffsketch.run.loop import Loop

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
 from diffsketch.errors import check
 
@@ -13,7 +13,7 @@ __all__ = ["HEADER_BYTES", "Cells", "MessageFormat"]
 HEADER_BYTES = 48
 """Of every message; `diffsketch.wire.header` lays them out."""
 
-Cells: TypeAlias = Literal["float32", "unsigned"]
+Cells: TypeAlias = Literal["float32", "unsigned", "signed"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class MessageFormat:
         method: The method's name, one of `diffsketch.wire.header`'s codes.
         dim: Length of the vectors that are encoded.
         shape: Of a message: `(rows, cols)` for a table, `(length,)` for a vector.
-        cells: `float32`, or `unsigned` whole numbers below `2**bits`.
-        bits: That a cell takes on the wire: 32 for `float32`, 1 to 62 for `unsigned`.
+        cells: `float32`; `unsigned` whole numbers in `[0, 2**bits)`, which a secure sum takes
+            modulo `2**bits`; or `signed` ones in `[-2**(bits - 1), 2**(bits - 1))`.
+        bits: That a cell takes on the wire: 32 for `float32`, 1 to 62 for whole numbers.
 
     >>> MessageFormat("sketch", dim=7850, shape=(7, 22), cells="float32", bits=32).wire_bytes
     664
@@ -43,10 +44,27 @@ class MessageFormat:
         check(self.dim >= 1, "dim", "be >= 1", self.dim)
         good = 1 <= len(self.shape) <= 2 and all(size >= 1 for size in self.shape)
         check(good, "shape", "be (length,) or (rows, cols)", self.shape)
-        check(self.cells in ("float32", "unsigned"), "cells", "be float32 or unsigned", self.cells)
+        kinds = get_args(Cells)
+        check(self.cells in kinds, "cells", f"be one of {', '.join(kinds)}", self.cells)
         if self.cells == "float32":
             check(self.bits == 32, "bits", "be 32 for float32 cells", self.bits)
         check(1 <= self.bits <= 62, "bits", "be in 1..62", self.bits)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Smallest whole number of a cell, and the first one beyond the largest."""
+        low = -(1 << (self.bits - 1)) if self.cells == "signed" else 0
+        return low, low + (1 << self.bits)
+
+    def for_sums_of(self, count: int | None, *, noise_bits: int = 1) -> MessageFormat:
+        """The format of a sum of so many signed messages, in clear: at least 32 bits a cell.
+
+        Args:
+            count: Messages of a sum, at most; None for 4096 or more.
+            noise_bits: Of noise that is added to the sum.
+        """
+        room = self.bits + ((count or 4096) - 1).bit_length()
+        return replace(self, bits=min(62, max(32, 1 + max(room, noise_bits))))
 
     @property
     def cell_count(self) -> int:

@@ -10,7 +10,7 @@ All numbers are unsigned and little-endian; there are no optional parts.
          8      6  dim: of the vectors that were encoded, 1 to 2**40
         14      2  rows of a table; 0 for a vector
         16      6  cols of a table, or the length of a vector, 1 to 2**40
-        22      1  cells: 0 for float32, 1 for unsigned whole numbers
+        22      1  cells: 0 for float32, 1 for unsigned whole numbers, 2 for signed ones
         23      1  bits of a cell: 32 for float32, 1 to 62
         24      4  round
         28      4  count: messages that are summed in this one; 1 for a worker's own
@@ -53,9 +53,11 @@ METHOD_CODES: Mapping[str, int] = MappingProxyType(
         "sketch-gaussian": 7,
         "sketch-skellam": 8,
         "projunit": 9,
+        "gaussian": 10,
+        "skellam": 11,
     }
 )
-"""Codes of our own methods. They never change; 10 to 127 are kept for more of them."""
+"""Codes of our own methods. They never change; 12 to 127 are kept for more of them."""
 
 MAX_SIZE = 2**40
 MAX_ROWS = 2**16 - 1
@@ -66,7 +68,7 @@ FINGERPRINT_BYTES = 8
 _MAGIC = b"\xd5K"  # no text begins like this
 _STRUCT = struct.Struct("<2sBB4s6sH6sBBIIQ8s")
 CHECKSUM = slice(4, 8)
-_CELL_CODES = {"float32": 0, "unsigned": 1}
+_CELL_CODES = {"float32": 0, "unsigned": 1, "signed": 2}
 _OWN_CODES = 128
 
 

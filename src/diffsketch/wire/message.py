@@ -73,7 +73,7 @@ class Message:
         """The message on the wire: `format.wire_bytes` bytes.
 
         Raises:
-            ArgumentError: A cell is not finite, or not in `[0, 2**bits)`.
+            ArgumentError: A cell is not finite, or beyond the format's `limits`.
         """
         return seal(self.header, pack(self.cells, self.format))
 

@@ -42,7 +42,7 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
         layout: The message's format.
 
     Raises:
-        ArgumentError: A cell is not finite, or not in `[0, 2**bits)`; or the type is another.
+        ArgumentError: A cell is not finite, beyond the format's `limits`, or of another type.
         MismatchError: The shape is another.
 
     >>> layout = MessageFormat("cpsgd", dim=3, shape=(3,), cells="unsigned", bits=5)
@@ -55,17 +55,19 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
         if not np.isfinite(values).all():
             raise ArgumentError("cells must be finite, got NaN or infinity among them")
         return values.astype("<f4", copy=False).tobytes()
-    least, most = int(values.min()), int(values.max())
-    if least < 0 or most >> layout.bits:
-        wrong = least if least < 0 else most
-        raise ArgumentError(f"cells must be in [0, 2**{layout.bits}), got {wrong} among them")
-    return _to_words(values.view(np.uint64), layout.bits).tobytes()[: layout.payload_bytes]
+    least, most, (low, end) = int(values.min()), int(values.max()), layout.limits
+    if least < low or most >= end:
+        wrong = least if least < low else most
+        raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
+    words = values.view(np.uint64) & np.uint64((1 << layout.bits) - 1)
+    return _to_words(words, layout.bits).tobytes()[: layout.payload_bytes]
 
 
 def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     """The cells behind the header of a message that has the right length; in memory of their own.
 
-    Whole numbers are below `2**bits`, because that is how many bits are read.
+    Whole numbers are within their `limits`, because that is how many bits are read; signed ones
+    are in two's complement.
 
     Raises:
         WireError: A cell is not finite, or the last byte is not filled up with zeros.
@@ -79,8 +81,11 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     if used and data[-1] >> used:
         raise WireError("message has other bits than zeros after its last cell")
     payload = np.frombuffer(data, np.uint8, offset=HEADER_BYTES)
-    cells = _from_words(payload, layout.bits, layout.cell_count)
-    return torch.from_numpy(cells.view(np.int64)).reshape(layout.shape)
+    cells = _from_words(payload, layout.bits, layout.cell_count).view(np.int64)
+    if layout.cells == "signed":
+        half = layout.limits[1]
+        cells = (cells ^ half) - half
+    return torch.from_numpy(cells).reshape(layout.shape)
 
 
 def check_cells(cells: Tensor, layout: MessageFormat) -> None:

@@ -93,7 +93,7 @@ class FloatSum(Sum):
 
 
 class WholeSum(Sum):
-    """Sums of whole numbers below `2**bits`.
+    """Sums of whole numbers.
 
     If it wraps, sums are taken modulo `2**bits`, as in a secure sum. If not, the bits are there to
     hold the sum, and one that they do not hold is an error: no honest cohort sends that.
@@ -101,24 +101,26 @@ class WholeSum(Sum):
 
     most_terms = 1 << 32
 
-    def __init__(self, shape: tuple[int, ...], bits: int, *, wraps: bool) -> None:
-        self._total = np.zeros(shape, np.int64)
-        self._end = 1 << bits
-        self._wraps = wraps
+    def __init__(self, layout: MessageFormat, *, wraps: bool) -> None:
+        self._total = np.zeros(layout.shape, np.int64)
+        self._layout, self._wraps = layout, wraps
+        self._beyond = np.zeros(layout.shape, np.bool_)  # once too large, always too large
 
     def add(self, cells: Tensor) -> None:
         """One more term. Both are at most `2**62`, so 64 bits hold the sum."""
         total = self._total + cells.numpy()
+        low, end = self._layout.limits
         if self._wraps:
-            total &= self._end - 1
+            total &= end - 1
         else:
-            np.minimum(total, self._end, out=total)  # once too large, always too large
+            self._beyond |= (total < low) | (total >= end)
+            np.clip(total, low, end - 1, out=total)
         self._total = total
 
     def value(self) -> Tensor:
         """The sum (int64)."""
-        if not self._wraps and bool((self._total >= self._end).any()):
-            bits = self._end.bit_length() - 1
+        if bool(self._beyond.any()):
+            bits = self._layout.bits
             raise WireError(f"the sum of the messages does not fit in the {bits} bits of a total")
         return torch.from_numpy(self._total.copy())
 
@@ -137,9 +139,9 @@ def sum_of(messages: MessageFormat, total: MessageFormat, *, wraps: bool | None 
     if messages.cells == "float32":
         check(wraps is None, "wraps", "be None for float32 cells", wraps)
         return FloatSum(messages.shape)
-    same = total.bits == messages.bits
-    check(same or not wraps, "wraps", "not be True where a total has more bits", wraps)
-    return WholeSum(messages.shape, total.bits, wraps=same if wraps is None else wraps)
+    can = total.bits == messages.bits and total.cells == "unsigned"
+    check(can or not wraps, "wraps", "not be True for signed cells, or totals of more bits", wraps)
+    return WholeSum(total, wraps=can if wraps is None else wraps)
 
 
 def _unit(digit: int) -> float:

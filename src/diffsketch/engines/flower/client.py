@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +48,9 @@ from diffsketch.engines.flower.vectors import (
     without_words,
 )
 from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
-from diffsketch.methods import Method
+from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
-from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import Message as WireMessage
@@ -72,7 +70,6 @@ def sketch_mod(
     plan: Plan | PlanOf,
     *,
     key: SketchKey | None = None,
-    noise: NoiseKey | Noise | None = None,
     budget: Budget | None = None,
     account_file: str | Path | None = None,
     importance: float = 1.0,
@@ -103,10 +100,6 @@ def sketch_mod(
         plan: The method; or a function that makes it from the context, for settings in the run's
             configuration. (Those come from the server: then the client agrees to any.)
         key: The clients' common key; else it is looked up (`diffsketch.engines.flower.keys`).
-        noise: Nothing for real use: each message has a key of its own from the operating system. A
-            source such as `SecureNoise`, for methods with whole numbers. Or a `NoiseKey` for rounds
-            that can be repeated: a client then draws the noise of the worker whose number is its
-            `partition-id`, as in a simulation.
         budget: What this client may pay at most. Only proven claims can be within one. Without an
             account file, nor a server that keeps its record from run to run, it is for one run.
         account_file: Where to keep the account over restarts; else `diffsketch-account` of the
@@ -130,7 +123,7 @@ def sketch_mod(
         raise ArgumentError(f"plan must be a Plan or a function, got {type(plan).__name__}")
     check_positive("importance", importance)
     settings = _Settings(
-        plan, key, noise, budget, account_file, importance, frozenset(keep_metrics),
+        plan, key, budget, account_file, importance, frozenset(keep_metrics),
         trusted_server, sealing, local_names(keep_local),
     )  # fmt: skip
 
@@ -154,7 +147,6 @@ class _Settings:
 
     plan: Plan | PlanOf
     key: SketchKey | None
-    noise: NoiseKey | Noise | None
     budget: Budget | None
     account_file: str | Path | None
     importance: float
@@ -364,25 +356,16 @@ class _Session:
         return change if self._settings.importance == 1 else change * self._settings.importance
 
     def _encoded(self, vector: Tensor, seed: HashSeed, claim: Claim) -> Tensor:
+        method, noise = self._method, release_noise(self._method, claim)
         try:
-            return self._encode(vector, seed)
+            return method.encode(vector, seed, noise).messages
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
-            zeros = self._encode(torch.zeros_like(vector), seed)
+            zeros = method.encode(torch.zeros_like(vector), seed, noise).messages
         if not isinstance(claim, ProvenClaim):
             raise Refusal("not-finite", "the vector has NaN or infinite values")
         _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")
         return zeros
-
-    def _encode(self, vector: Tensor, seed: HashSeed) -> Tensor:
-        noise, index = self._settings.noise, self._request.round_index
-        if noise is None:
-            noise = CohortNoise(NoiseKey(secrets.token_bytes(32)), [0], round_index=index)
-        elif isinstance(noise, NoiseKey):
-            worker = int(self._context.node_config[_PARTITION])
-            noise = CohortNoise(noise, [worker], round_index=index)
-        method: Method = self._method
-        return method.encode(vector, seed, noise).messages
 
     def _kept_metrics(self, reply: Message) -> dict[str, MetricRecord]:
         found: dict[str, MetricRecord] = {}

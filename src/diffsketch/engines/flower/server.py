@@ -27,10 +27,9 @@ from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, local_
 from diffsketch.errors import ArgumentError
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.base import is_finite
-from diffsketch.methods.mean import SERVER_NOISE
+from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, Trust
-from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
 from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER, WireError
@@ -75,8 +74,6 @@ class SketchStrategy(Strategy):
         strategy: Your own: FedAvg, FedAdam, ...
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
-        noise: For central trust: nothing for real use, a `NoiseKey` for rounds that can be
-            repeated, or a source.
         budget: Where to stop asking. Only proven claims can be within one.
         summation: How messages are summed: by `SecureSum()` if the plan has `secure_sum`, else
             as they are. `SecureSum(identities=...)` for clients that sign.
@@ -95,7 +92,6 @@ class SketchStrategy(Strategy):
         plan: Plan,
         *,
         key: SketchKey | None = None,
-        noise: NoiseKey | Noise | None = None,
         budget: Budget | None = None,
         summation: Summation | None = None,
         trusted_server: bool = False,
@@ -109,7 +105,6 @@ class SketchStrategy(Strategy):
         self.reports: list[RoundReport] = []
         self.ended = ""
         self._key, self._budget = key, budget
-        self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
         if summation is None:
             summation = SecureSum() if plan.secure_sum else PlainSum()
         if isinstance(summation, SecureSum) != plan.secure_sum:
@@ -333,7 +328,7 @@ class SketchStrategy(Strategy):
             return None, None, f"{present} messages, and {least} are needed"
         if self.ended:
             return None, None, self.ended
-        published = self._published(desk, summed.total)
+        published = self._published(desk, summed.total, current.claim)
         metrics = mean_metrics([current.contents[node].content for node in summed.present])
         if self._key is None:
             self._totals.append((current.index, published))
@@ -358,14 +353,11 @@ class SketchStrategy(Strategy):
             desk.history.replaced(new)
         return new, metrics, ""
 
-    def _published(self, desk: Desk, total: WireMessage) -> bytes:
-        """What the server makes known, as nodes are sent it."""
-        noise = self._noise
-        if isinstance(noise, NoiseKey):
-            noise = CohortNoise(noise, [SERVER_NOISE], round_index=total.round_index)
+    def _published(self, desk: Desk, total: WireMessage, claim: Claim) -> bytes:
+        """What the server makes known, as nodes are sent it: once for each total."""
         return WireMessage(
             total.format,
-            desk.method.publish(total.cells, noise),
+            desk.method.publish(total.cells, release_noise(desk.method, claim)),
             round_index=total.round_index,
             fingerprint=total.fingerprint,
             sender=SERVER,

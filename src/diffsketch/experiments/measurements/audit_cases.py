@@ -29,9 +29,8 @@ from diffsketch.audit.cases import DELTA, PURE_DELTA
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.paper import add_laplace
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_laplace import SketchLaplace
+from diffsketch.methods.laplace import SketchLaplace, add_laplace
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit

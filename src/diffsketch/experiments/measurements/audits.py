@@ -15,9 +15,8 @@ from diffsketch.experiments.measurements.audit_cases import Padded, of_method, o
 from diffsketch.experiments.measurements.options import check_known, number, text, whole
 from diffsketch.experiments.measurements.training import simulation_of, watched
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace
-from diffsketch.methods.sketch_gaussian import SketchGaussian
-from diffsketch.methods.sketch_laplace import SketchLaplace
+from diffsketch.methods.laplace import RawLaplace, SketchLaplace
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch import CountSketch, SketchKey
 

@@ -73,7 +73,8 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         # That of a discrete Gaussian is at most its parameter's square.
         return self._parts * self._share**2
 
-    def _draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+    def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+        """The noise of one message: int64."""
         return noise.discrete_gaussian(shape, self._share)
 
     def _event(self, present: int) -> Event:

@@ -50,7 +50,8 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     def _noise_variance(self) -> float:
         return 2 * math.exp(-1 / self.scale) / math.expm1(-1 / self.scale) ** 2
 
-    def _draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+    def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+        """The noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
     def _event(self, present: int) -> Event:  # noqa: ARG002

@@ -20,7 +20,13 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
 from diffsketch.privacy.mechanisms.bounds import Encode
-from diffsketch.privacy.mechanisms.quantize import MAX_BITS, Quantizer, centre, wrap
+from diffsketch.privacy.mechanisms.quantize import (
+    MAX_BITS,
+    CoordinateQuantizer,
+    Quantizer,
+    centre,
+    wrap,
+)
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["IntegerMechanism"]
@@ -51,7 +57,7 @@ class IntegerMechanism(ABC):
         bits: Per cell of a message; the modulus is `2**bits`.
     """
 
-    quantizer: Quantizer
+    quantizer: Quantizer | CoordinateQuantizer
     noise_multiplier: float
     relation: Relation = field(default=Relation.REPLACE, kw_only=True)
     trust: Trust = field(default=Trust.LOCAL, kw_only=True)
@@ -106,9 +112,8 @@ class IntegerMechanism(ABC):
 
     def perturb(self, integers: Tensor, noise: Noise) -> Tensor:
         """Whole numbers with one member's noise (the server's for central trust), wrapped."""
-        return wrap(
-            integers + self._draw(tuple(integers.shape), noise).to(integers.device), bits=self.bits
-        )
+        drawn = self.draw(tuple(integers.shape), noise).to(integers.device)
+        return wrap(integers + drawn, bits=self.bits)
 
     def release(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
         """One message (int64, in `[0, 2**bits)`) for each vector, with a member's noise.
@@ -131,7 +136,11 @@ class IntegerMechanism(ABC):
     def decode(self, total: Tensor, count: int) -> Tensor:
         """The mean (float64) of `count` messages from their sum, wrapped or not."""
         self._check_count("count", count)
-        return centre(total, self.bits).double() * (self.quantizer.granularity / count)
+        return self.centred(total).double() * (self.quantizer.granularity / count)
+
+    def centred(self, total: Tensor) -> Tensor:
+        """The signed whole numbers (int64) that a sum modulo `2**bits` stands for."""
+        return centre(total, self.bits)
 
     def overflow_bound(self, *, largest: float | None = None) -> float:
         """A bound on the probability that any cell of the sum wraps and decodes wrongly.
@@ -161,12 +170,15 @@ class IntegerMechanism(ABC):
     def with_granularity_for(self: _Self, failure: float, *, largest: float | None = None) -> _Self:
         """The same with the finest step for which `overflow_bound` is at most `failure`."""
         _check_failure(failure)
-        limit = self.quantizer.bound.limit
+        quantizer = self.quantizer
+        if not isinstance(quantizer, Quantizer):
+            raise ArgumentError("granularity must be given where coordinates are rounded")
+        limit = quantizer.bound.limit
         fine, coarse = math.log(limit) - 20, math.log(limit) + 3
 
         def at(log_step: float) -> _Self:
             step = math.exp(log_step)
-            return replace(self, quantizer=replace(self.quantizer, granularity=step))
+            return replace(self, quantizer=replace(quantizer, granularity=step))
 
         if at(coarse).overflow_bound(largest=largest) > failure:
             raise ArgumentError(f"bits must be more for this cohort, got bits={self.bits}")
@@ -185,7 +197,7 @@ class IntegerMechanism(ABC):
     def _peak(self, largest: float | None) -> int:
         """A cell of the sum without noise, at most, in steps."""
         if largest is None:
-            return self.cohort * math.floor(self.quantizer.norm(2))
+            return self.cohort * self.quantizer.peak
         check(0 <= largest < math.inf, "largest", "be >= 0 and finite", largest)
         return math.ceil(largest / self.quantizer.granularity) + self.cohort
 
@@ -215,8 +227,8 @@ class IntegerMechanism(ABC):
         """Of the noise that the claim rests on, in steps, at most."""
 
     @abstractmethod
-    def _draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
-        """The noise of one message."""
+    def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+        """The noise of one message (of the server, for central trust): int64."""
 
     @abstractmethod
     def _event(self, present: int) -> Event:

@@ -71,7 +71,8 @@ class SkellamMechanism(IntegerMechanism):
     def _noise_variance(self) -> float:
         return (self.noise_multiplier * self.quantizer.sensitivity(2, self.relation)) ** 2
 
-    def _draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+    def draw(self, shape: tuple[int, ...], noise: Noise) -> Tensor:
+        """The noise of one message: int64."""
         return noise.skellam(shape, self._share)
 
     def _event(self, present: int) -> Event:

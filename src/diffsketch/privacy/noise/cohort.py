@@ -16,7 +16,10 @@ from diffsketch.privacy.noise.base import Noise
 from diffsketch.privacy.noise.discrete_sampling import IntegerTable
 from diffsketch.privacy.noise.fast import NoiseKey, binomial_law, integer_law
 
-__all__ = ["CohortNoise"]
+__all__ = ["SERVER", "CohortNoise"]
+
+SERVER = 1 << 62
+"""Number of the worker whose noise is the server's."""
 
 _T = TypeVar("_T")
 _MOST_DRAWS = 1 << 63
