@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -69,7 +69,7 @@ class Case:
 def case(kind: str, std: float, size: int, cells: int = 1, members: int = 1) -> Case:
     """Any whole vector of a norm up to `size` may be sent; the zero vector is its neighbour."""
     trust = Trust.DISTRIBUTED if members > 1 else Trust.LOCAL
-    order = 1 if kind == "laplace" else 2
+    order: Literal[1, 2] = 1 if kind == "laplace" else 2
     slack = math.sqrt(cells) if order == 2 else cells
     quantizer = Quantizer(NormBound(size - slack + 1e-9, order=order), 1.0, cells, rejection=0)
     reach = int(14 * std) + 3 * size + 25
@@ -252,9 +252,8 @@ def test_distance_is_counted(distance: float, std: float) -> None:
     """As bad a release as there is: one world loses what speaks for it, the other gains a sign."""
     logs = case("gaussian", std, 1).logs
     first, second = (np.exp(x) for x in pair(logs, 1))
-    order = np.argsort(np.subtract(*pair(logs, 1)))[
-        ::-1
-    ]  # what speaks most for the first world comes first
+    # What speaks most for the first world comes first.
+    order = np.argsort(np.subtract(*pair(logs, 1)))[::-1]
     left = np.maximum(0.0, distance - (np.cumsum(second[order]) - second[order]))
     second[order] -= np.minimum(second[order], left)
     first *= 1 - distance
@@ -288,9 +287,7 @@ def exact_k(width: mpmath.mpf) -> mpmath.mpf:
     return 2 * mpmath.log(middle / side)
 
 
-@pytest.mark.parametrize(
-    "curvature", [1e-12, 1e-6, 0.01, 0.3, 1.0, 2.04, 2.06, 3.0, 9.0, 60.0, 2e3]
-)
+@pytest.mark.parametrize("curvature", [1e-12, 1e-6, 0.01, 0.3, 1, 2.04, 2.06, 3, 9, 60, 2e3])
 def test_widest_step(curvature: float) -> None:
     """Not less than the condition asks for, and 2.2% more at most."""
     with mpmath.workdps(60):

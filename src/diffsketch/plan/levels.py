@@ -98,7 +98,7 @@ class NoiseLevels:
     """The multipliers of the noises whose privacy does not depend on the message's shape."""
 
     request: PlanRequest
-    _totals: dict[Event, Epsilon] = field(default_factory=dict, repr=False)
+    _totals: dict[tuple[tuple[Event, int], ...], Epsilon] = field(default_factory=dict, repr=False)
 
     @cached_property
     def gaussian(self) -> float | None:
@@ -123,7 +123,8 @@ class NoiseLevels:
 
     def total(self, claim: ProvenClaim) -> Epsilon:
         """The claim's epsilon over all rounds, computed once for claims about the same event."""
-        if claim.event not in self._totals:
+        key = tuple(events.leaves(claim.event))  # which can be hashed
+        if key not in self._totals:
             found = claim.epsilon(delta=self.request.delta, rounds=self.request.rounds)
-            self._totals[claim.event] = found
-        return replace(self._totals[claim.event], scope=claim.scope)
+            self._totals[key] = found
+        return replace(self._totals[key], scope=claim.scope)

@@ -39,8 +39,8 @@ class SkellamMechanism(IntegerMechanism):
     is the mean of `cos(2 x)` under a density in proportion to `I(2 t, 2 mu cos(x))` (Neumann's
     integral for products). From `t` to `t + 1` this is multiplied by two quotients of the form
     `r(n, y) = I(n + 1, y) / I(n, y)`, which grow with `y = 2 mu cos(x)`: angles become smaller.
-    They do, since `r' = 1 - (2 n + 1) r / y - r**2` is positive for small `y`, and where it vanished
-    first, `r''` would be `(2 n + 1) r / y**2 > 0`.
+    They do, since `r' = 1 - (2 n + 1) r / y - r**2` is positive for small `y`, and where it
+    vanished first, `r''` would be `(2 n + 1) r / y**2 > 0`.
 
     So the epsilon is that of Gaussian noise whose variance is smaller by some 7/12: within 0.1%
     from a standard deviation of 30 steps on. How far secure noise is from a Skellam distribution
