@@ -41,8 +41,8 @@ class SkellamMechanism(IntegerMechanism):
       line by at most `rho (2 - 2 D / (e**D - 1))`.
 
     Guarantees: exact divergences, computed by brute force for whole and other orders, obey this
-    (`tests/privacy/test_integer.py::test_skellam_bound`). A secure source of noise states how far
-    it is from this distribution (`SecureNoise.skellam_error`).
+    (`tests/privacy/test_integer.py::test_skellam_bound`). `SecureNoise` draws from exactly this
+    distribution.
 
     >>> from diffsketch.privacy.mechanisms.bounds import NormBound
     >>> from diffsketch.privacy.mechanisms.quantize import Quantizer
