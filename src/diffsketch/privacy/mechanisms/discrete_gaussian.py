@@ -83,7 +83,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         members = present if self.trust is Trust.DISTRIBUTED else 1
         curvature = 1 / (members * self._share**2) + _excess(self._share, members)
         shift = self.quantizer.sensitivity(2, self.relation)
-        return gaussian_event(curvature, shift, distance=self._distance(present))
+        return gaussian_event(curvature, shift)
 
     def _log_tail(self, room: int) -> float:
         # A discrete Gaussian is sub-Gaussian with its own parameter, and so are sums.

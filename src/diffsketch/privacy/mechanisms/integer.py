@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -60,9 +60,6 @@ class IntegerMechanism(ABC):
     trust: Trust = field(default=Trust.LOCAL, kw_only=True)
     cohort: int = field(default=1, kw_only=True)
     bits: int = field(default=32, kw_only=True)
-
-    _draw_error: ClassVar[float] = 0.0
-    """Total variation distance of one number of secure noise from its distribution, at most."""
 
     def __post_init__(self) -> None:
         good = 0 < self.noise_multiplier < math.inf
@@ -215,11 +212,6 @@ class IntegerMechanism(ABC):
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
         check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
-
-    def _distance(self, present: int) -> float:
-        """Total variation distance of a release from the intended one, at most."""
-        draws = present if self.trust is Trust.DISTRIBUTED else 1
-        return draws * self.quantizer.cells * self._draw_error
 
     @property
     @abstractmethod

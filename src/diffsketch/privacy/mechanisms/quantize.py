@@ -216,9 +216,9 @@ class CoordinateQuantizer:
             ArgumentError: A value is NaN or infinite.
         """
         clipped = clip_coordinates(vectors, self.bound.limit).detach()
-        exact = clipped.to("cpu", torch.float64) * (self.steps / self.bound.limit)
-        # Clipped once more: the product above may be rounded up.
-        rounded = stochastic_round(exact.clamp(-self.steps, self.steps), noise)
+        # A quotient of size 1 at most, in floating point too, so that none exceeds `steps`.
+        exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
+        rounded = stochastic_round(exact, noise)
         rounded = rounded.to(vectors.device)
         if encode is None:
             return rounded
