@@ -152,8 +152,14 @@ class SecureSum:
         current.take({node: reply.reply for node, reply in replies.items()})
 
     def _blame(self, current: _Open) -> None:
-        """Say whose shares could not be read by whom, and leave out who is to blame for it."""
+        """Say whose shares were wrong or could not be read, and leave out who is to blame."""
         server = current.server
+        for member, givers in server.wrong.items():
+            node, others = current.nodes[member], sorted(current.nodes[one] for one in givers)
+            why = f"shares of its secret do not fit: its fault, or that of one of nodes {others}"
+            _LOG.warning("secure sum: node %d: %s", node, why)
+            if server.stage is Stage.VOID:
+                current.left[node] = why
         for member, by in server.unreadable.items():
             node = current.nodes[member]
             why = f"its shares could not be read by {len(by)} of the others"
