@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffsketch.errors import ArgumentError
-from diffsketch.secure_sum import Client, RefusedError, Server, Stage, VoidError
+from diffsketch.secure_sum import Client, RefusedError, Server, Stage
 from diffsketch.secure_sum.messages import Kind, close, open_records, records
 from diffsketch.secure_sum.shamir import PRIME
 from diffsketch.wire import DuplicateError, Message, WireError

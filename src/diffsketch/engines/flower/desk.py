@@ -65,16 +65,15 @@ class Desk:
         self._key, self._series = key, secrets.token_bytes(8)
         dim = length_of(arrays, keep_local)
         self.method = plan.build(dim)
-        self._plan = plan.text(dim) + without_words(keep_local)
-        self._honest = plan.honest
+        self._plan, self._text = plan, plan.text(dim) + without_words(keep_local)
         planned = self.claim_of(plan.min_replies, 0)
         name = self.method.name
         try:
             check_trust(planned, trusted_server=trusted)
         except Refusal as error:
             raise ArgumentError(f"method={name!r}: {error}") from error
-        least = plan.honest(plan.min_replies)
-        if key is None and planned != self.method.claim_for(least, _ANY_SEEDS[1]):
+        other = plan.claim_for(self.method, plan.min_replies, _ANY_SEEDS[1])
+        if key is None and planned != other:
             raise ArgumentError(
                 f"key must be given: the claim of method={name!r} depends on the hashes, and a "
                 "server without the key could not account for it"
@@ -90,7 +89,7 @@ class Desk:
     def claim_of(self, present: int, round_index: int) -> Claim:
         """Of a round with so many messages, without the noise of those that may be corrupt."""
         seed = _ANY_SEEDS[0] if self._key is None else self._key.seed(round_index)
-        return self.method.claim_for(self._honest(present), seed)
+        return self._plan.claim_for(self.method, present, seed)
 
     def fingerprint(self, round_index: int) -> bytes | None:
         """Of a round's hashes, if the server can know it."""
@@ -176,7 +175,7 @@ class Desk:
             series=self._series,
             nonce=nonce,
             round_index=index,
-            plan=self._plan,
+            plan=self._text,
             key_check=self.fingerprint(0) or b"",
             arrays=name,
             base=download.base,

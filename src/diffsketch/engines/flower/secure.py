@@ -75,8 +75,8 @@ class SecureSum:
     that the server is sent; replies that are not a member's own change nothing but a count.
 
     Args:
-        identities: Public keys of all who may be members. Members check them against their own
-            list; the server's is only to know whom to invite.
+        identities: Public keys of all who may be members, for plans with identities. Members check
+            them against their own list; the server's is only to know whom to invite.
     """
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
@@ -85,6 +85,11 @@ class SecureSum:
         self._known = None if identities is None else by_number(identities)
         self._open: _Open | None = None
         self._barred: set[int] = set()
+
+    @property
+    def signed(self) -> bool:
+        """Whether members sign."""
+        return self._known is not None
 
     def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
         """Keys and shares.

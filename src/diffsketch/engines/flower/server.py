@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from diffsketch.engines.flower.desk import Desk
 from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.following import mean_of
+from diffsketch.engines.flower.keys import find_identities
 from diffsketch.engines.flower.metrics import mean_metrics
 from diffsketch.engines.flower.plan import Plan
 from diffsketch.engines.flower.records import RECORD, content_bytes
@@ -78,8 +79,9 @@ class SketchStrategy(Strategy):
         noise: For central trust: nothing for real use, a `NoiseKey` for rounds that can be
             repeated, or a source.
         budget: Where to stop asking. Only proven claims can be within one.
-        summation: How messages are summed: by `SecureSum()` if the plan has `secure_sum`, else
-            as they are. `SecureSum(identities=...)` for clients that sign.
+        summation: How messages are summed: by a `SecureSum` if the plan has `secure_sum`, else as
+            they are. Its identities are looked up (`diffsketch.engines.flower.keys`) if the plan
+            has them and nothing is given.
         trusted_server: As for `sketch_mod`.
         record_file: Where to keep accounts and statements from run to run; it has a round before
             anybody is asked. Without one, they are of one run, and so are `epsilon` and the budget.
@@ -111,11 +113,20 @@ class SketchStrategy(Strategy):
         self._key, self._budget = key, budget
         self._noise = NoiseKey(secrets.token_bytes(32)) if noise is None else noise
         if summation is None:
-            summation = SecureSum() if plan.secure_sum else PlainSum()
+            known = find_identities() if plan.secure_sum and plan.identities else None
+            summation = SecureSum(identities=known) if plan.secure_sum else PlainSum()
         if isinstance(summation, SecureSum) != plan.secure_sum:
             raise ArgumentError(
                 f"summation must be a SecureSum where the plan has secure_sum, and only there, got "
                 f"{type(summation).__name__} and secure_sum={plan.secure_sum}"
+            )
+        if isinstance(summation, SecureSum) and summation.signed != plan.identities:
+            raise ArgumentError(
+                "summation must have identities, all members' public keys (SecureSum(identities="
+                "...), or DIFFSKETCH_IDENTITIES_FILE), where the plan has, and only there, got "
+                f"{'some' if summation.signed else 'none'} and a plan with identities="
+                f"{plan.identities}. Plan(identities=False) is for a server that follows the "
+                "protocol"
             )
         self._summation: Summation = summation
         self._trusted = trusted_server or Trust.DISTRIBUTED in self._summation.trusts
