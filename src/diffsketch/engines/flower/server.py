@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from diffsketch.engines.flower.desk import Desk
 from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.following import mean_of
+from diffsketch.engines.flower.inside import check_inside
 from diffsketch.engines.flower.keys import find_identities
 from diffsketch.engines.flower.metrics import mean_metrics
 from diffsketch.engines.flower.plan import Plan
@@ -73,7 +74,8 @@ class SketchStrategy(Strategy):
     asked has paid before, even if the server then dies.
 
     Args:
-        strategy: Your own: FedAvg, FedAdam, ...
+        strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
+            needs those of single clients, such as Krum or a median, is refused (`check_inside`).
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
         noise: For central trust: nothing for real use, a `NoiseKey` for rounds that can be
@@ -104,9 +106,7 @@ class SketchStrategy(Strategy):
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
     ) -> None:
-        if not isinstance(strategy, Strategy):
-            kind = type(strategy).__name__
-            raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {kind}")
+        check_inside(strategy)
         self.strategy, self.plan = strategy, plan
         self.reports: list[RoundReport] = []
         self.ended = ""
