@@ -249,6 +249,25 @@ def test_any_request_gets_a_reply(
     assert reply.reply == b""
 
 
+def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One masks what it should never have made: it cannot be seen who, but that somebody did."""
+    seen = SecureSealing.sealed
+
+    def sealed(self: Any, message: Any, told: Any, *, own: Own) -> bytes:
+        if own.node == BAD:
+            half = 1 << (message.format.bits - 1)
+            message = replace(message, cells=torch.full(message.format.shape, half))
+        return seen(self, message, told, own=own)
+
+    strategy, arrays = run(rounds=1)
+    assert (strategy.reports[0].void, len(strategy.reports[0].present)) == ("", 5)
+    monkeypatch.setattr(SecureSealing, "sealed", sealed)
+    strategy, arrays = run(rounds=1)
+    assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
+    assert strategy.reports[0].present == ()
+    assert not arrays
+
+
 # Members that sign.
 
 PUBLIC = [identity(number).public for number in range(5)]

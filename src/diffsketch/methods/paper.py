@@ -15,6 +15,7 @@ claimed and not proven.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import ClassVar
 
@@ -34,6 +35,7 @@ from diffsketch.privacy.claim import (
     Unit,
 )
 from diffsketch.privacy.mechanisms import CoordinateBound, LaplaceMechanism
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
@@ -83,6 +85,18 @@ class LaplaceBaseline(Method):
         if self.mechanism is not None:
             return self.mechanism.claim
         return paper_claim(self.per_round, f"the paper's Laplace noise on {self._noised}")
+
+    @property
+    def _largest(self) -> float:
+        """Norm of a message without its noise, for coordinates of 1 at most."""
+        return math.sqrt(self.dim)
+
+    def _message_norm(self, failure: float) -> float:
+        if self.mechanism is None or self.clip is None:
+            return math.inf
+        scale, cells = self.mechanism.scale, math.prod(self.message_format.shape)
+        noise = noise_norm(cells, 2 * scale**2, failure, log_tail=lambda room: -room / scale)
+        return self.clip * self._largest + noise
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
         return self._claim

@@ -13,6 +13,7 @@ from diffsketch.methods.base import Encoded, check_sums
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
 from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
@@ -76,6 +77,11 @@ class SketchGaussian(TableMethod):
         if self.trust is Trust.LOCAL:
             return Encoded(self.mechanism.release(batch, noise, encode=encode))
         return Encoded(self.mechanism.bound.apply(batch, encode))
+
+    def _message_norm(self, failure: float) -> float:
+        if self.trust is Trust.CENTRAL:
+            return self.clip
+        return self.clip + noise_norm(self.rows * self.cols, self.mechanism.std**2, failure)
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
         """For central trust the sum with noise, else the sum."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffsketch.methods.base import Encoded
 from diffsketch.methods.paper import LaplaceBaseline, add_laplace
-from diffsketch.methods.sketch import TableMethod
+from diffsketch.methods.sketch import TableMethod, largest_table
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch.hashing import HashSeed
@@ -49,6 +49,10 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
     @property
     def _cells_each(self) -> int:
         return self.rows
+
+    @property
+    def _largest(self) -> float:
+        return largest_table(self.dim, self.rows)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         def encode(vectors: Tensor) -> Tensor:

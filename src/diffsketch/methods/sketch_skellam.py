@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import Encoded, check_sums, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_sums, check_whole
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
 from diffsketch.privacy.mechanisms import NormBound, Quantizer, SkellamMechanism
-from diffsketch.privacy.mechanisms.quantize import MAX_BITS, wrap
+from diffsketch.privacy.mechanisms.quantize import MAX_BITS, centre, wrap
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
@@ -139,6 +140,15 @@ class SketchSkellam(TableMethod):
             return check_sums(self.sketch.encode(vectors, seed))
 
         return Encoded(self.mechanism.release(batch, noise, encode=encode))
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """By the clip, its rounding and the noise of so many; never more than the cohort."""
+        return self.mechanism.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
+        """Of the numbers around 0 that the cells stand for."""
+        steps = centre(total, self.mechanism.bits).double()
+        return self.mechanism.quantizer.granularity * float(torch.linalg.vector_norm(steps))
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
         """The sum modulo `2**bits`, which is all that a secure sum has."""

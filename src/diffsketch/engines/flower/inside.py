@@ -1,4 +1,4 @@
-"""Which strategies can be inside of a `SketchStrategy`: those that one averaged reply is enough for."""
+"""Which strategies can be inside of a `SketchStrategy`: those that need one mean of all clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _CHOOSES = (
     ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg"),
 )
 _WEIGHS = (
-    "it weighs clients by their losses, which are not sent: use FedAvg, or sketch_mod(importance=...)",
+    "it weighs clients by their losses, which are not sent: use FedAvg, or the importance of "
+    "sketch_mod",
     ("QFedAvg",),
 )
 _CLIPS = (
@@ -31,10 +32,10 @@ _TREES = (
 def check_inside(strategy: Strategy) -> None:
     """Raise unless the strategy can work on one reply that stands for all.
 
-    That is so for one whose `aggregate_train` depends on nothing but the mean of the clients' models
-    and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi. Those of
-    Flower for which it is not, and whatever derives from them or has one in its `strategy`, are
-    refused; of others it cannot be told.
+    That is so for one whose `aggregate_train` depends on nothing but the mean of the clients'
+    models and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi.
+    Those of Flower for which it is not, and whatever derives from them or has one in its
+    `strategy`, are refused; of others it cannot be told.
 
     Raises:
         ArgumentError: It is no strategy, or one of those.

@@ -67,6 +67,9 @@ class SecureSum:
     senders stay until the end, the sum is that of all who sent one. With fewer the round is void:
     a `VoidError` before messages are asked for, `Summed.void` after.
 
+    A sum that is longer than that of so many honest messages is void: somebody sent what nobody
+    may, and who did is not to be seen.
+
     A member whose shares of keys others cannot read is named. If most others cannot, its node is
     left out of later rounds: it could make every one of them void.
 
@@ -139,13 +142,18 @@ class SecureSum:
             self._blame(current)
             return Summed(None, frozenset(), _since(before, current, parts), str(error))
         self._blame(current)
+        count = len(found.present)
+        try:
+            about.method.check_honest(found.cells, count, limit=about.limit)
+        except WireError as error:  # whose fault it is, a sum does not tell
+            return Summed(None, frozenset(), refused, str(error))
         total = Message(
             about.method.total_format,
             found.cells,
             round_index=about.round_index,
             fingerprint=server.params.fingerprint,
             sender=SERVER,
-            count=len(found.present),
+            count=count,
         )
         # Who dropped out after its message is in the sum all the same.
         return Summed(total, frozenset(current.nodes[one] for one in found.present), refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -26,7 +27,7 @@ from diffsketch.engines.flower.report import RoundReport
 from diffsketch.engines.flower.secure import SecureSum
 from diffsketch.engines.flower.summing import PlainSum, Summation, Summed, SumRound
 from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, local_names, moved
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check_positive
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.mean import SERVER_NOISE
@@ -70,8 +71,9 @@ class SketchStrategy(Strategy):
     Guarantees (`tests/engines/test_flower.py`): the rounds of a simulation with the same keys, to
     rounding; nodes that follow have the server's bits. `tests/engines/test_flower_hostile.py`:
     replies of another round, node, method or version, repeated or damaged ones change nothing but
-    a count, and the mean is that of the others. `tests/engines/test_flower_asked.py`: whoever is
-    asked has paid before, even if the server then dies.
+    a count, and the mean is that of the others; nor do messages that are too long.
+    `tests/engines/test_flower_asked.py`: whoever is asked has paid before, even if the server then
+    dies.
 
     Args:
         strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
@@ -88,6 +90,10 @@ class SketchStrategy(Strategy):
         record_file: Where to keep accounts and statements from run to run; it has a round before
             anybody is asked. Without one, they are of one run, and so are `epsilon` and the budget.
         keep_local: As for `sketch_mod`: the server's own stay as they are in the first model.
+        limit: Largest norm of a message. Longer ones are refused, as are those that no honest
+            client sends by the method's own clip and noise (`Method.honest_norm`); for methods
+            without a clip, such as bare sketches, this is the only bound. Under a secure sum it is
+            the sum that is looked at.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -105,8 +111,12 @@ class SketchStrategy(Strategy):
         trusted_server: bool = False,
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
+        limit: float | None = None,
     ) -> None:
         check_inside(strategy)
+        if limit is not None:
+            check_positive("limit", limit)
+        self._limit = math.inf if limit is None else limit
         self.strategy, self.plan = strategy, plan
         self.reports: list[RoundReport] = []
         self.ended = ""
@@ -219,7 +229,8 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._index += 1
-        about = SumRound(self.plan, desk.method, index, desk.fingerprint(index), nonce)
+        fingerprint = desk.fingerprint(index)
+        about = SumRound(self.plan, desk.method, index, fingerprint, nonce, self._limit)
         exchange = Exchange(grid, timeout=self._timeout)
         try:
             prepared = self._summation.prepare(nodes, about, exchange=exchange)

@@ -86,9 +86,9 @@ class SkellamMechanism(IntegerMechanism):
         ]
         return lowest_line([_for_real_orders(rho, xi) for rho, xi in lines])
 
-    def _log_tail(self, room: int) -> float:
+    def _log_tail(self, room: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(room / mu).
-        mu = self._sources * self._share
+        mu = sources * self._share
         return room**2 / (math.hypot(room, mu) + mu) - room * math.asinh(room / mu)
 
 
