@@ -212,7 +212,11 @@ def long_run(name: str, value: float | None, *, key: SketchKey | None = KEY) -> 
         (bad,) = (one for one in replies if one.metadata.src_node_id == BAD)
         if value is None:
             return good
-        about = {"round_index": 0, "fingerprint": KEY.seed(0).fingerprint, "sender": BAD}
+        about: dict[str, Any] = {
+            "round_index": 0,
+            "fingerprint": KEY.seed(0).fingerprint,
+            "sender": BAD,
+        }
         cells = torch.full(layout.shape, value)
         return [*good, with_message(bad, WireMessage(layout, cells, **about).to_bytes())]
 

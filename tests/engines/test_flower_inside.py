@@ -84,4 +84,4 @@ def test_all_strategies_of_flower_are_known() -> None:
 
 def test_no_strategy_at_all() -> None:
     with pytest.raises(ArgumentError, match=r"must be a Strategy of flwr\.serverapp, got str"):
-        SketchStrategy("FedAvg", PLAN)  # type: ignore[arg-type]
+        SketchStrategy("FedAvg", PLAN)

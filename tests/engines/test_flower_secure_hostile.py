@@ -312,7 +312,7 @@ def test_members_that_sign_refuse_a_server_that_does_without() -> None:
     """It says that the plan is the members', and sums without signatures all the same."""
 
     class Lying(SecureSum):
-        signed = True  # type: ignore[assignment]
+        signed = True
 
     strategy, arrays = signed_run(summation=Lying())
     assert "the round is void" in strategy.reports[0].void
