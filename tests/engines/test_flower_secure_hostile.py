@@ -25,6 +25,7 @@ from diffsketch.engines.flower.summing import Own
 from diffsketch.engines.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
 from diffsketch.secure_sum import Client, Params, Server, invite
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES, _checksum
 from diffsketch.sketch import SketchKey
 from tests.engines.flower_secure import KEYS, MASKED, SHARES, UNMASK, Losses, bytes_of, is_own
 from tests.engines.flower_world import DIM, RUN, World, our_record
@@ -247,6 +248,29 @@ def test_any_request_gets_a_reply(
     told = SumRequest(round_index, text, dim, invitation, request)
     reply = ask(told, own(), SecureSealing())
     assert reply.reply == b""
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """With a share to spare it is left out; with none, the round is void and says whose it was."""
+
+    def lie(new: Replies, _old: Replies) -> bytes:
+        data = bytearray(new[BAD])
+        first = ENVELOPE_BYTES + 4 + 8 + 1  # after the count, the first member and its fate
+        data[first] ^= 1
+        data[44:52] = _checksum(data)
+        return bytes(data)
+
+    plan = PLAN if spare else replace(PLAN, cohort=3)
+    nodes = 5 if spare else 3
+    strategy, _ = run(plan, tamper=Attack(UNMASK, lie), nodes=nodes)
+    _, second = strategy.reports
+    if spare:
+        assert (second.void, len(second.present)) == ("", 5)
+        assert f"its fault, or that of one of nodes [{BAD}]" in caplog.text
+    else:
+        assert "shares of 1000 do not give the secret that it promised" in second.void
+        assert "one of nodes [1000, 1001, 1002]" in second.refused[1000]
 
 
 def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
