@@ -198,7 +198,9 @@ def test_empty_rounds_publish_noise() -> None:
         if not len(result.cohort):
             break
     noise = CohortNoise(key, [1 << 62], round_index=result.round_index)
-    assert torch.equal(result.published.total, CENTRAL.central_noise(noise))
+    drawn = CENTRAL.central_noise(noise)
+    assert drawn is not None
+    assert torch.equal(result.published.total, drawn)
     assert result.bytes_up == 0
     assert isinstance(result.claim, ProvenClaim)
     assert not torch.equal(simulation.weights, before)

@@ -85,11 +85,11 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         rows = self._rows or 1
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
-    def _log_tail(self, room: int) -> float:
+    def _log_tail(self, room: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = (1 - q)**2 / ((1 - q e**l) (1 - q e**-l)) with q = exp(-1/scale).
         # Any l in (0, 1/scale) gives a bound; this is the best for Laplace noise on real numbers.
-        relative = room / (self._sources * self.scale)
+        relative = room / (sources * self.scale)
         slope = min(relative / (1 + math.hypot(1, relative)), 1 - 1e-9) / self.scale
         parts = (math.expm1(slope - 1 / self.scale), math.expm1(-slope - 1 / self.scale))
         log_mgf = 2 * math.log(-math.expm1(-1 / self.scale)) - sum(math.log(-x) for x in parts)
-        return self._sources * log_mgf - slope * room
+        return sources * log_mgf - slope * room

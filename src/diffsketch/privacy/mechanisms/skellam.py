@@ -85,9 +85,9 @@ class SkellamMechanism(IntegerMechanism):
         shift = self.quantizer.sensitivity(2, self.relation)
         return gaussian_event(_curvature(variance), shift)
 
-    def _log_tail(self, room: int) -> float:
+    def _log_tail(self, room: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(room / mu).
-        mu = self._sources * self._share
+        mu = sources * self._share
         return room**2 / (math.hypot(room, mu) + mu) - room * math.asinh(room / mu)
 
 
