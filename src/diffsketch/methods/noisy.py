@@ -65,8 +65,8 @@ class ClientNoise(Method):
     for which a message (the sum of the cohort, for distributed trust) is cut off with a probability
     of at most 1e-6; and without, `clip / max(256 f, 5 f sqrt(cells), 5 f sqrt(n) / (c
     noise_multiplier))`. `n` is the number of messages beside one draw of the noise (1 for local
-    trust, else the cohort, for central trust 4096 at least), `c` is 2 (1 for add-or-remove), and `f`
-    is the class's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
+    trust, else the cohort, for central trust 4096 at least), `c` is 2 (1 for add-or-remove), and
+    `f` is the class's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
     standard deviation of the noise and 0.3% to the variance of the mean beside it; 1 for Skellam
     noise, which saves two bits of a cell for 2% and 1%. If `bits` are not given, they are the
     fewest for that probability.
