@@ -35,6 +35,7 @@ class Lookahead:
         self._epsilon, self._delta = epsilon, delta
         self._reserve: Counter[_Key] = Counter()
         self._share = 1.0  # of what was spent, to be reserved next
+        self._alike: dict[_Key, _Key] = {}  # by key, so as not to be computed again
 
     def admits(
         self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[Rounds]]
@@ -50,9 +51,10 @@ class Lookahead:
             return True
         total = _counted([*spent(), (event, rounds)])
         self._reserve.clear()
-        while reserve := _part(total, self._share, _key(event)):
-            if self._total(total + reserve) <= self._epsilon:
-                self._reserve = reserve
+        groups = self._groups(total, _key(event))
+        while reserve := {key: n for key in groups if (n := int(self._share * groups[key]))}:
+            if self._total(total + Counter(reserve)) <= self._epsilon:
+                self._reserve.update(reserve)
                 self._share = min(1.0, 2 * self._share)
                 return True
             self._share /= 4
@@ -62,7 +64,7 @@ class Lookahead:
     def takes(self, event: events.Event, rounds: int) -> bool:
         """Whether the rounds were reserved; if so they count as spent from now on."""
         exact = _key(event)
-        for key in (exact, _alike(exact)):
+        for key in (exact, self._alike_to(exact)):
             if self._reserve[key] >= rounds:
                 self._reserve[key] -= rounds
                 return True
@@ -77,7 +79,30 @@ class Lookahead:
         """Another one in the same state."""
         other = Lookahead(self._epsilon, self._delta)
         other._reserve, other._share = self._reserve.copy(), self._share
+        other._alike = self._alike  # the same for all
         return other
+
+    def _alike_to(self, key: _Key) -> _Key:
+        """Of a slightly less private event, that others have as well."""
+        if key not in self._alike:
+            self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
+        return self._alike[key]
+
+    def _groups(self, total: Counter[_Key], asked: _Key) -> dict[_Key, float]:
+        """Rounds that are alike, taken together.
+
+        What is asked for counts as if there had been as many as of others: it may be what is to
+        come.
+        """
+        groups: dict[_Key, list[_Key]] = {}
+        for key in total:
+            groups.setdefault(self._alike_to(key), []).append(key)
+        found: dict[_Key, float] = {}
+        for alike, keys in groups.items():
+            least = total.total() / len(groups) if alike == self._alike_to(asked) else 0
+            rounds = max(least, sum(total[key] for key in keys))
+            found[keys[0] if len(keys) == 1 else alike] = rounds
+        return found
 
     def _total(self, rounds: Counter[_Key]) -> float:
         parts = [
@@ -92,32 +117,11 @@ def _key(event: events.Event) -> _Key:
     return tuple(events.leaves(event))
 
 
-def _alike(key: _Key) -> _Key:
-    """Of a slightly less private event, that others have as well."""
-    return tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
-
-
 def _counted(rounds: Iterable[Rounds]) -> Counter[_Key]:
     total: Counter[_Key] = Counter()
     for event, count in rounds:
         total[_key(event)] += count
     return total
-
-
-def _part(total: Counter[_Key], share: float, asked: _Key) -> Counter[_Key]:
-    """A share of the rounds, rounded down, those that are alike taken together.
-
-    What is asked for counts as if there had been as many as of others: it may be what is to come.
-    """
-    groups: dict[_Key, list[_Key]] = {}
-    for key in total:
-        groups.setdefault(_alike(key), []).append(key)
-    part: Counter[_Key] = Counter()
-    for alike, keys in groups.items():
-        least = total.total() / len(groups) if asked in keys else 0
-        if count := int(share * max(least, sum(total[key] for key in keys))):
-            part[keys[0] if len(keys) == 1 else alike] += count
-    return part
 
 
 def _last_within(total: Callable[[int], float], limit: float) -> int:
