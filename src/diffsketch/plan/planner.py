@@ -82,7 +82,7 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
 
 def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
     """Clients of a round whose mean has noise smaller by this factor."""
-    return math.ceil(request.cohort * factor ** (1 / option.scaling))
+    return math.ceil(request.cohort * math.pow(factor, 1 / option.scaling))
 
 
 def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> float | None:
@@ -193,7 +193,7 @@ def _notes(option: Option, request: PlanRequest) -> list[str]:
     """What the prediction takes for granted."""
     found = [
         f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
-        "clipped) nor shorter (the noise would be larger beside them)."
+        "clipped) nor shorter (the noise would be larger beside them): --norm sets it."
     ]
     if request.members > request.cohort:
         if request.sampling == "shuffled":

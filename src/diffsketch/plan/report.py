@@ -149,7 +149,10 @@ def python_code(option: Option, request: PlanRequest) -> str:
             f"    if round_index % {passes} == 0:  # each client is in one of so many rounds\n"
             "        accountant.spend(claim)\n"
         )
-    start = ", torch.zeros(method.message_format.shape, dtype=torch.int64)" if poisson else ""
+    start = (
+        "    messages = [torch.zeros(method.message_format.shape, dtype=torch.int64), *messages]\n"
+    )
+    start = start if poisson else ""
     first = (
         "import torch\n\n" if poisson else "" if exact else "from secrets import token_bytes\n\n"
     )
@@ -177,8 +180,8 @@ def send(vector, round_index):
 
 def receive(messages, round_index):
     """The estimated mean."""
-    noise = {noise}
-    total = method.publish(sum(messages{start}), noise)
+{start}    noise = {noise}
+    total = method.publish(sum(messages), noise)
     return method.decode(total, key.seed(round_index), count={count})
 
 

@@ -84,6 +84,7 @@ class _Draft:
     bits: int | None
     margin: float
     error: RelativeError
+    width: int  # bits that a cell takes
     wire_bytes: int
 
 
@@ -104,7 +105,8 @@ class _Search:
         start = self._fitted(most, None, margin)
         finest = self.request.payload_bits if start is None else start[1].message_format.bits
         every = [None, *range(min(finest, 62), _FEWEST_BITS - 1, -1)]
-        draft = _least(self._draft(most, bits, margin) for bits in every)
+        drafts = [self._draft(most, bits, margin) for bits in every]
+        draft = _least(drafts, key=lambda draft: draft.width)
         if draft is None:
             return None
         sizes = _shrinking(draft.cells)
@@ -165,7 +167,8 @@ class _Search:
             return None
         cells, method, _ = fitted
         error = self._error(method)
-        return _Draft(cells, bits, margin, error, method.wire_bytes)
+        width = method.message_format.bits
+        return _Draft(cells, bits, margin, error, width, method.wire_bytes)
 
     def _error(self, method: Plannable) -> RelativeError:
         """With what it adds that a Poisson sample is divided by its expected size."""
@@ -245,11 +248,14 @@ def _shrinking(cells: int) -> Iterator[int]:
             return
 
 
-def _least(drafts: Iterable[_Draft | None]) -> _Draft | None:
+def _least(
+    drafts: Iterable[_Draft | None],
+    key: Callable[[_Draft], int] = lambda draft: draft.wire_bytes,
+) -> _Draft | None:
     """The draft with the least error; of those that are nearly as good, the smallest message."""
     good = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]
     if not good:
         return None
     limit = TIE * min(draft.error.total for draft in good)
     close = [draft for draft in good if draft.error.total <= limit]
-    return min(close, key=lambda draft: (draft.wire_bytes, draft.error.total))
+    return min(close, key=lambda draft: (key(draft), draft.error.total))
