@@ -36,7 +36,7 @@ from diffsketch.plan import (
     run_command,
     to_data,
 )
-from diffsketch.plan.planner import clients_needed, epsilon_needed
+from diffsketch.plan.planner import bytes_needed, clients_needed, epsilon_needed
 from diffsketch.plan.search import search
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
@@ -276,6 +276,15 @@ def test_what_would_help_does(trust: Trust) -> None:
     assert epsilon is not None
     larger = planned(replace(request, target_epsilon=epsilon)).best
     assert larger.error.total == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"trust": "central"}, {"unit": "coordinate"}], ids=str)
+def test_bytes_needed_are_those_of_the_vector(changes: dict[str, Any]) -> None:
+    request = wanted(rounds=1, **changes)
+    option = planned(request).best
+    assert option.error.recovery > 1
+    larger = planned(replace(request, message_bytes=bytes_needed(option, request))).best
+    assert larger.method.name in ("gaussian", "skellam", "laplace")
 
 
 @pytest.mark.parametrize(

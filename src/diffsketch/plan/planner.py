@@ -12,7 +12,7 @@ from diffsketch.plan.search import TIE, TRUSTS, Option, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import HEADER_BYTES
 
-__all__ = ["Plan", "clients_needed", "epsilon_needed", "plan"]
+__all__ = ["Plan", "bytes_needed", "clients_needed", "epsilon_needed", "plan"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,16 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
 def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
     """Clients of a round whose mean has noise smaller by this factor."""
     return math.ceil(request.cohort * math.pow(factor, 1 / option.scaling))
+
+
+def bytes_needed(option: Option, request: PlanRequest) -> int:
+    """Bytes of a message with the vector itself, in float32 unless the noise has a finer form."""
+    dense = option.method.name.removeprefix("sketch-")
+    if dense == option.method.name:
+        return HEADER_BYTES + 4 * request.dim
+    sizes = ("rows", "cols", "bits", "granularity")
+    settings = {name: value for name, value in option.settings.items() if name not in sizes}
+    return build_method(dense, dim=request.dim, cohort=request.cohort, settings=settings).wire_bytes
 
 
 def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> float | None:
@@ -158,11 +168,9 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
         + (f", {_brief(error.total / rounds)}." if rounds > 1 else ".")
     )
     if error.recovery >= 1:
-        bits = option.method.message_format.bits
-        count = HEADER_BYTES + -(-request.dim * bits // 8)
         found.append(
-            f"Larger messages: no number of clients makes up for the sketch; with some "
-            f"{_brief(count)} bytes the vector itself fits."
+            "Larger messages: no number of clients makes up for the sketch; with some "
+            f"{_brief(bytes_needed(option, request))} bytes the vector itself fits."
         )
     goal = 1 - error.recovery if error.recovery < 1 else 0.5
     factor = (error.noise + error.rounding) / goal

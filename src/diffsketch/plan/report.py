@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
@@ -56,8 +57,10 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
     parts.append(Text("Run it:", style="bold"))
     command, flower = run_command(plan.best, request), flower_plan(plan.best, request)
     if command is not None:
-        # To be copied, so that no terminal may break it elsewhere.
-        parts.append(Text(" \\\n    ".join(wrap(command, _WIDTH, break_on_hyphens=False))))
+        # To be copied, so that no terminal may break it elsewhere; flags stay with their values.
+        joined = re.sub(r"(--\S+) ", "\\1\0", command)
+        lines = wrap(joined, _WIDTH, break_on_hyphens=False)
+        parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
     if flower is not None:
         parts.append(Text.assemble(("In Flower: ", "bold"), flower))
     parts.append(Text("In Python: --code prints a program."))
