@@ -27,7 +27,7 @@ from tests.engines.flower_world import DIM, World, one_round, record_of
 KEY = SketchKey.from_integer(3)
 PLAN = Plan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
 SKELLAM = {"rows": 1, "cols": 16, "clip": 0.5, "noise_multiplier": 2.0}
-SUM = Plan("sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True)
+SUM = Plan("sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True, identities=False)
 FIRST = record_of(torch.zeros(DIM))
 CLAIM = PLAN.build(DIM).claim_for(1, KEY.seed(0))
 BUDGET = Budget(3.5, 1e-5)  # two rounds of PLAN
