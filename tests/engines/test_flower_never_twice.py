@@ -60,7 +60,7 @@ class Network(RuleBasedStateMachine):
         self.places = [self._new_folder() for _ in range(NODES)]
         self.charged = dict.fromkeys(self.places, 0)
         self.record = self._new_folder() / "record.json"
-        self.world, self.losing = World(), False
+        self.world, self.losing, self.arrays = World(), False, FIRST
         self.world.tamper = self._leaving
         for number in range(NODES):
             self.restart_a_node(number)
