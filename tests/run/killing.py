@@ -137,7 +137,7 @@ def session(path: Path, config: RunConfig, last: int | None) -> int:
 def compared(path: Path, last: int | None) -> int:
     """The same for a comparison of two runs."""
     moments, console = Moments(last), Console(file=io.StringIO())
-    each: list[tuple[str, dict[str, Any]]] = [
+    each: list[Any] = [
         ("a", {"method": "none"}),
         ("b", {"method": "sketch", "rows": 1, "cols": 16}),
     ]
