@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.base import Encoded, Method, fitted
 from diffsketch.privacy.claim import Claim, NoClaim
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -145,11 +145,13 @@ class NoiseControl(Method):
         Its own noise is in there first: the norm of a sum without it would tell something.
         """
         total = self.inner.publish(total, noise)
+        form = self.total_format
+        if form.cells == "unsigned":
+            raise ArgumentError("inner must not publish sums modulo 2**bits: they have no norm")
         drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0].to(total.device)
-        if not total.is_floating_point():
-            raise ArgumentError(f"total must be floating point, got {total.dtype}")
-        factor: Tensor = torch.linalg.vector_norm(total) / torch.linalg.vector_norm(drawn)
-        return drawn * factor
+        factor: Tensor = torch.linalg.vector_norm(total.float()) / torch.linalg.vector_norm(drawn)
+        scaled = drawn * factor
+        return scaled if form.cells == "float32" else fitted(scaled.round().long(), form)
 
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:
         return self.inner.claim_for(present, seed)
