@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diffsketch import SketchKey, build_method, private_mean
-from diffsketch.privacy import NoiseKey
+from diffsketch import build_method, private_mean
 
 HOLDERS = 4_000
 CODES = 5_000
@@ -52,10 +51,9 @@ def main() -> None:
     shares, frequent = vectors.mean(dim=0).topk(10)
     print(f"{HOLDERS:,} histograms of {CODES:,} codes; the most frequent ones have shares of")
     print(", ".join(f"{100 * float(share):.1f}%" for share in shares) + ".\n")
-    key, noise = SketchKey.from_integer(2024), NoiseKey.from_integer(2024)
-    for round_index, (name, settings) in enumerate(METHODS.items()):
+    for name, settings in METHODS.items():
         method = build_method(name, dim=CODES, cohort=HOLDERS, settings=settings)
-        found = private_mean(vectors, method, key=key, noise=noise, round_index=round_index)
+        found = private_mean(vectors, method)
         errors = (found.mean[frequent] - shares).abs()
         print(f"{name}: {found.message_bytes:,} bytes a message, {method.compression:.1f}x less")
         print(f"    errors of {100 * float(errors.mean()):.2f} points on average")

@@ -16,7 +16,6 @@ from diffsketch.engines.simulate import Simulation
 from diffsketch.learning.models import flatten
 from diffsketch.learning.sgd import DistributedSGD
 from diffsketch.methods import Method, build_method
-from diffsketch.privacy import NoiseKey
 from diffsketch.sketch import SketchKey
 from tests.learning.reference import DIM, ReferenceTrainer, make_task
 
@@ -34,7 +33,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "central": ("sketch-gaussian", {**TABLE, **CLIENT, "trust": "central"}),
     "sketch-skellam": ("sketch-skellam", {**TABLE, **CLIENT}),
     "cpsgd": ("cpsgd", {"levels": 64, "trials": 3200, "clip": 2.0, "delta": 1e-3}),
-    "projunit": ("projunit", {"size": 5, "per_round": 8.0, "clip": 2.0}),
+    "sketch-laplace": ("sketch-laplace", {**TABLE, "per_round": 4.0, "clip": 1.0}),
+    "gaussian": ("gaussian", CLIENT),
+    "skellam": ("skellam", CLIENT),
 }
 
 
@@ -44,11 +45,9 @@ class Case:
 
     Attributes:
         name: Of `SETTINGS`.
-        noise: Number of the noise key.
     """
 
     name: str
-    noise: int = 5
 
     @property
     def method(self) -> Method:
@@ -58,10 +57,6 @@ class Case:
     @property
     def key(self) -> SketchKey:
         return SketchKey.from_integer(SEED)
-
-    @property
-    def noise_key(self) -> NoiseKey:
-        return NoiseKey.from_integer(self.noise)
 
 
 CASES = tuple(Case(name) for name in SETTINGS)
@@ -76,7 +71,6 @@ def simulated(case: Case) -> Tensor:
         algorithm=ALGORITHM,
         rounds=ROUNDS,
         seed=SEED,
-        noise_key=case.noise_key,
     )
     for _ in range(ROUNDS):
         simulation.step()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.engines.ddp import HookState, all_reduce_mean, sketch_hook
 from diffsketch.engines.group import GroupMean
 from diffsketch.methods import PlainSketch, Uncompressed
-from diffsketch.privacy import Budget, NoiseKey
+from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.engines.ddp_world import (
     SMALL,
@@ -29,6 +29,7 @@ from tests.engines.ddp_world import (
     weights_of,
 )
 from tests.engines.processes import WORLD, Checks, error_of
+from tests.engines.silent import silence
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.py"
 STEPS = 5
@@ -141,7 +142,7 @@ def resumed(rank: int) -> dict[str, Any]:
     """Six steps at once; and three, a checkpoint, and three of everything made anew."""
     options: dict[str, Any] = {
         "method": "sketch-gaussian", "clip": 0.5, "noise_multiplier": 0.1,
-        "noise": NoiseKey.from_integer(1), "budget": Budget(1e6, 1e-5),
+        "budget": Budget(1e6, 1e-5),
     }  # fmt: skip
 
     def make() -> tuple[DistributedDataParallel, HookState, torch.optim.Optimizer]:
@@ -150,6 +151,13 @@ def resumed(rank: int) -> dict[str, Any]:
         model.register_comm_hook(state, sketch_hook)
         return model, state, optimizer_of(model)
 
+    with silence():
+        return _resumed(rank, make)
+
+
+def _resumed(
+    rank: int, make: Callable[[], tuple[DistributedDataParallel, HookState, torch.optim.Optimizer]]
+) -> dict[str, Any]:
     whole, all_steps, optimizer = make()
     steps(whole, optimizer, rank, range(6))
     half, state, optimizer = make()

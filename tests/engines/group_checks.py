@@ -15,19 +15,22 @@ from diffsketch.methods import (
     DiffSketch,
     Method,
     PlainSketch,
+    ProjUnitMean,
+    ProvenDiffSketch,
     RawLaplace,
     SketchGaussian,
     SketchSkellam,
     Uncompressed,
 )
-from diffsketch.privacy import Budget, NoiseKey, SecureNoise
+from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from tests.engines.contract import CASES, Case, applied, first_weights, gradient
-from tests.engines.processes import WORLD, Checks, error_of
+from tests.engines.processes import WORLD, Check, Checks, error_of
+from tests.engines.silent import silence
 
 DIM = 40
-KEY, NOISE = SketchKey.from_integer(3), NoiseKey.from_integer(4)
+KEY = SketchKey.from_integer(3)
 SKETCH = PlainSketch(DIM, 1, 8)
 LOCAL = SketchGaussian(DIM, 1, 8, clip=1.0, noise_multiplier=0.5)
 CENTRAL = SketchGaussian(DIM, 1, 8, clip=1.0, noise_multiplier=0.5, trust=Trust.CENTRAL)
@@ -47,7 +50,7 @@ def rounds_of(mean: GroupMean, rank: int, count: int) -> Tensor:
 
 
 def contract(case: Case, rank: int) -> Tensor:
-    mean = GroupMean(case.method, key=case.key, noise=case.noise_key, trusted_group=True)
+    mean = GroupMean(case.method, key=case.key, trusted_group=True)
     weights = first_weights()
     for index in range(4):
         weights = applied(weights, mean.mean(gradient(weights, rank, index)))
@@ -56,7 +59,7 @@ def contract(case: Case, rank: int) -> Tensor:
 
 def written(case: Case, rank: int) -> dict[str, Any]:
     """Two rounds with memory of their own, and the same two into the vectors themselves."""
-    options = {"key": case.key, "noise": case.noise_key, "trusted_group": True}
+    options = {"key": case.key, "trusted_group": True}
     vectors = [gradient(first_weights(), rank, index) for index in range(2)]
     plain, into = (GroupMean(case.method, **options) for _ in range(2))  # type: ignore[arg-type]
     expected = [plain.mean(vector) for vector in vectors]
@@ -72,7 +75,6 @@ def starting_apart(rank: int) -> list[str]:
         lambda: mean_of(key=SketchKey.from_integer(4) if second else KEY),
         lambda: mean_of(PlainSketch(DIM, 1, 9) if second else SKETCH),
         lambda: mean_of(Uncompressed(DIM) if second else SKETCH),
-        lambda: mean_of(LOCAL, noise=NoiseKey.from_integer(5) if second else NOISE),
         lambda: mean_of(LOCAL, budget=Budget(1.0 + rank, 1e-5)),
         lambda: mean_of(error_feedback=second),
         lambda: mean_of(CENTRAL if second else SKETCH),
@@ -88,12 +90,12 @@ def refused(rank: int) -> list[str]:
         lambda: mean_of(CENTRAL),
         lambda: mean_of(SketchSkellam(DIM, 1, 8, clip=1.0, noise_multiplier=1.0, cohort=WORLD)),
         lambda: mean_of(budget=Budget(1.0, 1e-5)),
-        lambda: mean_of(CENTRAL, trusted_group=True, noise=SecureNoise()),
+        lambda: mean_of(ProvenDiffSketch(DIM, 1, 8, clip=1.0, padding=99, std=1.0)),
+        lambda: mean_of(ProjUnitMean(dim=DIM, size=5, per_round=8.0, clip=2.0)),
         lambda: mean_of(DiffSketch(DIM, 1, 8, per_round=1.0), error_feedback=True),
         lambda: mean_of(Uncompressed(DIM), error_feedback=True),
         lambda: mean_of(PlainSketch(DIM, 3, 8, combine="median"), error_feedback=True),
         lambda: mean_of(other),
-        lambda: mean_of(noise=7),
     )
     return [error_of(one) for one in tries]
 
@@ -114,7 +116,7 @@ def rounds_apart(rank: int) -> dict[str, Any]:
 
 def planted(rank: int) -> dict[str, Any]:
     """Rank 1 fails before it sends; then both go on."""
-    mean = mean_of(LOCAL, noise=NOISE, budget=Budget(1000.0, 1e-5))
+    mean = mean_of(LOCAL, budget=Budget(1000.0, 1e-5))
     vector = vector_of(rank)
     short = error_of(lambda: mean.mean(vector[:5] if rank == 1 else vector))
     index = mean.round_index
@@ -145,7 +147,7 @@ def not_finite(rank: int) -> dict[str, Any]:
     if rank == 1:
         vector[3] = torch.inf
     for name, method in (("sketch", SKETCH), ("proven", LOCAL)):
-        mean = mean_of(method, noise=NOISE, error_feedback=True, immediate=1.0)
+        mean = mean_of(method, error_feedback=True, immediate=1.0)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found[name] = mean.mean(vector)
@@ -180,23 +182,23 @@ def noises(rank: int) -> dict[str, Any]:
     method, zeros = RawLaplace(DIM, per_round=1.0, clip=1.0), torch.zeros(DIM)
     own = mean_of(method, group=groups[rank])
     again = mean_of(method, group=groups[rank])
-    given = mean_of(method, group=groups[rank], noise=NOISE)
-    return {
-        "own": [own.mean(zeros), own.mean(zeros), again.mean(zeros)],
-        "given": given.mean(zeros),
-    }
+    state = own.state_dict()
+    drawn = [own.mean(zeros), own.mean(zeros), again.mean(zeros)]
+    own.load_state_dict(state)
+    return {"own": [*drawn, own.mean(zeros), own.mean(zeros)]}
 
 
-def central(rank: int) -> list[Tensor]:
-    found = []
-    for options in ({"noise": NOISE}, {}, {}):
-        mean = mean_of(CENTRAL, trusted_group=True, **options)
-        found.append(mean.mean(vector_of(rank)))
-    return found
+def central(rank: int) -> Tensor:
+    """Means of the same vectors: three rounds, and the first of them again."""
+    mean = mean_of(CENTRAL, trusted_group=True)
+    state = mean.state_dict()
+    found = [mean.mean(vector_of(rank)) for _ in range(3)]
+    mean.load_state_dict(state)
+    return torch.stack([*found, mean.mean(vector_of(rank))])
 
 
 def states(rank: int) -> dict[str, Any]:
-    options: dict[str, Any] = {"noise": NOISE, "error_feedback": True}
+    options: dict[str, Any] = {"error_feedback": True}
     options["budget"] = Budget(10_000.0, 1e-5)
     whole = mean_of(LOCAL, **options)
     expected = rounds_of(whole, rank, 6)
@@ -232,9 +234,9 @@ class Scale:
 
 
 def scaled(rank: int) -> dict[str, Any]:
-    plain = mean_of(LOCAL, noise=NOISE).mean(vector_of(rank))
-    same = mean_of(LOCAL, noise=NOISE, scaler=Scale(1024.0)).mean(1024 * vector_of(rank))
-    apart = mean_of(LOCAL, noise=NOISE, scaler=Scale(2.0**rank))
+    plain = mean_of(LOCAL).mean(vector_of(rank))
+    same = mean_of(LOCAL, scaler=Scale(1024.0)).mean(1024 * vector_of(rank))
+    apart = mean_of(LOCAL, scaler=Scale(2.0**rank))
     return {
         "plain": plain,
         "scaled": same,
@@ -244,13 +246,23 @@ def scaled(rank: int) -> dict[str, Any]:
 
 
 def checks() -> Checks:
-    each: Checks = {
-        **{f"contract {case.name}": partial(contract, case) for case in CASES},
-        **{f"other noise {case.name}": partial(contract, Case(case.name, 6)) for case in CASES},
-        **{f"written {case.name}": partial(written, case) for case in CASES},
+    each: dict[str, Check] = {
+        **{f"contract {case.name}": silenced(partial(contract, case)) for case in CASES},
+        **{f"noised {case.name}": partial(contract, case) for case in CASES},
+        **{f"written {case.name}": silenced(partial(written, case)) for case in CASES},
+        "silent central": silenced(central),
     }
-    own = (
-        starting_apart, refused, rounds_apart, planted, nowhere_to_write, not_finite, budget,
-        noises, central, states, scaled,
-    )  # fmt: skip
-    return {**each, **{one.__name__: one for one in own}}
+    own = (starting_apart, refused, rounds_apart, nowhere_to_write, budget, noises, central)
+    quiet = (planted, not_finite, states, scaled)
+    each |= {one.__name__: one for one in own}
+    return each | {one.__name__: silenced(one) for one in quiet}
+
+
+def silenced(check: Check) -> Check:
+    """The check without noise, whose results can be compared."""
+
+    def run(rank: int) -> Any:
+        with silence():
+            return check(rank)
+
+    return run

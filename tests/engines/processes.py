@@ -14,14 +14,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-__all__ = ["WORLD", "Checks", "Results", "error_of", "run_checks"]
+__all__ = ["WORLD", "Check", "Checks", "Results", "error_of", "run_checks"]
 
 WORLD = 2
 WAIT = timedelta(seconds=30)  # a collective that takes longer is a hang, and fails
 LONGEST = 300.0  # seconds, for all checks together
 
-Checks: TypeAlias = Mapping[str, Callable[[int], Any]]
-"""By name: what a rank does, and returns, as tensors, numbers, texts, lists and dicts."""
+Check: TypeAlias = Callable[[int], Any]
+"""What a rank does, and returns, as tensors, numbers, texts, lists and dicts."""
+Checks: TypeAlias = Mapping[str, Check]
+"""By name."""
 Results: TypeAlias = dict[str, list[Any]]
 """By name of the check: what each rank returned."""
 

@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import FedAvg
 from diffsketch.engines.flower import Plan, SketchStrategy, followed, sketch_mod
 from diffsketch.engines.flower.vectors import flat, length_of
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey
 from tests.engines.flower_world import Node, World
 
@@ -112,7 +111,7 @@ def test_clients_keep_their_own_and_share_the_rest(key: SketchKey | None) -> Non
 def test_under_a_name_that_says_nothing_a_variance_becomes_negative() -> None:
     """What the refusal is for. 16 variances of about 2, with noise of standard deviation 2 each."""
     world, name = World(), "bn.spread"
-    join(world, 0, name, keep_local=("running_mean",), noise=NoiseKey.from_integer(1))
+    join(world, 0, name, keep_local=("running_mean",))
     strategy = strategy_of(keep_local=("running_mean",))
     arrays = strategy.start(world, model(name), 5).arrays
     assert (arrays[name].numpy() < 0).any()

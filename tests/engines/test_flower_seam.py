@@ -5,12 +5,14 @@ The sum here hides nothing from anybody: it only has the shape of one that does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+
+from tests.engines.silent import silence
 
 pytest.importorskip("flwr")
 
@@ -21,13 +23,13 @@ from diffsketch.engines.flower import Plan, SketchStrategy, Summed
 from diffsketch.engines.flower.records import SUM_RECORD
 from diffsketch.engines.flower.summing import Prepared
 from diffsketch.engines.flower.vectors import digest_of
-from diffsketch.privacy import NoiseKey, Trust
+from diffsketch.privacy import Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER
 from diffsketch.wire import Message as WireMessage
 from tests.engines.flower_world import DIM, World, record_of
 
-KEY, NOISE = SketchKey.from_integer(3), NoiseKey.from_integer(4)
+KEY = SketchKey.from_integer(3)
 PLAN = Plan(
     "sketch-skellam",
     {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 1.0},
@@ -35,6 +37,13 @@ PLAN = Plan(
     min_replies=2,
 )
 BITS = PLAN.build(DIM).message_format.bits
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Rounds without noise, which can be compared."""
+    with silence():
+        yield
 
 
 def mask_of(seed: int, shape: tuple[int, ...]) -> Tensor:
@@ -111,7 +120,7 @@ class ToySum:
 def result(summation: Any, sealing: Any, **trust: Any) -> Any:
     world = World()
     for number in range(3):
-        world.join(number, PLAN, key=KEY, noise=NOISE, sealing=sealing, **trust)
+        world.join(number, PLAN, key=KEY, sealing=sealing, **trust)
     inside = FedAvg(fraction_evaluate=0.0)
     strategy = SketchStrategy(inside, PLAN, key=KEY, summation=summation, **trust)
     return strategy, strategy.start(world, record_of(torch.zeros(DIM)), 2).arrays

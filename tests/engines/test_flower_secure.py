@@ -6,12 +6,14 @@ Exchanges of a round with a server that has the key: keys, shares, the messages,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+
+from tests.engines.silent import Silent, silence
 
 pytest.importorskip("flwr")
 
@@ -22,8 +24,7 @@ from diffsketch.engines.flower import PlainSum, Plan, SketchStrategy, followed
 from diffsketch.engines.flower.records import SUM_RECORD, SumReply
 from diffsketch.engines.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import Budget, NoiseKey, Trust
-from diffsketch.privacy.noise import CohortNoise
+from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.packing import pack
@@ -40,7 +41,7 @@ from tests.engines.flower_secure import (
 )
 from tests.engines.flower_world import DIM, World, point, record_of, towards
 
-KEY, NOISE = SketchKey.from_integer(3), NoiseKey.from_integer(4)
+KEY = SketchKey.from_integer(3)
 SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
 PLAN = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True)
 SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
@@ -48,6 +49,13 @@ PLAIN = Plan("sketch-skellam", SCALED, cohort=5, min_replies=3)
 CPSGD = Plan("cpsgd", {"levels": 8, "trials": 40}, cohort=5, min_replies=3, secure_sum=True)
 FIRST = record_of(torch.zeros(DIM))
 NODES = range(1000, 1005)
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Rounds without noise, which can be compared."""
+    with silence():
+        yield
 
 
 def run(
@@ -63,7 +71,7 @@ def run(
     world = World() if world is None else world
     trust: dict[str, Any] = {} if plan.secure_sum else {"trusted_server": True}
     for number in range(nodes):
-        world.join(number, plan, key=KEY, noise=NOISE, **trust)
+        world.join(number, plan, key=KEY, **trust)
     world.tamper = tamper
     inside = FedAvg(fraction_evaluate=0.0)
     strategy = SketchStrategy(inside, plan, **({"key": KEY} | trust | options))
@@ -152,10 +160,9 @@ def messages_of(plan: Plan, round_index: int) -> list[bytes]:
     method, seed = plan.build(DIM), KEY.seed(round_index)
     found = []
     for number in range(5):
-        noise = CohortNoise(NOISE, [number], round_index=round_index)
         change = towards(number, torch.zeros(DIM), 1)
         assert torch.equal(change, 0.5 * point(number))
-        found.append(pack(method.encode(change, seed, noise).messages, method.message_format))
+        found.append(pack(method.encode(change, seed, Silent()).messages, method.message_format))
     return found
 
 
@@ -229,7 +236,7 @@ def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
     world = World()
     for number in range(5):
         own = SketchKey.from_integer(99) if number == 2 else KEY
-        world.join(number, PLAN, key=own, noise=NOISE)
+        world.join(number, PLAN, key=own)
     strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=key)
     strategy.start(world, FIRST, 1)
     assert set(strategy.reports[0].present) == set(NODES) - {1002}
@@ -254,7 +261,7 @@ def test_a_node_without_a_secure_sum_is_left_out() -> None:
     world = World()
     for number in range(5):
         plan = PLAIN if number == 4 else PLAN
-        world.join(number, plan, key=KEY, noise=NOISE, trusted_server=True)
+        world.join(number, plan, key=KEY, trusted_server=True)
     strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY)
     strategy.start(world, FIRST, 1)
     assert set(strategy.reports[0].present) == set(NODES) - {1004}

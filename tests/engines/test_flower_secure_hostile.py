@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
+
+from tests.engines.silent import silence
 
 pytest.importorskip("flwr")
 
@@ -25,7 +27,7 @@ from diffsketch.secure_sum import Client, Params, Server, invite
 from diffsketch.sketch import SketchKey
 from tests.engines.flower_secure import KEYS, MASKED, SHARES, UNMASK, Losses, bytes_of, is_own
 from tests.engines.flower_world import DIM, RUN, World, our_record
-from tests.engines.test_flower_secure import FIRST, KEY, NODES, NOISE, PLAN, plain, run
+from tests.engines.test_flower_secure import FIRST, KEY, NODES, PLAN, plain, run
 from tests.secure_sum.playing import identity
 
 BAD = 1002
@@ -42,6 +44,13 @@ ATTACKS: dict[str, Callable[[Replies, Replies], bytes]] = {
     "a later one's": lambda new, _old: new[1004],
     "of the round before": lambda _new, old: old[BAD],
 }
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Rounds without noise, which can be compared."""
+    with silence():
+        yield
 
 
 class Attack:
@@ -262,7 +271,7 @@ def signed_run(
     for number, name in enumerate(names):
         public = [*PUBLIC, identity(name).public]
         sealing = SecureSealing(identity=identity(name), identities=public)
-        world.join(number, PLAN, key=KEY, noise=NOISE, sealing=sealing)
+        world.join(number, PLAN, key=KEY, sealing=sealing)
     world.tamper = tamper
     summation = summation or SecureSum(identities=PUBLIC)
     inside = FedAvg(fraction_evaluate=0.0)

@@ -8,8 +8,9 @@ import torch
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import private_mean
 from tests.engines.contract import CASES, Case, simulated
-from tests.engines.group_checks import CENTRAL, DIM, KEY, LOCAL, NOISE, checks, mean_of, vector_of
+from tests.engines.group_checks import CENTRAL, DIM, KEY, LOCAL, checks, mean_of, vector_of
 from tests.engines.processes import WORLD, Results, run_checks
+from tests.engines.silent import silence
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +20,16 @@ def results() -> Results:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_simulation_and_the_group_agree(case: Case, results: Results) -> None:
-    expected = simulated(case)
+    """Without noise to the bit, and with noise it is another one."""
+    with silence():
+        expected = simulated(case)
     for weights in results[f"contract {case.name}"]:
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(*results[f"contract {case.name}"])
-    # The comparison would see other noise; these two draw none.
-    same = torch.allclose(results[f"other noise {case.name}"][0], expected, rtol=1e-3)
+    # The comparison would see noise; these two draw none.
+    same = torch.allclose(results[f"noised {case.name}"][0], expected, rtol=1e-3)
     assert same == (case.name in ("none", "sketch"))
+    assert torch.equal(*results[f"noised {case.name}"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -37,7 +41,7 @@ def test_means_can_be_written_over_their_vectors(case: Case, results: Results) -
 
 
 def test_ranks_that_start_apart_raise_together(results: Results) -> None:
-    names = ("key", "method", "method", "noise", "budget", "error_feedback")
+    names = ("key", "method", "method", "budget", "error_feedback")
     for own, other in zip(*results["starting_apart"], strict=True):
         assert own
         assert other
@@ -58,12 +62,12 @@ def test_what_an_all_reduce_cannot_hold_is_refused(results: Results) -> None:
         "ArgumentError: trusted_group must be True",
         "ArgumentError: trusted_group must be True",
         "ArgumentError: budget must not be given where nothing is proven",
-        "ArgumentError: noise must be a key",
+        "ArgumentError: method='diffsketch-proven' must not be sent: its proof is about real",
+        "ArgumentError: method='projunit' must not be sent: its proof is about real numbers",
         "ArgumentError: error_feedback must be off for method='diffsketch': its claim is about one",
         "ArgumentError: error_feedback must be off for methods other than",
         "ArgumentError: combine must be mean with error_feedback",
         "ArgumentError: cohort must be 2, the number of ranks, got cohort=3",
-        "ArgumentError: noise must be a NoiseKey or a Noise, got int",
     )
     for rank in range(WORLD):
         for text, start in zip(results["refused"][rank], expected, strict=True):
@@ -91,7 +95,8 @@ def test_a_rank_that_fails_does_not_leave_the_others_waiting(results: Results) -
     assert (zero["paid"], one["paid"]) == (1, 0)
     assert zero["nobody"] == one["nobody"] == one["short"]
     vectors = torch.stack([vector_of(rank) for rank in range(WORLD)])
-    expected = private_mean(vectors, LOCAL, key=KEY, noise=NOISE, round_index=1).mean
+    with silence():
+        expected = private_mean(vectors, LOCAL, key=KEY, round_index=1).mean
     for found in (zero, one):
         torch.testing.assert_close(found["after"], expected, rtol=1e-5, atol=1e-6)
 
@@ -113,7 +118,8 @@ def test_vectors_that_are_not_finite(results: Results) -> None:
     assert zero["sketch"].isnan().all()
     assert one["sketch"].isnan().all()
     vectors = torch.stack([vector_of(0), torch.zeros(DIM)])
-    expected = private_mean(vectors, LOCAL, key=KEY, noise=NOISE).mean
+    with silence():
+        expected = private_mean(vectors, LOCAL, key=KEY).mean
     torch.testing.assert_close(zero["proven"], expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(zero["proven"], one["proven"])
     # Only its own rank is told, and only finite vectors are remembered.
@@ -141,19 +147,22 @@ def test_the_budget_stops_all_ranks_before_they_send(results: Results) -> None:
 def test_every_rank_has_noise_of_its_own(results: Results) -> None:
     zero, one = results["noises"]
     drawn = torch.stack([*zero["own"], *one["own"]])
-    assert len({tuple(row) for row in drawn.tolist()}) == len(drawn) == 6
-    # With one key, and alone in their groups, both are worker 0: equality would be seen.
-    assert torch.equal(zero["given"], one["given"])
+    assert len({tuple(row) for row in drawn.tolist()}) == len(drawn) == 10
+    for rows in drawn.T.tolist():  # and no number of one is that of another, but by chance
+        assert len(set(rows)) > 5
 
 
 def test_a_trusted_group_adds_the_noise_once(results: Results) -> None:
-    zero, one = results["central"]
+    """The same for all ranks, other noise in every round, also after going back."""
     vectors = torch.stack([vector_of(rank) for rank in range(WORLD)])
-    expected = private_mean(vectors, CENTRAL, key=KEY, noise=NOISE).mean
-    for found in (zero, one):
+    with silence():
+        expected = private_mean(vectors, CENTRAL, key=KEY).mean
+    for found in results["silent central"]:
         torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(torch.stack(zero), torch.stack(one))
-    assert not torch.allclose(zero[1], zero[2])
+        assert torch.equal(found[0], found[3])
+    zero, one = results["central"]
+    assert torch.equal(zero, one)
+    assert len({tuple(row) for row in zero.tolist()}) == 4
 
 
 def test_a_state_that_is_loaded_continues_to_the_same_bits(results: Results) -> None:

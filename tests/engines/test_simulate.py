@@ -25,10 +25,10 @@ from diffsketch.learning.server import ServerOptimizer
 from diffsketch.learning.sgd import DistributedSGD
 from diffsketch.learning.task import Task
 from diffsketch.methods.base import Method
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.registry import build_method
 from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, Trust

@@ -10,8 +10,8 @@ from diffsketch.errors import ArgumentError
 from diffsketch.learning import aggregate
 from diffsketch.learning.sampling import AllDevices, PoissonDevices, UniformSampler
 from diffsketch.methods.base import Method
-from diffsketch.methods.registry import build_method
 from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.registry import build_method
 from diffsketch.privacy.claim import NoClaim
 from diffsketch.sketch.hashing import SketchKey
 from tests.engines.test_simulate import CENTRAL, CLAIMED, DELTA, DEVICES, LOCAL, SKETCH, simulate

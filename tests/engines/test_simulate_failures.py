@@ -20,10 +20,10 @@ from diffsketch.learning.sampling import AllDevices, PoissonDevices, UniformSamp
 from diffsketch.learning.server import ServerOptimizer
 from diffsketch.learning.task import Task
 from diffsketch.methods.base import Method
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.registry import build_method
 from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey

@@ -21,9 +21,8 @@ from diffsketch.experiments.measurements.audit_cases import (
 from diffsketch.methods.base import Method
 from diffsketch.methods.diffsketch import DiffSketch
 from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace
+from diffsketch.methods.laplace import RawLaplace, SketchLaplace
 from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.methods.laplace import SketchLaplace
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates

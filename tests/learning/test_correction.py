@@ -18,8 +18,8 @@ from diffsketch.learning.fetch import FetchSGD
 from diffsketch.learning.sampling import UniformSampler
 from diffsketch.learning.sgd import DistributedSGD
 from diffsketch.methods.base import Method
-from diffsketch.methods.sketch import PlainSketch
 from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.sketch import PlainSketch
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.cohort import CohortNoise

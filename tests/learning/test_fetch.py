@@ -9,9 +9,9 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.learning.fetch import FetchSGD
 from diffsketch.learning.server import Published
+from diffsketch.methods.noisy import SketchSkellam
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.sketch import PlainSketch
-from diffsketch.methods.noisy import SketchSkellam
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
 
 DIM = 40

@@ -12,18 +12,22 @@ from torch import Tensor
 from diffsketch.methods import (
     CpSgd,
     DiffSketch,
+    GaussianMean,
     Method,
     PlainSketch,
     ProjUnitMean,
     ProvenDiffSketch,
     RawLaplace,
+    SkellamMean,
     SketchGaussian,
     SketchLaplace,
     SketchSkellam,
     Uncompressed,
 )
+from diffsketch.methods.noisy import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, estimate_alpha, estimate_sigma
 from diffsketch.privacy.claim import Relation, Trust
+from diffsketch.privacy.mechanisms import Quantizer
 from diffsketch.sketch import HashSeed, SketchKey
 
 DIM, WORKERS = 40, 12
@@ -70,6 +74,13 @@ def laplace_variance(rows: int, per_round: float) -> float:
     return float((2 * scales.square()).mean())
 
 
+def squared(method: ClientNoise, multiplier: float) -> float:
+    """The noise's variance in steps: twice the norm that rounding leaves, just above `clip`."""
+    quantizer = method.mechanism.quantizer
+    assert isinstance(quantizer, Quantizer)
+    return (multiplier * 2 * quantizer.norm(2)) ** 2
+
+
 def build_cases() -> dict[str, Case]:
     laplace = RawLaplace(DIM, per_round=4.0, clip=1.0)
     sketch_laplace = SketchLaplace(DIM, 2, 20, per_round=20.0, clip=1.0)
@@ -80,6 +91,10 @@ def build_cases() -> dict[str, Case]:
         DIM, 2, 20, clip=6.0, noise_multiplier=0.1, cohort=WORKERS, trust=Trust.LOCAL, bits=16,
         relation=Relation.ADD_OR_REMOVE,
     )  # fmt: skip
+    dense = GaussianMean(
+        dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS, trust=Trust.DISTRIBUTED
+    )
+    dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
     proven = ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
     rotated = CpSgd(
@@ -103,26 +118,30 @@ def build_cases() -> dict[str, Case]:
         ),
         "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
-        "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 1.0 / 4.0) ** 2),
+        "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 256 / 4.0) ** 2, 0.25),
         "sketch-laplace": Case(
             SketchLaplace(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
         ),
-        "sketch-laplace-clipped": Case(sketch_laplace, PROVEN, 2 * (2 * 1.0 * 2 / 20.0) ** 2),
+        "sketch-laplace-clipped": Case(
+            sketch_laplace, PROVEN, 2 * (2 * 256 * 2 / 20.0) ** 2, 0.25 * DIM / 20
+        ),
         "cpsgd": Case(levels, f"proven: {secure_sum}", 3200 / 4, 0.25),
         "cpsgd-rotated": Case(rotated, f"proven: {secure_sum}", 3200 / 4, 0.25),
         "cpsgd-paper": Case(paper, f"claimed: {secure_sum}", 9 / 4, 0.25),
-        "sketch-gaussian": Case(local, f"proven: {nobody}", (0.1 * 12.0) ** 2),
+        "sketch-gaussian": Case(local, f"proven: {nobody}", squared(local, 0.1), 0.25),
         "sketch-gaussian-central": Case(
-            central, f"proven: {CLIENT} central trust", (0.3 * 12.0) ** 2
+            central, f"proven: {CLIENT} central trust", squared(central, 0.3), 0.25 * WORKERS
+        ),
+        "gaussian": Case(dense, f"proven: {secure_sum}", squared(dense, 0.5) / WORKERS, 0.25),
+        "skellam": Case(
+            dense_skellam, f"proven: {secure_sum}", squared(dense_skellam, 0.5) / WORKERS, 0.25
         ),
         "sketch-skellam": Case(
-            shared, f"proven: {secure_sum}",
-            # The norm that rounding leaves is a little above `clip`, and counts twice.
-            (0.3 * 2 * shared.mechanism.quantizer.norm(2)) ** 2 / WORKERS, 0.25,
+            shared, f"proven: {secure_sum}", squared(shared, 0.3) / WORKERS, 0.25
         ),
         "sketch-skellam-local": Case(
             own, "proven: client unit, add-or-remove, local trust",
-            (0.1 * own.mechanism.quantizer.norm(2)) ** 2, 0.25,
+            squared(own, 0.1) / 4, 0.25,
         ),
         "projunit": Case(
             ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None

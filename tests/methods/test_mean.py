@@ -10,8 +10,10 @@ import torch
 import diffsketch
 from diffsketch import SketchKey, private_mean
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods import SketchGaussian, SketchSkellam, Uncompressed
-from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, SecureNoise, Trust
+from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
+from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim, SimulatedClaim, Trust
+from tests.methods.cases import CASES, WORKERS, Case
+from tests.methods.cases import VECTORS as CASE_VECTORS
 
 DIM = 60
 KEY, NOISE = SketchKey.from_integer(1), NoiseKey.from_integer(1)
@@ -19,7 +21,7 @@ VECTORS = torch.randn(50, DIM, generator=torch.Generator().manual_seed(1))
 
 
 def test_the_mean_of_vectors_as_they_are() -> None:
-    found = private_mean(VECTORS, Uncompressed(DIM), key=KEY, noise=NOISE)
+    found = private_mean(VECTORS, Uncompressed(DIM), key=KEY)
     torch.testing.assert_close(found.mean, VECTORS.mean(dim=0))
     assert (found.count, found.message_bytes, found.total_bytes) == (50, 48 + 240, 48 + 240)
     assert found.bytes_up == 50 * 288
@@ -28,31 +30,47 @@ def test_the_mean_of_vectors_as_they_are() -> None:
 
 def test_it_is_the_round_that_it_stands_for() -> None:
     method = SketchGaussian(DIM, 1, 20, clip=9.0, noise_multiplier=0.5, trust=Trust.CENTRAL)
-    found = private_mean(VECTORS, method, key=KEY, noise=NOISE, round_index=4)
+    found = private_mean(VECTORS, method, key=KEY, round_index=4, simulation_seed=1)
     own = CohortNoise(NOISE, range(50), round_index=4)
     server = CohortNoise(NOISE, [1 << 62], round_index=4)
     total = method.publish(method.encode(VECTORS, KEY.seed(4), own).messages.sum(dim=0), server)
     assert torch.equal(found.mean, method.decode(total, KEY.seed(4), count=50))
-    again = private_mean(VECTORS, method, key=KEY, noise=NOISE, round_index=5)
+    again = private_mean(VECTORS, method, key=KEY, round_index=5, simulation_seed=1)
     assert not torch.equal(found.mean, again.mean)
 
 
 def test_fewer_holders_have_a_weaker_claim() -> None:
     method = SketchSkellam(DIM, 1, 20, clip=9.0, noise_multiplier=1.0, cohort=50)
     full, half = (
-        private_mean(vectors, method, key=KEY, noise=NOISE).claim.epsilon(delta=1e-5, rounds=1)
+        private_mean(vectors, method, key=KEY).claim.epsilon(delta=1e-5, rounds=1)
         for vectors in (VECTORS, VECTORS[:25])
     )
     assert float(half) > float(full)
     with pytest.raises(ArgumentError, match=r"present must be in 1\.\.50"):
-        private_mean(torch.zeros(51, DIM), method, key=KEY, noise=NOISE)
+        private_mean(torch.zeros(51, DIM), method, key=KEY)
 
 
-def test_sources_of_ones_own() -> None:
-    method = SketchSkellam(DIM, 1, 20, clip=9.0, noise_multiplier=0.01, cohort=50)
-    for noise in (SecureNoise(), FastNoise(3)):
-        found = private_mean(VECTORS, method, key=KEY, noise=noise)
-        assert bool(torch.isfinite(found.mean).all())
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_noise_is_never_drawn_twice_without_a_seed(case: Case) -> None:
+    """The same arguments: other noise, unless there is a seed; methods without noise repeat."""
+    method = case.method
+    claim = method.claim_for(WORKERS, KEY.seed(0))
+    if isinstance(claim, ProvenClaim) and not method.exact:
+        with pytest.raises(ArgumentError, match=f"method='{method.name}' must not be sent"):
+            private_mean(CASE_VECTORS, method, key=KEY)
+    else:
+        one, two = (private_mean(CASE_VECTORS, method, key=KEY) for _ in range(2))
+        assert torch.equal(one.mean, two.mean) == (case.variance == 0)
+        assert not isinstance(one.claim, SimulatedClaim)
+    seeded = [private_mean(CASE_VECTORS, method, key=KEY, simulation_seed=7) for _ in range(2)]
+    assert torch.equal(seeded[0].mean, seeded[1].mean)
+    assert isinstance(seeded[0].claim, SimulatedClaim) == isinstance(claim, ProvenClaim)
+
+
+def test_a_key_is_made_up_if_there_is_none() -> None:
+    method = PlainSketch(DIM, 1, 20)
+    one, two = (private_mean(VECTORS, method).mean for _ in range(2))
+    assert not torch.equal(one, two)  # other hashes
 
 
 def test_bad_input() -> None:
@@ -60,19 +78,20 @@ def test_bad_input() -> None:
     broken = VECTORS.clone()
     broken[7, 3], broken[31, 0] = math.nan, math.inf
     with pytest.raises(ArgumentError, match=r"in rows 7, 31$"):
-        private_mean(broken, method, key=KEY, noise=NOISE)
+        private_mean(broken, method, key=KEY)
     with pytest.raises(ArgumentError, match=r"holders, dim"):
-        private_mean(VECTORS[0], method, key=KEY, noise=NOISE)
+        private_mean(VECTORS[0], method, key=KEY)
     with pytest.raises(ArgumentError, match="one row or more"):
-        private_mean(VECTORS[:0], method, key=KEY, noise=NOISE)
+        private_mean(VECTORS[:0], method, key=KEY)
     with pytest.raises(MismatchError, match="dim=60"):
-        private_mean(VECTORS[:, :-1], method, key=KEY, noise=NOISE)
+        private_mean(VECTORS[:, :-1], method, key=KEY)
     with pytest.raises(ArgumentError, match="method must be a Method"):
-        private_mean(VECTORS, "none", key=KEY, noise=NOISE)  # type: ignore[arg-type]
+        private_mean(VECTORS, "none", key=KEY)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="key must be a SketchKey"):
-        private_mean(VECTORS, method, key=NOISE, noise=NOISE)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="noise must be a NoiseKey or a Noise"):
-        private_mean(VECTORS, method, key=KEY, noise=KEY)  # type: ignore[arg-type]
+        private_mean(VECTORS, method, key=NOISE)  # type: ignore[arg-type]
+    for bad in ("7", -1):
+        with pytest.raises(ArgumentError, match="number must be"):
+            private_mean(VECTORS, method, key=KEY, simulation_seed=bad)  # type: ignore[arg-type]
 
 
 def test_it_is_public() -> None:

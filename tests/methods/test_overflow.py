@@ -8,7 +8,6 @@ import torch
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.mean import private_mean
 from diffsketch.methods.registry import build_method
-from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 
@@ -24,4 +23,4 @@ def test_overflow_names_the_row(name: str) -> None:
     vectors = torch.zeros(4, 200)
     vectors[2] = 3e38
     with pytest.raises(ArgumentError, match=r"coordinates overflow in rows 2$"):
-        private_mean(vectors, method, key=SketchKey.from_integer(0), noise=NoiseKey.from_integer(0))
+        private_mean(vectors, method, key=SketchKey.from_integer(0))

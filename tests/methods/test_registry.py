@@ -22,6 +22,8 @@ SETTINGS: dict[str, dict[str, object]] = {
     "sketch-gaussian": SIZES | {"clip": 1.0, "noise_multiplier": 2.0, "trust": "central"},
     "sketch-skellam": SIZES
     | {"clip": 1.0, "noise_multiplier": 2.0, "relation": "add-or-remove", "trust": "local"},
+    "gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
+    "skellam": {"clip": 1.0, "noise_multiplier": 2.0},
     "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
 }
 

@@ -144,11 +144,10 @@ def test_levels_are_the_least_that_keep_the_target(rounds: int, delta: float) ->
         "gaussian": events.gaussian,
         "laplace": events.laplace,
         "pure": lambda m: events.approximate(1 / m),
-        "concentrated": lambda m: events.concentrated(1 / (2 * m * m)),
     }
     for name, make in makers.items():
         level = getattr(levels, name)
-        if delta == 0 and name in ("gaussian", "concentrated"):
+        if delta == 0 and name == "gaussian":
             assert level is None
             continue
         spent = [

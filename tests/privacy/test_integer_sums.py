@@ -145,7 +145,7 @@ def noise_of_the_sum(mechanism: IntegerMechanism, reach: int) -> Vector:
 @pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
 def test_overflow_bound_against_exact_tails(mechanism: IntegerMechanism) -> None:
     """With every member at its largest value, the probability of a wrap, summed exactly."""
-    peak = mechanism.cohort * math.isqrt(mechanism.quantizer.largest)
+    peak = mechanism.cohort * mechanism.quantizer.peak
     reach = 3000
     values = np.arange(-reach, reach + 1)
     probabilities = noise_of_the_sum(mechanism, reach)
@@ -196,6 +196,7 @@ def test_finest_step(kind: type[IntegerMechanism]) -> None:
     assert fitted.bits == 16
     assert fitted.overflow_bound() <= 1e-5
     step = fitted.quantizer.granularity
+    assert isinstance(fitted.quantizer, Quantizer)
     finer = replace(fitted, quantizer=replace(fitted.quantizer, granularity=0.99 * step))
     assert finer.overflow_bound() > 1e-5
     assert mechanism.with_granularity_for(1e-5, largest=1.0).quantizer.granularity < step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -88,8 +89,19 @@ def test_cells_that_are_not_finite_are_refused(value: float) -> None:
 
 @pytest.mark.parametrize(("value", "bits"), [(-1, 4), (16, 4), (1 << 62, 62), (-(1 << 63), 62)])
 def test_cells_out_of_range_are_refused(value: int, bits: int) -> None:
-    with pytest.raises(ArgumentError, match=rf"\[0, 2\*\*{bits}\), got {value} among"):
+    with pytest.raises(ArgumentError, match=rf"\[0, {1 << bits}\), got {value} among"):
         pack(torch.tensor([0, value, 1]), whole(3, bits))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 13, 62])
+def test_signed_cells_come_back_to_the_last(bits: int) -> None:
+    half, form = 1 << (bits - 1), replace(whole(5, bits), cells="signed")
+    cells = torch.tensor([0, -half, half - 1, -1, max(0, half - 2)])
+    data = HEADER + pack(cells, form)
+    assert torch.equal(unpack(data, form), cells)
+    for beyond in (-half - 1, half):
+        with pytest.raises(ArgumentError, match=rf"\[-{half}, {half}\), got {beyond} among"):
+            pack(torch.tensor([0, beyond, 0, 0, 0]), form)
 
 
 def test_types_and_shapes_are_not_repaired() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.wire import WireError
+from diffsketch.wire.formats import MessageFormat
 from diffsketch.wire.sums import FloatSum, WholeSum
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -113,7 +114,7 @@ def test_a_sum_beyond_float32_is_refused() -> None:
 @pytest.mark.parametrize("bits", [1, 22, 62])
 def test_whole_numbers_wrap_where_totals_have_no_more_bits(bits: int) -> None:
     top = (1 << bits) - 1
-    running = WholeSum((2,), bits, wraps=True)
+    running = WholeSum(MessageFormat("cpsgd", 2, (2,), "unsigned", bits), wraps=True)
     for _ in range(5):
         running.add(torch.tensor([top, 1]))
     assert running.value().tolist() == [5 * top % (1 << bits), 5 % (1 << bits)]
@@ -121,14 +122,30 @@ def test_whole_numbers_wrap_where_totals_have_no_more_bits(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [3, 62])
 def test_whole_numbers_that_do_not_fit_are_refused_in_any_order(bits: int) -> None:
-    half = 1 << (bits - 1)
+    half, form = 1 << (bits - 1), MessageFormat("cpsgd", 1, (1,), "unsigned", bits)
     for values in ([half, half, 0, 1], [1, 0, half, half], [half] * 50):
-        running = WholeSum((1,), bits, wraps=False)
+        running = WholeSum(form, wraps=False)
         for value in values:
             running.add(torch.tensor([value]))
         with pytest.raises(WireError, match=f"does not fit in the {bits} bits"):
             running.value()
-    running = WholeSum((1,), bits, wraps=False)
+    running = WholeSum(form, wraps=False)
     for value in (half, half - 1):
         running.add(torch.tensor([value]))
     assert running.value().tolist() == [2 * half - 1]
+
+
+@pytest.mark.parametrize("bits", [3, 62])
+def test_signed_numbers_are_summed_and_refused_beyond_their_bits(bits: int) -> None:
+    half, form = 1 << (bits - 1), MessageFormat("sketch-gaussian", 1, (1,), "signed", bits)
+    for values, total in (([half - 1, -half], -1), ([-half, 0], -half), ([half - 1], half - 1)):
+        running = WholeSum(form, wraps=False)
+        for value in values:
+            running.add(torch.tensor([value]))
+        assert running.value().tolist() == [total]
+    for values in ([half - 1, 1, -5], [-1, -half, 7], [-half] * 50):
+        running = WholeSum(form, wraps=False)
+        for value in values:
+            running.add(torch.tensor([value]))
+        with pytest.raises(WireError, match=f"does not fit in the {bits} bits"):
+            running.value()

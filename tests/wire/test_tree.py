@@ -316,5 +316,5 @@ def test_above_other_inboxes_a_sum_that_does_not_fit_is_found_if_it_must_not_wra
 def test_what_cannot_wrap_is_refused() -> None:
     with pytest.raises(ArgumentError, match="wraps must be None for float32"):
         Inbox(TABLE, **ABOUT, wraps=False)
-    with pytest.raises(ArgumentError, match="wraps must not be True where a total has more bits"):
+    with pytest.raises(ArgumentError, match="wraps must not be True for signed cells"):
         Inbox(LEVELS, **ABOUT, total_format=HOLDING, wraps=True)

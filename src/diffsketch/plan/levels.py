@@ -98,19 +98,12 @@ class NoiseLevels:
     """The multipliers of the noises whose privacy does not depend on the message's shape."""
 
     request: PlanRequest
-    _totals: dict[Event, Epsilon] = field(default_factory=dict, repr=False)
+    _totals: dict[tuple[tuple[Event, int], ...], Epsilon] = field(default_factory=dict, repr=False)
 
     @cached_property
     def gaussian(self) -> float | None:
         """Standard deviation over the L2 sensitivity; None without a delta."""
         return least_multiplier(self.request, events.gaussian) if self.request.delta else None
-
-    @cached_property
-    def concentrated(self) -> float | None:
-        """The same as `gaussian` for what is known by its Rényi divergence only."""
-        if self.request.delta == 0:
-            return None
-        return least_multiplier(self.request, lambda z: events.concentrated(1 / (2 * z * z)))
 
     @cached_property
     def laplace(self) -> float | None:
@@ -130,7 +123,8 @@ class NoiseLevels:
 
     def total(self, claim: ProvenClaim) -> Epsilon:
         """The claim's epsilon over all rounds, computed once for claims about the same event."""
-        if claim.event not in self._totals:
+        key = tuple(events.leaves(claim.event))  # which can be hashed
+        if key not in self._totals:
             found = claim.epsilon(delta=self.request.delta, rounds=self.request.rounds)
-            self._totals[claim.event] = found
-        return replace(self._totals[claim.event], scope=claim.scope)
+            self._totals[key] = found
+        return replace(self._totals[key], scope=claim.scope)

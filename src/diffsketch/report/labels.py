@@ -60,7 +60,7 @@ def epsilon_words(epsilon: Epsilon, *, instead: str = "") -> str:
     >>> epsilon_words(Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope), instead="0.1 a round")
     '0.1 a round (claimed; client unit, replace, central trust)'
     """
-    basis = "no claim" if epsilon.basis is Basis.NONE else str(epsilon.basis)
+    basis = "no claim" if epsilon.basis is Basis.NONE else epsilon.basis_text
     return f"{instead or epsilon_text(epsilon)} ({basis}; {epsilon.scope})"
 
 

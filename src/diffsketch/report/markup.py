@@ -202,7 +202,7 @@ def _meaning(epsilon: Epsilon | None, instead: str = "") -> str:
     """What an epsilon is worth, on a line of its own: value; basis; unit, relation, trust."""
     if epsilon is None:
         return f' <span class="meaning">{html.escape(instead)}</span>' if instead else ""
-    basis = "no claim" if epsilon.basis is Basis.NONE else str(epsilon.basis)
+    basis = "no claim" if epsilon.basis is Basis.NONE else epsilon.basis_text
     return (
         f' <span class="meaning">{html.escape(instead or epsilon_text(epsilon))} '
         f'<span class="basis basis-{epsilon.basis}">{basis}</span> '

@@ -99,7 +99,7 @@ def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[str]:
     if epsilon is None:
         return ["" for _ in _EPSILON]
     scope = epsilon.scope
-    words = (str(epsilon.basis), str(scope.unit), str(scope.relation), str(scope.trust))
+    words = (epsilon.basis_text, str(scope.unit), str(scope.relation), str(scope.trust))
     return [_text(value), _text(epsilon.delta), *words, str(epsilon.rounds)]
 
 

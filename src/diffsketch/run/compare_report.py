@@ -164,9 +164,9 @@ def _epsilon(row: Mapping[str, Any]) -> str:
     about = f"{scope.unit},\n{scope.relation},\n{scope.trust}"
     if math.isinf(float(epsilon)):
         rounds = f"over {epsilon.rounds:,} rounds"
-        return f"{epsilon.basis} per round,\nnothing {at}\n{rounds}\n{about}"
+        return f"{epsilon.basis_text} per round,\nnothing {at}\n{rounds}\n{about}"
     times = " a round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"{epsilon.shown()}{times}\n{at}\n{epsilon.basis};\n{about}"
+    return f"{epsilon.shown()}{times}\n{at}\n{epsilon.basis_text};\n{about}"
 
 
 def _assumed(rows: Sequence[Mapping[str, Any]]) -> list[str]:

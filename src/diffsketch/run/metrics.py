@@ -113,6 +113,7 @@ def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:
         "relation": str(epsilon.scope.relation),
         "trust": str(epsilon.scope.trust),
         "rounds": epsilon.rounds,
+        "simulated": epsilon.simulated,
     }
 
 

@@ -44,7 +44,9 @@ def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
     """The epsilon that `epsilon_data` wrote."""
     scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
     value = float("inf") if data["value"] is None else data["value"]
-    return Epsilon(value, data["delta"], data["rounds"], Basis(data["basis"]), scope)
+    return Epsilon(
+        value, data["delta"], data["rounds"], Basis(data["basis"]), scope, data["simulated"]
+    )
 
 
 def _rows(summary: dict[str, Any], times: dict[str, float]) -> list[tuple[str, str]]:

@@ -33,6 +33,8 @@ def epsilon_in_words(epsilon: Epsilon) -> str:
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
     >>> epsilon_in_words(Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope))
     'eps 7.99 at 1e-05 (proven; client, replace, distributed)'
+    >>> epsilon_in_words(Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope, simulated=True))
+    'eps 7.99 at 1e-05 (proven, simulated; client, replace, distributed)'
     >>> epsilon_in_words(Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope))
     'eps 1 per round at 1e-05 (claimed; client, replace, distributed)'
     >>> epsilon_in_words(Epsilon(math.inf, 1e-5, 100, Basis.PROVEN, scope))
@@ -43,9 +45,10 @@ def epsilon_in_words(epsilon: Epsilon) -> str:
     at, scope = f"at {epsilon.delta:g}", epsilon.scope
     about = f"{scope.unit}, {scope.relation}, {scope.trust}"
     if math.isinf(float(epsilon)):
-        return f"{epsilon.basis} per round, nothing {at} over {epsilon.rounds:,} rounds ({about})"
+        basis = epsilon.basis_text
+        return f"{basis} per round, nothing {at} over {epsilon.rounds:,} rounds ({about})"
     times = " per round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"eps {epsilon.shown()}{times} {at} ({epsilon.basis}; {about})"
+    return f"eps {epsilon.shown()}{times} {at} ({epsilon.basis_text}; {about})"
 
 
 def sentence(text: str) -> str:

@@ -59,7 +59,9 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
     if least < low or most >= end:
         wrong = least if least < low else most
         raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
-    words = values.view(np.uint64) & np.uint64((1 << layout.bits) - 1)
+    words = values.view(np.uint64)
+    if layout.cells == "signed":
+        words = words & np.uint64((1 << layout.bits) - 1)
     return _to_words(words, layout.bits).tobytes()[: layout.payload_bytes]
 
 

@@ -25,6 +25,7 @@ from diffsketch.engines.flower.records import (
 from diffsketch.engines.flower.refusals import Refusal, check_trust
 from diffsketch.engines.flower.vectors import cast_like, length_of, without_words
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods.release import check_release
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
@@ -68,6 +69,7 @@ class Desk:
         self._plan = plan.text(dim) + without_words(keep_local)
         self._honest = plan.honest
         planned = self.claim_of(plan.min_replies, 0)
+        check_release(self.method, planned)
         name = self.method.name
         try:
             check_trust(planned, trusted_server=trusted)
@@ -107,7 +109,7 @@ class Desk:
         nodes = [one.metadata.dst_node_id for one in messages]
         if len(set(nodes)) != len(nodes):
             raise ArgumentError(f"strategy must ask each node once in a round, got {sorted(nodes)}")
-        cohort = getattr(self.method, "cohort", len(nodes))
+        cohort = getattr(self.method, "cohort", None) or len(nodes)
         if len(nodes) <= cohort:
             return messages
         _LOG.warning("%d nodes, and a cohort of %d: not all are asked", len(nodes), cohort)

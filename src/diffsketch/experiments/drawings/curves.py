@@ -287,7 +287,7 @@ def _lead(experiment: Experiment, panels: dict[str, list[Trained]]) -> str:
         text = f"{panel}: {', '.join(shares)} against {_share(second)}"
         for who, line in ((ours, readings[0]), (baseline, second)):
             epsilon, _ = line.per_round
-            meanings[f"{who}'s: {epsilon.basis}; {epsilon.scope}"] = None
+            meanings[f"{who}'s: {epsilon.basis_text}; {epsilon.scope}"] = None
         for top in _best_proven(lines, readings[0]):
             unit = top.epsilon.scope.unit
             text += f", proven for a {unit} {_share(top)} ({top.name.partition(_PROVEN)[0]})"

@@ -186,7 +186,7 @@ class Trained:
                 epsilon = _round_of(epsilon)
                 words = f"{epsilon.shown()} a round at delta {epsilon.delta:g}"
                 return epsilon, f"{words}, on average"
-            epsilon = Epsilon(float(given), 0.0, 1, epsilon.basis, epsilon.scope)
+            epsilon = Epsilon(float(given), 0.0, 1, epsilon.basis, epsilon.scope, epsilon.simulated)
         return epsilon, f"{epsilon.shown()} a round"
 
 
@@ -272,4 +272,6 @@ def _round_of(total: Epsilon) -> Epsilon:
     while excess(most) < 0:
         most *= 2
     shift = float(brentq(excess, 0.0, most, xtol=1e-12)) / math.sqrt(total.rounds)
-    return Epsilon(gaussian_epsilon(shift, delta), delta, 1, total.basis, total.scope)
+    return Epsilon(
+        gaussian_epsilon(shift, delta), delta, 1, total.basis, total.scope, total.simulated
+    )
