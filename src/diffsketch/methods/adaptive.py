@@ -27,7 +27,7 @@ __all__ = ["check_clip", "flag_share", "next_clip"]
 _RATE = 0.2  # of the paper
 _ERROR = 0.05  # standard deviation of the share of clients within the clip, if it can be had
 _NOISY = 0.5  # from here on that noise is more than the share can tell, and the rate is lower
-_LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.01, 0.5, 0.1
+_LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.02, 0.5, 0.1
 _LEAST, _MOST = 1e-30, 1e30  # of a clip: float32 has room for what it is multiplied by
 
 
@@ -43,7 +43,7 @@ def flag_share(noise_multiplier: float, *, cohort: int | None, trust: Trust) -> 
     other cells have: a factor `sqrt(1 + s**2)` for a flag of size `s`. The share is known to
     `noise_multiplier * sqrt(1 + s**2) / (s * n)`, with `n` the cohort, or its square root where
     every client adds all of the noise. The rule: the smallest `s` for which that is 0.05, the
-    paper's advice, but at least 0.01 and at most 0.5, which costs 12% of noise. Without a cohort
+    paper's advice, but at least 0.02 and at most 0.5, which costs 12% of noise. Without a cohort
     it is 0.1.
 
     >>> round(flag_share(3.0, cohort=1000, trust=Trust.DISTRIBUTED), 4)

@@ -244,15 +244,15 @@ class ClientNoise(Method):
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
         self._check_total(total)
-        flags, spread = total[-1:], self.mechanism.std
+        flags, step = total[-1:], self.mechanism.quantizer.granularity
+        spread = self.mechanism.std
         if self.trust is Trust.DISTRIBUTED:
             flags = self.mechanism.centred(flags)
         elif self.trust is Trust.LOCAL:
             spread *= math.sqrt(count)
-        mean = int(flags) * self.mechanism.quantizer.granularity / count
         apart = bound.share - bound.low
-        within = (bound.share - mean) / apart
-        error = spread / (apart * count)
+        within = (bound.share - int(flags) * step / count) / apart
+        error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
 
     def _in_clips(self, batch: Tensor, encode: Encode | None) -> tuple[Tensor, Encode | None]:
