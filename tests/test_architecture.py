@@ -92,7 +92,6 @@ ONLY_IN = {
     "matplotlib": "diffsketch/demo.py diffsketch/audit/pictures.py diffsketch/report/static.py",
     "plotly": "diffsketch/report/interactive.py",
     "dp_accounting": "diffsketch/privacy/accounting/*.py",
-    "opendp": "diffsketch/privacy/noise/secure*.py",
     "safetensors": "diffsketch/run/*.py",
     "typer": "diffsketch/cli/*.py",
     "flwr": "diffsketch/engines/flower/*.py",

@@ -22,20 +22,27 @@ def test_writes_all_results(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "out.json"
-    bench.main(["--cells", "1e2", "--repeat", "2", "--json", str(path)])
+    bench.main(["--cells", "200", "--repeat", "2", "--secure-repeat", "1", "--json", str(path)])
     found = json.loads(path.read_text())
     assert {"commit", "hardware", "versions", "cells", "results"} <= found.keys()
-    assert found["cells"] == 100
-    fast = {result["sampler"] for result in found["results"] if not result["secure"]}
-    assert fast == Noise.__abstractmethods__
-    secure = {result["sampler"] for result in found["results"] if result["secure"]}
-    assert secure == Noise.__abstractmethods__ - {"normal", "laplace"}
+    assert found["cells"] == 200
+    for cells in (200, 154):
+        results = [result for result in found["results"] if result["cells"] == cells]
+        samplers = {
+            source: {result["sampler"] for result in results if result["source"] == source}
+            for source in ("fast", "secure", "opendp")
+        }
+        assert samplers["fast"] == Noise.__abstractmethods__
+        assert samplers["secure"] == Noise.__abstractmethods__ - {"normal", "laplace"}
+        assert samplers["opendp"] == {"discrete_gaussian", "discrete_laplace"}
     for result in found["results"]:
         assert 0 < result["min_s"] <= result["median_s"]
-        assert result["samples"] == (1 if result["secure"] else 2)
+        assert result["samples"] == (2 if result["source"] == "fast" else 1)
     printed = capsys.readouterr().out
-    assert "Noise for 100 cells" in printed
+    assert "Noise for 200 cells" in printed
+    assert "Noise for 154 cells" in printed
     assert "slowest fast sampler" in printed
+    assert "slowest secure sampler" in printed
 
 
 def test_quick_is_smaller(bench: ModuleType) -> None:

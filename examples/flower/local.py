@@ -28,6 +28,8 @@ from typing import IO, Any
 
 from certificates import make_certificates
 
+from diffsketch.secure_sum import Identity
+
 APP = Path(__file__).parent
 _STARTED = 60.0  # seconds until a SuperLink answers, at most
 
@@ -56,6 +58,7 @@ class LocalNetwork:
             "OMP_NUM_THREADS": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "DIFFSKETCH_KEY_FILE": str(self._secret("sketch.key")),
+            "DIFFSKETCH_IDENTITIES_FILE": str(self._identities(nodes)),
         }
         self.nodes: list[subprocess.Popen[bytes]] = []
         self._count = nodes
@@ -75,8 +78,10 @@ class LocalNetwork:
     def start_node(self, number: int) -> subprocess.Popen[bytes]:
         """A SuperNode with the images of this number."""
         key = self._secret(f"client-{number}.key")
+        identity = self._secret(f"identity-{number}.key")
         config = (
             f'partition-id={number} num-partitions={self._count} diffsketch-client-key-file="{key}"'
+            f' diffsketch-identity-file="{identity}"'
         )
         options = ["--superlink", f"127.0.0.1:{self.gate}", "--port", str(free_port())]
         if self._certificates is None:
@@ -209,6 +214,19 @@ class LocalNetwork:
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32), encoding="ascii")
+        return path
+
+    def _identities(self, nodes: int) -> Path:
+        """The public keys of all nodes, for secure sums: who they are is not the server's to say.
+
+        Real nodes make their own identity, and have this list from somebody that all trust.
+        """
+        found = []
+        for number in range(nodes):
+            secret = self._secret(f"identity-{number}.key").read_text(encoding="ascii")
+            found.append(Identity(bytes.fromhex(secret)).public.hex())
+        path = self.home / "identities.txt"
+        path.write_text("\n".join(found), encoding="ascii")
         return path
 
 

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ __all__ = [
     "LockBusy",
     "LockLost",
     "LockUnavailable",
+    "leftovers",
     "locked_beside",
     "prepare_output",
     "replace_file",
@@ -127,6 +128,12 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         for path in (*temporary.values(), *placed):
             path.unlink(missing_ok=True)
         raise
+
+
+def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:
+    """Temporary files of a process that was killed while it wrote files of these names."""
+    found = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
+    return [path for path in found if path.suffixes[-2][1:].isdecimal()]
 
 
 def _acquire(handle: int, wait: float, path: Path) -> None:

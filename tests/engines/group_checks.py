@@ -85,7 +85,7 @@ def starting_apart(rank: int) -> list[str]:
 def refused(rank: int) -> list[str]:
     """What no rank may have."""
     del rank
-    other = SketchSkellam(DIM, 1, 8, clip=1.0, noise_multiplier=1.0, cohort=3, trust=Trust.LOCAL)
+    other = SketchSkellam(DIM, 1, 8, clip=1.0, noise_multiplier=1.0, cohort=3)
     tries = (
         lambda: mean_of(CENTRAL),
         lambda: mean_of(SketchSkellam(DIM, 1, 8, clip=1.0, noise_multiplier=1.0, cohort=WORLD)),
@@ -95,7 +95,7 @@ def refused(rank: int) -> list[str]:
         lambda: mean_of(DiffSketch(DIM, 1, 8, per_round=1.0), error_feedback=True),
         lambda: mean_of(Uncompressed(DIM), error_feedback=True),
         lambda: mean_of(PlainSketch(DIM, 3, 8, combine="median"), error_feedback=True),
-        lambda: mean_of(other),
+        lambda: mean_of(other, trusted_group=True),
     )
     return [error_of(one) for one in tries]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 
 from diffsketch.methods import PlainSketch
 from diffsketch.sketch import SketchKey
-from tests.engines.ddp_checks import VARIANTS, checks
+from tests.engines.ddp_checks import VARIANTS, bfloat16_checks, checks
 from tests.engines.ddp_world import make_model, state_of, weights_of
-from tests.engines.processes import Results, run_checks
+from tests.engines.processes import Results, bfloat16_flaw, run_checks
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,19 @@ def results() -> Results:
     return run_checks(checks)
 
 
+@pytest.fixture(scope="module")
+def bfloat16_results() -> Results:
+    if flaw := bfloat16_flaw():
+        pytest.skip(flaw)
+    return run_checks(bfloat16_checks)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_hook_is_one_mean_of_the_flat_gradient(name: str, results: Results) -> None:
+def test_the_hook_is_one_mean_of_the_flat_gradient(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    apart = name == "bfloat16"
+    results = request.getfixturevalue("bfloat16_results" if apart else "results")
     zero, one = results[f"variant {name}"]
     rtol, atol = (0.0, 0.02) if name == "bfloat16" else (1e-5, 1e-6)
     torch.testing.assert_close(zero["weights"], zero["by hand"], rtol=rtol, atol=atol)
@@ -29,6 +41,14 @@ def test_the_hook_is_one_mean_of_the_flat_gradient(name: str, results: Results) 
     if name != "bfloat16":
         moved = zero["weights"] - weights_of(make_model())
         assert float(moved.norm()) > 0.01  # or nothing was compared
+
+
+def test_only_an_illegal_instruction_excuses_bfloat16() -> None:
+    assert bfloat16_flaw("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert not bfloat16_flaw("")
+    for script in ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1 / 0"):
+        with pytest.raises(subprocess.CalledProcessError):
+            bfloat16_flaw(script)
 
 
 def test_without_compression_it_is_plain_ddp(results: Results) -> None:

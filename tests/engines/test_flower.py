@@ -195,13 +195,6 @@ def test_a_server_without_a_key_sums_and_the_owner_has_the_model() -> None:
         strategy.start(world, first, 1, evaluate_fn=lambda *_: None)
 
 
-def test_a_server_without_a_key_may_not_hold_claims_that_depend_on_it() -> None:
-    plan = Plan("diffsketch-proven", {"rows": 2, "cols": 6, "padding": 30, "clip": 1.0, "std": 1.0})
-    strategy = SketchStrategy(fed_avg(), plan)
-    with pytest.raises(ArgumentError, match="key must be given"):
-        strategy.start(world_of(plan), record_of(torch.zeros(DIM)), 1)
-
-
 def test_too_few_replies_make_a_round_void(caplog: pytest.LogCaptureFixture) -> None:
     plan = Plan(GAUSSIAN.method, GAUSSIAN.settings, min_replies=2)
     world = world_of(plan)

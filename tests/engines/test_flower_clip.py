@@ -23,7 +23,7 @@ NODES = 5
 SETTINGS = {"rows": 1, "cols": 16, "clip": 0.2, "noise_multiplier": 1e-3, "clip_quantile": 0.5}
 LOCAL = Plan("sketch-gaussian", SETTINGS, NODES)
 CENTRAL = Plan("sketch-gaussian", {**SETTINGS, "trust": "central"}, NODES)
-SECURE = Plan("sketch-skellam", SETTINGS, NODES, NODES - 1, secure_sum=True)
+SECURE = Plan("sketch-skellam", SETTINGS, NODES, NODES - 1, secure_sum=True, identities=False)
 FIRST = record_of(torch.zeros(DIM))
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
 from benchmarks.flower import EXAMPLE, Relay, without_sketches
+from diffsketch.secure_sum import Identity
 from diffsketch.sketch import SketchKey
 from tests.engines.flower_world import RUN, Node, World
 
@@ -53,8 +54,15 @@ def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure:
     server: Any = importlib.import_module("mnist_app.server_app")
     world, result = World(), tmp_path / "result.json"
     settings = CONFIG | (SECURE if secure else {})
-    for number in range(3):
-        node = Node(number, client.app, 1000 + number)
+    members = tmp_path / "members.txt"
+    secrets = [bytes([number]) * 32 for number in range(3)]
+    members.write_text("\n".join(Identity(one).public.hex() for one in secrets))
+    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
+    for number, secret in enumerate(secrets):
+        path = tmp_path / f"{number}.key"
+        path.write_text(secret.hex())
+        own = {"diffsketch-identity-file": str(path)}
+        node = Node(number, client.app, 1000 + number, own)
         node.context.run_config = settings
         world.nodes[node.node_id] = node
     config = {**settings, "result": str(result)}

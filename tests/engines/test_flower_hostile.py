@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 
 from diffsketch.engines.flower import PlainSum, Plan, SketchStrategy
 from diffsketch.engines.flower.exchange import Exchange
-from diffsketch.engines.flower.records import RECORD, Reply
+from diffsketch.engines.flower.records import PROTOCOL, RECORD, Reply
 from diffsketch.engines.flower.summing import SumRound
 from diffsketch.engines.flower.vectors import digest_of
+from diffsketch.methods.noisy import ClientNoise
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import MessageFormat
 from tests.engines.flower_world import DIM, World, one_round, our_record, record_of
+from tests.engines.silent import silence
 
 KEY = SketchKey.from_integer(3)
 PLAN = Plan("sketch", {"rows": 3, "cols": 16})
@@ -85,8 +87,8 @@ ATTACKS: dict[str, Change] = {
     "empty": lambda new, _old: [with_message(new, b"")],
     "garbage": lambda new, _old: [with_message(new, b"\x00garbage" * 9)],
     "huge": lambda new, _old: [with_message(new, _bytes(new) + bytes(1 << 22))],
-    "other version": lambda new, _old: [with_record(new, protocol=2)],
-    "version of text": lambda new, _old: [with_record(new, protocol="1")],
+    "other version": lambda new, _old: [with_record(new, protocol=PROTOCOL + 1)],
+    "version of text": lambda new, _old: [with_record(new, protocol=str(PROTOCOL))],
     "odd types": lambda new, _old: [with_record(new, member=5)],
     "missing": lambda new, _old: [_without(new, "statement")],
     "long member": lambda new, _old: [with_record(new, member="x" * 300)],
@@ -188,6 +190,69 @@ def test_replies_of_nodes_that_were_not_asked_are_refused() -> None:
     assert digest_of(arrays) == digest_of(without)
     assert strategy.reports[1].refused[4242] == "reply is of a node that was not asked"
     assert strategy.reports[1].silent == (BAD,)
+
+
+CLIPPED = {"rows": 3, "cols": 16, "clip": 2.0, "noise_multiplier": 0.5}
+TOO_LONG: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "central": (Plan("sketch-gaussian", {**CLIPPED, "trust": "central"}), {}),
+    "local": (Plan("sketch-gaussian", CLIPPED), {}),
+    "limit": (PLAN, {"limit": 50.0}),
+}
+
+
+def long_run(name: str, value: float | None, *, key: SketchKey | None = KEY) -> Any:
+    """A round of ten in which one sends the same value in every cell; or nothing."""
+    plan, options = TOO_LONG.get(name, (PLAN, {}))
+    world = World()
+    for number in range(10):
+        world.join(number, plan, key=KEY)
+    method = plan.build(DIM)
+    layout = method.message_format
+
+    def tamper(replies: list[Message]) -> list[Message]:
+        good = [one for one in replies if one.metadata.src_node_id != BAD]
+        (bad,) = (one for one in replies if one.metadata.src_node_id == BAD)
+        if value is None:
+            return good
+        about: dict[str, Any] = {
+            "round_index": 0,
+            "fingerprint": KEY.seed(0).fingerprint,
+            "sender": BAD,
+        }
+        cells = torch.full(layout.shape, value)
+        if isinstance(method, ClientNoise):  # the most that the bits can say
+            steps = value / method.mechanism.quantizer.granularity
+            cells = cells.new_full(layout.shape, min(int(steps), layout.limits[1] - 1)).long()
+        return [*good, with_message(bad, WireMessage(layout, cells, **about).to_bytes())]
+
+    world.tamper = tamper
+    inside = FedAvg(fraction_evaluate=0.0)
+    strategy = SketchStrategy(inside, plan, key=key, **options)
+    with silence():
+        return strategy, one_round(strategy, world, FIRST, 1)
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+@pytest.mark.parametrize("value", [1e6, 1e30, 3.4e38])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_what_no_honest_client_sends_is_refused(name: str, value: float, keyed: bool) -> None:
+    """By node and reason; the round counts, with the mean of the others."""
+    key = KEY if keyed else None
+    strategy, arrays = long_run(name, value, key=key)
+    expected, without = long_run(name, None, key=key)
+    assert strategy.totals == expected.totals
+    assert digest_of(arrays) == digest_of(without)
+    (report,) = strategy.reports
+    assert (report.void, len(report.present)) == ("", 9)
+    assert list(report.refused) == [BAD]
+    assert "message has a norm of" in report.refused[BAD]
+
+
+@pytest.mark.parametrize("name", [*TOO_LONG, "no limit"])
+def test_what_an_honest_client_might_send_is_not(name: str) -> None:
+    """In every cell so much that the norm is the clip; and without a limit, anything."""
+    value = 1e6 if name == "no limit" else 2.0 / (3 * 16) ** 0.5
+    assert len(long_run(name, value)[0].reports[0].present) == 10
 
 
 def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:

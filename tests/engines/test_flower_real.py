@@ -91,7 +91,7 @@ def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) ->
         def started() -> int:
             return int(network.log("node-2", 10**6).count("Start `flwr-clientapp` process"))
 
-        wait_for(lambda: started() == 3, "keys, shares and the request for training")
+        wait_for(lambda: started() == 4, "who are you, keys, shares, and the request for training")
         network.kill(2)
         wait_for(lambda: bool(result.exists() and result.stat().st_size), "the result")
         found = network.run_result(result)

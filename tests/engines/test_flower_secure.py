@@ -43,10 +43,12 @@ from tests.engines.flower_world import DIM, World, point, record_of, towards
 
 KEY = SketchKey.from_integer(3)
 SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
-PLAN = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True)
+PLAN = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False)
 SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
 PLAIN = Plan("sketch-skellam", SCALED, cohort=5, min_replies=3)
-CPSGD = Plan("cpsgd", {"levels": 8, "trials": 40}, cohort=5, min_replies=3, secure_sum=True)
+CPSGD = Plan(
+    "cpsgd", {"levels": 8, "trials": 40}, cohort=5, min_replies=3, secure_sum=True, identities=False
+)
 FIRST = record_of(torch.zeros(DIM))
 NODES = range(1000, 1005)
 
@@ -112,7 +114,7 @@ def test_dropouts_within_the_threshold(stage: int, silent: set[int]) -> None:
     assert set(report.asked) == set(NODES)
     assert set(report.refused) | set(report.silent) == lost
     assert digest_of(arrays) == digest_of(plain(lost))
-    assert report.claim == PLAN.build(DIM).claim_for(5 - len(lost), KEY.seed(0))
+    assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
 
 
 def test_dropouts_of_several_stages() -> None:
@@ -143,7 +145,8 @@ def test_below_the_threshold_the_round_is_void(
     assert digest_of(arrays) == digest_of(
         followed(FIRST, [only[1]], [1], method=PLAN.build(DIM), key=KEY)
     )
-    assert first.claim == (PLAN.build(DIM).claim_for(3, KEY.seed(0)) if stage >= MASKED else None)
+    planned = PLAN.claim_for(PLAN.build(DIM), 3, KEY.seed(0))
+    assert first.claim == (planned if stage >= MASKED else None)
     rounds = {KEYS: 1, SHARES: 1, MASKED: 2, UNMASK: 2}[stage]
     assert f"over {rounds} round" in str(strategy.epsilon(1e-5))
 
@@ -312,10 +315,14 @@ def test_plans_that_do_not_fit() -> None:
         replace(PLAN, min_replies=6)
     with pytest.raises(ArgumentError, match="min_replies must be in"):
         replace(PLAN, cohort=1, min_replies=1)
-    gaussian = Plan("sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True)
+    gaussian = Plan(
+        "sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False
+    )
     with pytest.raises(ArgumentError, match="whole numbers with room for their sum"):
         gaussian.build(DIM)
-    paper = Plan("cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True)
+    paper = Plan(
+        "cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True, identities=False
+    )
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         paper.build(DIM)
     with pytest.raises(ArgumentError, match="summation must be a SecureSum"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +20,14 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.engines.flower import SecureSealing, SecureSum, SketchStrategy
-from diffsketch.engines.flower.records import SUM_RECORD, SumReply, SumRequest
+from diffsketch.engines.flower import Plan, SecureSealing, SecureSum, SketchStrategy
+from diffsketch.engines.flower.records import PROTOCOL, SUM_RECORD, SumReply, SumRequest
 from diffsketch.engines.flower.refusals import Refusal
 from diffsketch.engines.flower.summing import Own
 from diffsketch.engines.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
 from diffsketch.secure_sum import Client, Params, Server, invite
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES, _checksum
 from diffsketch.sketch import SketchKey
 from tests.engines.flower_secure import KEYS, MASKED, SHARES, UNMASK, Losses, bytes_of, is_own
 from tests.engines.flower_world import DIM, RUN, World, our_record
@@ -107,7 +111,7 @@ class _PerRound:
 
 @pytest.mark.parametrize(
     "values",
-    [{"protocol": 2}, {"reply": 7}, {"fingerprint": bytes(9)}, {"code": "x" * 99}],
+    [{"protocol": PROTOCOL + 1}, {"reply": 7}, {"fingerprint": bytes(9)}, {"code": "x" * 99}],
     ids=lambda values: next(iter(values)),
 )
 def test_an_odd_record_is_a_dropout(values: dict[str, Any]) -> None:
@@ -197,7 +201,7 @@ def test_a_member_refuses(request_: SumRequest, reason: str) -> None:
 
 def test_a_lower_threshold_than_the_plans_is_refused() -> None:
     # Of 5 with min_replies 5 the plan's is 4.
-    plan = type(PLAN)(PLAN.method, PLAN.settings, 5, 5, secure_sum=True)
+    plan = type(PLAN)(PLAN.method, PLAN.settings, 5, 5, secure_sum=True, identities=False)
     who = Own(own().context, plan, KEY, 1000)
     low = Params(
         plan.build(DIM).message_format, run=bytes(16), round_index=0, members=tuple(NODES),
@@ -255,9 +259,52 @@ def test_any_request_gets_a_reply(
     assert reply.reply == b""
 
 
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """With a share to spare it is left out; with none, the round is void and says whose it was."""
+
+    def lie(new: Replies, _old: Replies) -> bytes:
+        data = bytearray(new[BAD])
+        first = ENVELOPE_BYTES + 4 + 8 + 1  # after the count, the first member and its fate
+        data[first] ^= 1
+        data[44:52] = _checksum(data)
+        return bytes(data)
+
+    plan = PLAN if spare else replace(PLAN, cohort=3)
+    nodes = 5 if spare else 3
+    strategy, _ = run(plan, tamper=Attack(UNMASK, lie), nodes=nodes)
+    _, second = strategy.reports
+    if spare:
+        assert (second.void, len(second.present)) == ("", 5)
+        assert f"its fault, or that of one of nodes [{BAD}]" in caplog.text
+    else:
+        assert "shares of 1000 do not give the secret that it promised" in second.void
+        assert "one of nodes [1000, 1001, 1002]" in second.refused[1000]
+
+
+def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One masks what it should never have made: it cannot be seen who, but that somebody did."""
+    seen = SecureSealing.sealed
+
+    def sealed(self: Any, message: Any, told: Any, *, own: Own) -> bytes:
+        if own.node == BAD:
+            half = 1 << (message.format.bits - 1)
+            message = replace(message, cells=torch.full(message.format.shape, half))
+        return seen(self, message, told, own=own)
+
+    strategy, arrays = run(rounds=1)
+    assert (strategy.reports[0].void, len(strategy.reports[0].present)) == ("", 5)
+    monkeypatch.setattr(SecureSealing, "sealed", sealed)
+    strategy, arrays = run(rounds=1)
+    assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
+    assert strategy.reports[0].present == ()
+    assert not arrays
+
+
 # Members that sign.
 
 PUBLIC = [identity(number).public for number in range(5)]
+SIGNED = replace(PLAN, identities=True)
 
 
 def signed_run(
@@ -271,11 +318,11 @@ def signed_run(
     for number, name in enumerate(names):
         public = [*PUBLIC, identity(name).public]
         sealing = SecureSealing(identity=identity(name), identities=public)
-        world.join(number, PLAN, key=KEY, sealing=sealing)
+        world.join(number, SIGNED, key=KEY, sealing=sealing)
     world.tamper = tamper
     summation = summation or SecureSum(identities=PUBLIC)
     inside = FedAvg(fraction_evaluate=0.0)
-    strategy = SketchStrategy(inside, PLAN, key=KEY, summation=summation)
+    strategy = SketchStrategy(inside, SIGNED, key=KEY, summation=summation)
     return strategy, strategy.start(world, FIRST, rounds).arrays
 
 
@@ -295,9 +342,79 @@ def test_strangers_and_doubles_are_left_out() -> None:
 
 
 def test_members_that_sign_refuse_a_server_that_does_without() -> None:
-    strategy, arrays = signed_run(summation=SecureSum())
+    """It says that the plan is the members', and sums without signatures all the same."""
+
+    class Lying(SecureSum):
+        signed = True
+
+    strategy, arrays = signed_run(summation=Lying())
     assert "the round is void" in strategy.reports[0].void
     assert not arrays
+
+
+def written(folder: Path, public: list[bytes] = PUBLIC) -> Path:
+    path = folder / "members.txt"
+    path.write_text("\n".join(one.hex() for one in public), encoding="ascii")
+    return path
+
+
+def node_config(folder: Path, number: int, members: Path) -> dict[str, Any]:
+    path = folder / f"{number}.key"
+    path.write_text(hashlib.sha256(b"identity %d" % number).hexdigest(), encoding="ascii")
+    return {"diffsketch-identity-file": str(path), "diffsketch-identities-file": str(members)}
+
+
+def test_identities_are_the_default_and_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From files that each node names itself; the claim then holds against any server."""
+    members, world = written(tmp_path), World()
+    for number in range(5):
+        config = node_config(tmp_path, number, members)
+        world.join(number, SIGNED, key=KEY, config=config)
+    monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
+    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), SIGNED, key=KEY)
+    arrays = strategy.start(world, FIRST, 1).arrays
+    assert digest_of(arrays) == digest_of(plain(set()))
+    assert "follows the protocol" not in str(strategy.claim)
+    assert Plan(PLAN.method, PLAN.settings, 5, 3, secure_sum=True) == SIGNED
+
+
+def test_without_identities_the_claim_says_so() -> None:
+    strategy, _ = run(rounds=1)
+    words = ", shared among 5 members, against a server that follows the protocol, limits how well"
+    assert words in str(strategy.claim)
+    local = replace(PLAN, settings={**PLAN.settings, "trust": "local"})
+    with pytest.raises(ArgumentError, match="secure_sum needs messages of whole numbers"):
+        local.build(DIM)  # it needs no secure sum, whatever the server does
+
+
+def test_a_server_without_a_list_does_not_start() -> None:
+    signing = SecureSum(identities=PUBLIC)
+    for plan, summation in ((SIGNED, None), (SIGNED, SecureSum()), (PLAN, signing)):
+        with pytest.raises(ArgumentError, match="summation must have identities"):
+            SketchStrategy(FedAvg(), plan, key=KEY, summation=summation)
+
+
+@pytest.mark.parametrize("fault", ["no identity", "no list", "not in the list", "no file", "plan"])
+def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -> None:
+    config = node_config(tmp_path, 0, written(tmp_path))
+    if fault == "no identity":
+        del config["diffsketch-identity-file"]
+    if fault == "no list":
+        del config["diffsketch-identities-file"]
+    if fault == "not in the list":
+        written(tmp_path, PUBLIC[1:])
+    if fault == "no file":
+        config["diffsketch-identity-file"] = str(tmp_path / "none")
+    context = Context(RUN, 1000, {"partition-id": 0, **config}, RecordDict(), {})
+    plan, sealing = SIGNED, SecureSealing()
+    if fault == "plan":  # a list is given, and the plan is one for a server that is trusted
+        plan, sealing = PLAN, SecureSealing(identity=identity(0), identities=PUBLIC)
+    reply = ask(opening(params(), plan=plan.text(DIM)), Own(context, plan, KEY, 1000), sealing)
+    assert reply.reply == b""
+    assert reply.reason
+    assert list(context.state) == []
 
 
 def test_identities_come_together() -> None:

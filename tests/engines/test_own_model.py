@@ -17,5 +17,7 @@ def test_own_model_and_data(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     (accuracy,) = re.findall(r"accuracy ([\d.]+)%", printed)
     assert float(accuracy) > 95
-    (epsilon,) = re.findall(r"epsilon = ([\d.]+) .*\(proven; client unit, replace, dist", printed)
+    (epsilon,) = re.findall(
+        r"epsilon = ([\d.]+) .*\(proven, simulated; client unit, replace, dist", printed
+    )
     assert 1 < float(epsilon) <= 8

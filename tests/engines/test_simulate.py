@@ -31,7 +31,7 @@ from diffsketch.methods.registry import build_method
 from diffsketch.methods.sketch import PlainSketch
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.sampler import PoissonSampler
-from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, Trust
+from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.cohort import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
@@ -95,7 +95,7 @@ def test_noise_is_that_of_the_workers() -> None:
     before = simulation.weights
     result = simulation.step()
     devices, trainer = simulation.task.devices, ReferenceTrainer()
-    total = torch.zeros(3, 5)
+    total = torch.zeros(3, 5, dtype=torch.int64)
     for device in result.cohort.tolist():
         vector = FedAvg(0.1, 4).vectors(
             before,
@@ -107,18 +107,19 @@ def test_noise_is_that_of_the_workers() -> None:
         )
         noise = CohortNoise(key, [device], round_index=1)
         total += LOCAL.encode(vector, SketchKey.from_integer(5).seed(1), noise).messages[0]
-    assert torch.allclose(result.published.total, total, atol=1e-5)
+    assert torch.equal(result.published.total, total)
 
 
 def test_claims_and_epsilon_of_the_busiest_client() -> None:
     simulation, accountant = simulate(LOCAL), Accountant(LOCAL.mechanism.claim.scope)
     for _ in range(10):
-        assert simulation.step().claim == LOCAL.mechanism.claim
+        assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
     most = int(simulation.participation.rounds.max())
     accountant.spend(LOCAL.mechanism.claim, rounds=most)
     found = simulation.epsilon(DELTA)
     assert float(found) == pytest.approx(float(accountant.epsilon(DELTA)), rel=1e-9)
-    assert (found.rounds, found.basis) == (most, Basis.PROVEN)
+    assert (found.rounds, found.basis, found.simulated) == (most, Basis.PROVEN, True)
+    assert "(proven, simulated; client unit" in str(found)
     assert most < 10
     assert simulation.participation.rounds.sum() == 30
 
@@ -180,7 +181,7 @@ def test_poisson_counts_every_round_at_its_amplified_price() -> None:
         assert result.published.count == pytest.approx(2.0)
     assert len(sizes) > 1
     amplified = PoissonSampler(DEVICES, 0.25).amplified(CENTRAL.mechanism.claim)
-    assert result.claim == amplified
+    assert result.claim == SimulatedClaim.of(amplified)
     expected = amplified.epsilon(delta=DELTA, rounds=6)
     assert float(simulation.epsilon(DELTA)) == pytest.approx(float(expected), rel=1e-9)
     plain = float(CENTRAL.mechanism.claim.epsilon(delta=DELTA, rounds=6))
@@ -196,10 +197,10 @@ def test_empty_rounds_publish_noise() -> None:
         result = simulation.step()
         if not len(result.cohort):
             break
-    noise = CohortNoise(key, [1 << 62], round_index=result.round_index).normal(
-        (1, 3, 5), CENTRAL.mechanism.std, dtype=torch.float32
-    )[0]
-    assert torch.equal(result.published.total, noise)
+    noise = CohortNoise(key, [1 << 62], round_index=result.round_index)
+    drawn = CENTRAL.central_noise(noise)
+    assert drawn is not None
+    assert torch.equal(result.published.total, drawn)
     assert result.bytes_up == 0
     assert isinstance(result.claim, ProvenClaim)
     assert not torch.equal(simulation.weights, before)

@@ -12,7 +12,7 @@ from diffsketch.learning.sampling import AllDevices, PoissonDevices, UniformSamp
 from diffsketch.methods.base import Method
 from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.methods.registry import build_method
-from diffsketch.privacy.claim import NoClaim
+from diffsketch.privacy.claim import NoClaim, SimulatedClaim
 from diffsketch.sketch.hashing import SketchKey
 from tests.engines.test_simulate import CENTRAL, CLAIMED, DELTA, DEVICES, LOCAL, SKETCH, simulate
 from tests.learning.reference import DIM
@@ -26,10 +26,12 @@ from tests.learning.reference import DIM
         ("cpsgd", {"levels": 4, "trials": 4, "clip": 1.0}),  # nothing is claimed
     ],
 )
-def test_poisson_is_for_floating_point(name: str, settings: dict[str, object]) -> None:
+def test_poisson_is_not_for_sums_that_are_decoded_by_their_count(
+    name: str, settings: dict[str, object]
+) -> None:
     """Whole numbers are decoded by their count: not by 1, and then divided."""
     method = build_method(name, dim=DIM, cohort=2, settings=settings)
-    with pytest.raises(ArgumentError, match=f"messages of float32.*got method='{name}'"):
+    with pytest.raises(ArgumentError, match=f"not for messages of unsigned.*got method='{name}'"):
         simulate(method, sampler=PoissonDevices.of(DEVICES, 2.0, seed=5))
     simulate(method, sampler=UniformSampler(DEVICES, 2, seed=5)).step()
 
@@ -58,7 +60,7 @@ def test_nobody_is_drawn_twice(cohort: list[int], monkeypatch: pytest.MonkeyPatc
 )
 def test_before_the_first_round(method: Method, value: float) -> None:
     simulation = simulate(method)
-    expected = method.claim_for(3, SketchKey.from_integer(5).seed(0))
+    expected = SimulatedClaim.of(method.claim_for(3, SketchKey.from_integer(5).seed(0)))
     found = simulation.epsilon(DELTA)
     assert (float(found), found.rounds) == (value, 0)
     assert (found.basis, found.scope) == (expected.basis, expected.scope)
@@ -77,6 +79,6 @@ def test_the_claim_of_the_run_is_its_weakest(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patched:
         patched.setattr(SketchGaussian, "_claim_for", lambda *_: none)
         assert simulation.step().claim == none
-    assert simulation.step().claim == LOCAL.mechanism.claim
+    assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
     assert simulation.claim == none
     assert float(simulation.epsilon(DELTA)) == float("inf")

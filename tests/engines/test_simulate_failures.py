@@ -112,8 +112,8 @@ def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
         result = simulation.step()
     noise = CohortNoise(KEY, range(DEVICES), round_index=0)
     messages = LOCAL.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
-    assert torch.allclose(result.published.total, messages.sum(dim=0), atol=1e-6)
-    assert float(messages[2].norm()) > 1  # noise alone
+    assert torch.equal(result.published.total, messages.sum(dim=0))
+    assert int(messages[2].abs().max()) > 100  # noise alone
     assert result.published.count == DEVICES
     assert result.left_out == ("device-2",)
     expected = healthy.step()

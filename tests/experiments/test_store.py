@@ -15,6 +15,7 @@ from diffsketch.errors import ArgumentError, DiffSketchError
 from diffsketch.experiments import store as stores
 from diffsketch.experiments.jobs import Job
 from diffsketch.experiments.store import Made, Store, made_by
+from diffsketch.run.sealed import sealed
 from tests.experiments import tiny
 
 SMALL: dict[str, Any] = {
@@ -126,8 +127,9 @@ def test_runs_of_other_versions_are_begun_again(store: Store, steps: list[int]) 
     make(store, job, stop=lambda: len(steps) == 4)
     path = store.run_directory(job) / "run.json"
     data = json.loads(path.read_text())
+    del data["sha256"]
     data["versions"]["source"] = "other"
-    path.write_text(json.dumps(data))
+    path.write_bytes(sealed(data))
     made = make(store, job)
     assert made.done
     assert "source of diffsketch" in made.note

@@ -88,7 +88,7 @@ def build_cases() -> dict[str, Case]:
     central = SketchGaussian(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, trust=Trust.CENTRAL)
     shared = SketchSkellam(DIM, 2, 20, clip=6.0, noise_multiplier=0.3, cohort=WORKERS)
     own = SketchSkellam(
-        DIM, 2, 20, clip=6.0, noise_multiplier=0.1, cohort=WORKERS, trust=Trust.LOCAL, bits=16,
+        DIM, 2, 20, clip=6.0, noise_multiplier=0.2, cohort=WORKERS, trust=Trust.LOCAL, bits=16,
         relation=Relation.ADD_OR_REMOVE,
     )  # fmt: skip
     dense = GaussianMean(
@@ -141,7 +141,7 @@ def build_cases() -> dict[str, Case]:
         ),
         "sketch-skellam-local": Case(
             own, "proven: client unit, add-or-remove, local trust",
-            squared(own, 0.1) / 4, 0.25,
+            squared(own, 0.2) / 4, 0.25,
         ),
         "projunit": Case(
             ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None

@@ -22,7 +22,7 @@ from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.mechanisms.bounds import FlaggedBound
 from diffsketch.privacy.mechanisms.quantize import Quantizer
 from diffsketch.sketch import SketchKey
-from diffsketch.wire import Message
+from diffsketch.wire import Message, WireError
 
 DIM, WORKERS = 24, 40
 KEY = SketchKey.from_integer(3)
@@ -264,6 +264,25 @@ def test_a_round_is_that_of_the_fixed_clip_but_for_the_flag(kind: str) -> None:
     out = torch.empty(DIM)
     total = round_of(method, vectors, 0)
     assert torch.equal(method.decode(total, SEED, count=WORKERS, out=out), means[0])
+
+
+@every_kind
+def test_honest_messages_are_told_from_longer_ones(kind: str) -> None:
+    """With the flag, in clips, whatever the clip; false refusals have a chance of 1e-9 or less."""
+    method = build(kind, noise_multiplier=0.01).at_clip(3e-4)
+    vectors = torch.cat([fixed_norms()[:5], 1e-5 * fixed_norms()[:5]])
+    messages = method.encode(vectors, SEED, FastNoise(2)).messages
+    for message in messages:
+        method.check_honest(message)
+    with pytest.raises(WireError, match="and that of honest clients is at most"):
+        method.check_honest(method.reduced(3 * messages[0]))
+
+
+@every_kind
+def test_names_do_for_trust_and_relation(kind: str) -> None:
+    method = build(kind)
+    same = build(kind, trust=str(method.trust), relation=str(method.relation))
+    assert (same, same.mechanism) == (method, method.mechanism)
 
 
 @every_kind

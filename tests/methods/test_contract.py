@@ -275,7 +275,7 @@ def test_fewer_workers_never_mean_more_privacy(case: Case) -> None:
 
 @every_method
 def test_more_workers_than_planned_are_refused(method: Method) -> None:
-    if getattr(method, "cohort", None) is None:
+    if method.most_messages is None:
         method.claim_for(10**6, SEED)
         return
     with pytest.raises(ArgumentError, match=r"present must be in 1\.\.12"):

@@ -16,7 +16,7 @@ import pytest
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.files import replace_file
-from diffsketch.privacy.accounting import events, ledger
+from diffsketch.privacy.accounting import events, ledger, lookahead
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
@@ -41,7 +41,7 @@ def test_what_is_charged_is_there_again(path: Path) -> None:
     book.charge(OTHER, 3)
     book.charge(CLAIM, 2)
     again = Ledger.open(path, SCOPE)
-    expected = (Spending(CLAIM, 1), Spending(OTHER, 3), Spending(CLAIM, 2))
+    expected = (Spending(CLAIM, 3), Spending(OTHER, 3))
     assert again.spent == book.spent == expected
     assert again.rounds == book.rounds == 6
     assert again.budget == Budget(1e4, 1e-5)
@@ -52,6 +52,41 @@ def test_what_is_charged_is_there_again(path: Path) -> None:
         ".ledger.json.lock",
         "ledger.json",
     ]
+
+
+def test_the_file_grows_with_kinds_and_not_with_rounds(path: Path) -> None:
+    book = Ledger.create(path, SCOPE)
+    sizes = []
+    for _ in range(9):
+        for claim in (CLAIM, OTHER):
+            book.charge(claim)
+        sizes.append(len(path.read_bytes()))
+    assert len(set(sizes)) == 1
+    assert Ledger.open(path, SCOPE).spent == (Spending(CLAIM, 9), Spending(OTHER, 9))
+
+
+def test_rounds_of_others_are_taken_from_what_is_reserved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two objects in turn compose as seldom as one would, and stop at the same round."""
+    composed = 0
+
+    def counted(event: events.Event, delta: float) -> float:
+        nonlocal composed
+        composed += 1
+        return epsilon_for(event, delta)
+
+    monkeypatch.setattr(lookahead, "epsilon_for", counted)
+    one = Ledger.create(path, SCOPE, budget=BUDGET)
+    two, fits = Ledger.open(path, SCOPE), one.rounds_left(CLAIM)
+    composed = 0
+    for index in range(fits):
+        (one, two)[index % 2].charge(CLAIM)
+        assert composed < 60
+    assert fits > 50
+    for book in (one, two, Ledger.open(path, SCOPE)):
+        with pytest.raises(BudgetExceeded):
+            book.charge(CLAIM)
 
 
 def test_a_ledger_without_a_budget_counts(path: Path) -> None:
@@ -312,9 +347,9 @@ def edited(path: Path, **changes: Any) -> bytes:
 def test_other_formats_are_refused(path: Path) -> None:
     Ledger.create(path, SCOPE)
     whole = path.read_bytes()
-    assert "version must be 1, got 2" in refused(path, edited(path, version=2))
+    assert "version must be 2, got 1" in refused(path, edited(path, version=1))
     path.write_bytes(whole)
-    assert "version must be 1, got True" in refused(path, edited(path, version=True))
+    assert "version must be 2, got True" in refused(path, edited(path, version=True))
     path.write_bytes(whole)
     assert "format must be" in refused(path, edited(path, format="another"))
     path.write_bytes(whole)
@@ -327,7 +362,7 @@ def test_other_formats_are_refused(path: Path) -> None:
 
 def sealed(body: Any) -> bytes:
     """A file with a checksum that fits, as only this code makes it."""
-    head = {"format": "diffsketch privacy ledger", "version": 1, "ledger": body}
+    head = {"format": "diffsketch privacy ledger", "version": 2, "ledger": body}
     return json.dumps({**head, "checksum": ledger._checksum(body)}).encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,18 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.claim import Relation
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.quantize import Quantizer, centre, stochastic_round, wrap
+from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms.quantize import (
+    CoordinateQuantizer,
+    Quantizer,
+    centre,
+    stochastic_round,
+    wrap,
+)
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import Family, columns_and_signs
 
 Order = Literal[1, 2]
 Vector = npt.NDArray[np.float64]
@@ -262,3 +271,58 @@ def test_names_of_relations_count() -> None:
     quantizer = Quantizer(NormBound(1.0), 0.01, 10)
     by_name = quantizer.sensitivity(2, "replace")  # type: ignore[arg-type]
     assert by_name == quantizer.sensitivity(2, Relation.REPLACE) == 2 * quantizer.norm(2)
+
+
+# Coordinates
+
+
+def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[float, float]:
+    """How far one coordinate moves a cell that all others fill: in float32, and on the grid."""
+    seed = SketchKey.from_integer(index).seed(0)
+    _, signs = columns_and_signs(np.arange(sketch.dim), seed, layout=sketch.layout)
+    generator = torch.Generator().manual_seed(index)
+    vector = torch.rand(sketch.dim, generator=generator) * torch.from_numpy(signs[0]).float()
+    other, place = vector.clone(), sketch.dim // 2
+    vector[place], other[place] = 1.0, -1.0
+    encode = partial(sketch.encode, seed=seed)
+    tables = [encode(each) for each in (vector, other)]
+    whole = [grid.apply(each[None], FastNoise(1), encode=encode)[0] for each in (vector, other)]
+    return (
+        float((tables[0] - tables[1]).abs().max()),
+        float((whole[0] - whole[1]).abs().max()) * grid.granularity,
+    )
+
+
+@pytest.mark.parametrize("family", ["pairwise", "blocked"])
+def test_float_sums_move_more(family: Family) -> None:
+    """Two vectors that differ in one coordinate, which is 1 or -1, and are rounded alike else."""
+    sketch = CountSketch(300_000, 2, 10, family)
+    grid = CoordinateQuantizer(CoordinateBound(1.0, 2), 256, 20)
+    found = [moved(sketch, grid, index) for index in range(4)]
+    assert {whole for _, whole in found} == {2.0}
+    if family == "pairwise":  # the control: what a claim would have to count without the grid
+        assert max(floats for floats, _ in found) > 2.00001
+
+
+@given(st.integers(1, 2**20), st.floats(2**-20, 2**20, width=32), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_coordinates_stay_within_their_steps(steps: int, limit: float, seed: int) -> None:
+    grid = CoordinateQuantizer(CoordinateBound(limit), steps, 9)
+    vectors = torch.tensor([[0.0, limit, -limit, 3 * limit, -7 * limit, limit / 3, 1e-30, 1, -2]])
+    found = grid.apply(vectors, FastNoise(seed))
+    assert int(found.abs().max()) == steps
+    assert found[0, :5].tolist() == [0, steps, -steps, steps, -steps]
+    assert grid.sensitivity(1, Relation.REPLACE) == 2 * steps
+    assert grid.sensitivity(1, Relation.ADD_OR_REMOVE) == steps
+
+
+def test_coordinates_are_rounded_right_on_average() -> None:
+    """Beyond 6 standard errors with probability below 1e-8; the control rounds to the nearest."""
+    grid = CoordinateQuantizer(CoordinateBound(1.0), 4, 1)
+    values = torch.full((40_000, 1), 0.3)
+    found = grid.apply(values, FastNoise(2)).double() * grid.granularity
+    error = float(found.std()) / 200
+    assert abs(float(found.mean()) - 0.3) < 6 * error
+    assert abs(0.25 - 0.3) > 6 * error
+    with pytest.raises(ArgumentError, match="steps must be >= 1"):
+        CoordinateQuantizer(CoordinateBound(1.0), 0, 1)

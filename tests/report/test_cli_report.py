@@ -100,7 +100,7 @@ RUN = Path("runs/compare/none/seed-0")
         (RUN, lambda: (RUN / "config.toml").unlink(), f"{RUN}/config.toml: No such file"),
         (RUN, lambda: change(RUN / "config.toml", "rounds = 4", "rounds = 5"), "toml: changed"),
         (RUN, lambda: (RUN / "run.json").write_text("{"), f"{RUN}/run.json: damaged"),
-        (RUN, lambda: change(RUN / "run.json", "run 1", "run 9"), "another version"),
+        (RUN, lambda: change(RUN / "run.json", "run 2", "run 9"), "another version"),
         (RUN, lambda: (RUN / "metrics.jsonl").write_text("x\n"), "line 1 is no measurement"),
         (RUN, lambda: (RUN / "metrics.jsonl").unlink(), "metrics.jsonl: damaged or missing"),
         (RUN, lambda: other_record(RUN / "metrics.jsonl"), "metrics.jsonl: damaged: line 2"),

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,10 +26,12 @@ from unittest import mock
 import torch
 from rich.console import Console
 
+from diffsketch import files
 from diffsketch.engines.simulate import Simulation
+from diffsketch.errors import DataError
 from diffsketch.learning.task import Task
 from diffsketch.learning.tasks import load_task
-from diffsketch.run import build, metrics, sessions
+from diffsketch.run import build, compare_sessions, metrics, sessions
 from diffsketch.run.config import RunConfig
 from diffsketch.run.loop import CheckpointFailed
 
@@ -64,6 +66,17 @@ class Moments:
 
         return mock.patch.object(owner, name, wrapper)
 
+    def half_written(self) -> Any:
+        """Files of which there is half, for a moment."""
+        real = files._write
+
+        def write(path: Path, content: bytes) -> None:
+            path.write_bytes(content[: len(content) // 2])
+            self._pass()
+            real(path, content)
+
+        return mock.patch.object(files, "_write", write)
+
     def _pass(self) -> None:
         if self.count == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -97,6 +110,8 @@ def counted(moments: Moments) -> Iterator[None]:
         moments.around(os, "fsync"),
         moments.around(Path, "replace"),
         moments.around(Path, "unlink"),
+        moments.around(Path, "mkdir"),
+        moments.half_written(),
     ):
         yield
 
@@ -107,18 +122,30 @@ def loaded(**arguments: Any) -> Task:
 
 
 def session(path: Path, config: RunConfig, last: int | None) -> int:
-    """Begin or continue the run, in this process; how many moments it had."""
+    """Continue the run, or begin it, in this process; how many moments it had."""
     moments, console = Moments(last), Console(file=io.StringIO())
     with counted(moments):
-        if (path / "run.json").exists():
+        try:
             sessions.resume(path, console)
-        else:
-            # Killed before it had begun: what there may be are files without a run.
-            for leftover in path.glob("*") if path.exists() else ():
-                leftover.unlink()
-            for leftover in path.glob(".*.tmp") if path.exists() else ():
-                leftover.unlink()
+        except DataError as error:
+            if "not the directory of a run" not in str(error):
+                raise
             sessions.start(config, path, console, command=["diffsketch", "run"])
+    return moments.count
+
+
+def compared(path: Path, last: int | None) -> int:
+    """The same for a comparison of two runs."""
+    moments, console = Moments(last), Console(file=io.StringIO())
+    each = [("a", {"method": "none"}), ("b", {"method": "sketch", "rows": 1, "cols": 16})]
+    common: dict[str, Any] = {"jobs": 1, "command": ["diffsketch", "compare"]}
+    with counted(moments):
+        try:
+            compare_sessions.resume(path, console, **common)
+        except DataError as error:
+            if "not the directory of a comparison" not in str(error):
+                raise
+            compare_sessions.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)
     return moments.count
 
 
@@ -146,34 +173,44 @@ def forked(work: Callable[[], int]) -> int | None:
     return int(text)
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    return {name: (path / name).read_bytes() for name in FINAL}
+def contents(path: Path, names: tuple[str, ...] = FINAL) -> dict[str, bytes]:
+    found = (one for name in names for one in path.rglob(name))
+    return {str(one.relative_to(path)): one.read_bytes() for one in found}
 
 
-def kill_everywhere(directory: Path, case: str) -> dict[str, Any]:
-    """Kill a run at one of five moments, at each of the last ones, and once again and again.
+def kill_everywhere(
+    directory: Path, work: Callable[[Path, int | None], int], *, begun: bool = False
+) -> dict[str, Any]:
+    """Kill it at every moment until a run has begun, then at one of many, and at the last ones.
 
-    Compared with a run that is left alone.
+    And once again and again. Compared with one that is left alone.
+
+    Args:
+        directory: For all of them.
+        work: What continues or begins it, in a directory, and is killed at a moment.
+        begun: Whether to take its beginning like the rest.
     """
-    config = CASES[case]
     whole = directory / "whole"
-    moments = forked(lambda: session(whole, config, None))
+    moments = forked(lambda: work(whole, None))
     assert moments is not None
-    expected, differing = contents(whole), []
-    for last in sorted({*range(0, moments, 5), *range(moments - 12, moments)}):
+    expected, differing, beginning = contents(whole), [], 0
+    for last in range(moments):
         path = directory / f"killed-{last}"
-        assert forked(lambda: session(path, config, last)) is None, last  # noqa: B023
-        assert forked(lambda: session(path, config, None)) is not None, last  # noqa: B023
+        if (begun or beginning < last) and last < moments - 12 and last % 11:
+            continue
+        assert forked(lambda: work(path, last)) is None, last  # noqa: B023
+        if not any(path.rglob("run.json")):
+            beginning = last + 1
+        assert forked(lambda: work(path, None)) is not None, last  # noqa: B023
         if contents(path) != expected:
             differing.append(last)
     path, kills = directory / "again", 0
-    while forked(lambda: session(path, config, 25)) is None:
+    while forked(lambda: work(path, 40)) is None:
         kills += 1
         assert kills < moments, "no progress"
     if contents(path) != expected:
         differing.append(-1)
-    summary = json.loads(expected["summary.json"])
-    return {"moments": moments, "kills": kills, "differing": differing, "summary": summary}
+    return {"moments": moments, "kills": kills, "differing": differing, "beginning": beginning}
 
 
 def fill_the_disk(directory: Path) -> dict[str, Any]:
@@ -216,7 +253,12 @@ def main() -> None:
         for case, config in CASES.items():
             # In this process first: what is loaded and compiled now, forks need not.
             session(root / case / "warm", config, None)
-            results[case] = kill_everywhere(root / case, case)
+            work = partial(lambda path, last, config: session(path, config, last), config=config)
+            results[case] = kill_everywhere(root / case, work, begun=case != "sgd")
+            summary = (root / case / "whole" / "summary.json").read_text()
+            results[case]["summary"] = json.loads(summary)
+        compared(root / "compare" / "warm", None)
+        results["compare"] = kill_everywhere(root / "compare", compared)
         results["full-disk"] = fill_the_disk(root)
     print(json.dumps(results))  # noqa: T201
 

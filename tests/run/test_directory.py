@@ -16,6 +16,7 @@ from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.run.config import RunConfig
 from diffsketch.run.directory import RunBusy, RunDirectory, free_name
 from diffsketch.run.run_files import RunFiles, look
+from diffsketch.run.sealed import sealed
 
 CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
@@ -114,8 +115,9 @@ def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
     begin(tmp_path)
     path = tmp_path / "run.json"
     start = json.loads(path.read_text())
+    del start["sha256"]
     start["versions"][name] = "0.0.1"
-    path.write_text(json.dumps(start))
+    path.write_bytes(sealed(start))
     with pytest.raises(MismatchError, match=rf"begun with {name} 0\.0\.1"):
         RunDirectory.open(tmp_path)
 
@@ -127,7 +129,7 @@ def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
         ("{", "damaged"),
         ("[]", "damaged"),
         ('{"format": "diffsketch run 9"}', "another version"),
-        ('{"format": "diffsketch run 1"}', "damaged"),
+        ('{"format": "diffsketch run 2"}', "its checksum differs"),
     ],
 )
 def test_damaged_start_is_refused(

@@ -51,6 +51,14 @@ def test_killed_at_any_moment(killed: dict[str, Any], case: str, outcome: str) -
         assert "above the budget of 2" in summary["reason"]
 
 
+@pytest.mark.parametrize("case", ["sgd", "compare"])
+def test_killed_while_it_begins(killed: dict[str, Any], case: str) -> None:
+    """All moments up to the first run's `run.json` are among those that were tried."""
+    result = killed[case]
+    assert result["differing"] == []
+    assert result["beginning"] >= 20
+
+
 def test_full_disk_keeps_the_checkpoint(killed: dict[str, Any]) -> None:
     result = killed["full-disk"]
     assert result["rounds"] == 3

@@ -12,6 +12,7 @@ import pytest
 from diffsketch.errors import DataError
 from diffsketch.run.directory import RunDirectory, locked
 from diffsketch.run.run_files import has_run, look
+from diffsketch.run.sealed import sealed
 from tests.run.test_directory import CONFIG, begin
 
 
@@ -56,8 +57,9 @@ def test_other_versions_are_shown(tmp_path: Path) -> None:
     begin(tmp_path)
     path = tmp_path / "run.json"
     start = json.loads(path.read_text())
+    del start["sha256"]
     start["versions"] = {"diffsketch": "0.0.1", "torch": 2}
-    path.write_text(json.dumps(start))
+    path.write_bytes(sealed(start))
     assert look(tmp_path).start["versions"] == {"diffsketch": "0.0.1", "torch": "2"}
 
 

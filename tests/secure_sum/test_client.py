@@ -29,7 +29,7 @@ def fates(params: Params, *dropped: int) -> bytes:
 def keys_request(played: Played) -> tuple[bytes, dict[int, bytes]]:
     params = played.server.params
     request = played.server.requests()[1]
-    return request, list_in(request, Kind.KEY_LIST, 128 if params.signed else 64, params)
+    return request, list_in(request, Kind.KEY_LIST, 160 if params.signed else 96, params)
 
 
 def test_own_keys_must_be_in_the_list() -> None:
@@ -37,7 +37,7 @@ def test_own_keys_must_be_in_the_list() -> None:
     _, keys = keys_request(played)
     for changed in (
         {index: key for index, key in keys.items() if index != 1},
-        keys | {1: bytes(64)},
+        keys | {1: bytes(96)},
     ):
         with pytest.raises(RefusedError, match="lacks the own ones"):
             played.clients[1].share(request_of(Kind.KEY_LIST, changed, played.server.params))
@@ -53,7 +53,7 @@ def test_too_few_keys() -> None:
 def test_the_same_keys_twice() -> None:
     played = start(make_params()).until(Stage.SHARES)
     keys = keys_request(played)[1]
-    for changed in (keys | {2: keys[1]}, keys | {2: keys[3][32:] + keys[2][32:]}):
+    for changed in (keys | {2: keys[1]}, keys | {2: keys[3][32:64] + keys[2][32:]}):
         with pytest.raises(RefusedError, match="two public keys are the same"):
             played.clients[1].share(request_of(Kind.KEY_LIST, changed, played.server.params))
 
@@ -131,7 +131,7 @@ def test_the_same_input_is_not_masked_for_other_members() -> None:
 def test_cells_are_checked() -> None:
     played = start(make_params()).until(Stage.MASKED)
     request, client = played.server.requests()[1], played.clients[1]
-    with pytest.raises(ArgumentError, match=r"\[0, 2\*\*20\)"):
+    with pytest.raises(ArgumentError, match=r"\[0, 1048576\)"):
         client.masked(torch.full((2, 3), 1 << 20), request)
     with pytest.raises(MismatchError, match="shape"):
         client.masked(torch.zeros(6, dtype=torch.int64), request)

@@ -1,4 +1,4 @@
-"""The bytes of a round with fixed secrets: they stay what they are in version 1.
+"""The bytes of a round with fixed secrets: they stay what they are in version 2.
 
 The masked input is also computed a second time, from the description alone and without any of our
 code but the format of messages.
@@ -88,6 +88,8 @@ def test_masked_input_by_hand(index: int) -> None:
     private = {i: X25519PrivateKey.from_private_bytes(key) for i, key in keys.items()}
     public = {i: key.public_key().public_bytes_raw() for i, key in private.items()}
     seed = hkdf(ROOTS[index], context, b"own seed", number[index])
+    promised = hkdf(seed, context, b"seed commitment", number[index])
+    assert played.replies[Stage.KEYS][index][52 + 64 :] == promised
     expected = np.full(5, 1000 * index, np.uint32)
     expected += words(hkdf(seed, context, b"self mask", number[index]))
     for other in ROOTS:
@@ -109,27 +111,28 @@ def test_masked_input_by_hand(index: int) -> None:
 
 CONTEXT = "5435dfdb6c8f158b9966ad5d0242b61fceb15ac8e3aebea5d72c2ac20e96b835"
 KEYS = (
-    "d553010101000000000000005435dfdb6c8f158b9966ad5d0242b61fceb15ac8"
-    "e3aebea5d72c2ac20e96b835a999d032ff8b1f6a580c49536128b2295a9edcf4"
+    "d553020101000000000000005435dfdb6c8f158b9966ad5d0242b61fceb15ac8"
+    "e3aebea5d72c2ac20e96b835741230bf9ae6892b580c49536128b2295a9edcf4"
     "1d36323f722433461c1665f7a916639b83393f416ac3eef6d533c017f61d8567"
-    "8c4b642b3f5ab48f6b0e3962b449b6cee2866b77"
+    "8c4b642b3f5ab48f6b0e3962b449b6cee2866b77625e5a1289434be6cc7bd21f"
+    "908a8caf4ca8d554b183fc03b8ede068dbd6c627"
 )
 MASKED = (
-    "d553010301000000000000005435dfdb6c8f158b9966ad5d0242b61fceb15ac8"
-    "e3aebea5d72c2ac20e96b8356a034f38a3d60c50d54b0108ca609a1809000000"
+    "d553020301000000000000005435dfdb6c8f158b9966ad5d0242b61fceb15ac8"
+    "e3aebea5d72c2ac20e96b835dfc7ce3f6222bfd6d54b0108ca609a1809000000"
     "0000010005000000000001140300000001000000010000000000000000010203"
     "040506075bacd7b698ff68784f99ce9f0d"
 )
 PLAIN = {
-    "keys": "b8fdcc76a88f681e",
-    "shares": "d0df8d9aaba0715b",
-    "masked": "953234d9da797a9e",
-    "unmask": "fa7c59a884646d8d",
+    "keys": "72ceeea59d5e07e6",
+    "shares": "4107a50d8f1d3627",
+    "masked": "c822176c7e32e433",
+    "unmask": "1d5ca426945b9b4a",
 }
 SIGNED = {
-    "keys": "ce837522bdd4bed0",
-    "shares": "2975efc1be1b0eee",
-    "masked": "85ebe1d25e890171",
-    "consistency": "915230f90d92189b",
-    "unmask": "97bad6cc8dbaa48e",
+    "keys": "6ecc86ac82a161ef",
+    "shares": "99448f991fb56641",
+    "masked": "462b4f4ad4a83e18",
+    "consistency": "647a8980142ed54f",
+    "unmask": "3ef2e8599cf52fec",
 }

@@ -95,7 +95,7 @@ def test_stages_of_requests() -> None:
 
 
 def test_what_is_signed_is_of_one_round_and_purpose() -> None:
-    keys = PublicKeys(bytes(32), bytes([1] * 32), b"")
+    keys = PublicKeys(bytes(32), bytes([1] * 32), bytes([2] * 32), b"")
     fates = {1: Fate.PRESENT, 2: Fate.DROPPED}
     texts = []
     for params in (PARAMS, make_params(3, round_index=6)):

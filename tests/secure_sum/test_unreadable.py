@@ -102,22 +102,6 @@ def test_one_who_lies_about_others_makes_nobody_a_suspect() -> None:
         assert server.suspects == ()
 
 
-def test_a_wrong_share_names_whose_it_is() -> None:
-    """It, or one that holds its shares, is to blame: which one cannot be told."""
-    played = start(make_params(5, threshold=3)).until(Stage.UNMASK)
-    params, server = played.server.params, played.server
-    for index, request in server.requests().items():
-        reply = played.clients[index].unmask(request)
-        if index == 1:
-            values = open_records(reply, Kind.UNMASK, params=params, size=1 + SHARE_BYTES)[1]
-            values[4] = values[4][:1] + (7).to_bytes(SHARE_BYTES, "little")
-            reply = close(Kind.UNMASK, records(values), sender=1, params=params)
-        server.collect(reply)
-    with pytest.raises(VoidError, match="of 4, shares do not belong to one secret"):
-        server.close()
-    assert server.suspects == ()
-
-
 def test_a_member_gives_nothing_of_what_it_cannot_read() -> None:
     """Also after a restart; and never, in the same round, the other kind of anybody's shares."""
     params = make_params(5, threshold=3, signed=True)

@@ -37,7 +37,7 @@ def check_types(method: Method, key: SketchKey, *, world: int) -> None:
     for name, value, kind in expected:
         if not isinstance(value, kind):
             raise ArgumentError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
-    cohort = getattr(method, "cohort", None)
+    cohort = method.most_messages
     good = cohort is None or cohort == world
     check(good, "cohort", f"be {world}, the number of ranks", cohort)
     if method.round_clip is not None:

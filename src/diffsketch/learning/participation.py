@@ -15,6 +15,8 @@ Three prices add up over a client's rounds:
 
 The run's price is the largest of each over the clients. That is exact if all rounds are alike, or
 have Gaussian noise only; else it may be more than any single client paid, and never less.
+
+A round takes time in proportion to its cohort, however many clients there are (`Columns`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.learning.columns import Columns
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.accounting.composition import epsilon_for
@@ -49,9 +52,10 @@ from diffsketch.privacy.claim import (
 
 __all__ = ["Participation"]
 
-_Account: TypeAlias = npt.NDArray[np.float64]  # (2, clients): sums, and what rounding took off
+_Account: TypeAlias = npt.NDArray[np.float64]  # (2, cohort): sums, and what rounding took off
 _Prices: TypeAlias = Mapping[str, float]  # of a round, or the largest of each over the clients
 
+_ROUNDS = "rounds"
 _SQUARE, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
 _ROUNDING = 2.0**-50  # relative, and more than is lost in adding the prices up
 
@@ -82,8 +86,8 @@ class Participation:
     clients: int
     budget: Budget | None = None
     planned: Claim | None = field(default=None, repr=False)
-    rounds: npt.NDArray[np.int64] = field(init=False, repr=False)
-    _accounts: Mapping[str, _Account] = field(init=False, repr=False, default_factory=dict)
+    _accounts: Columns = field(init=False, repr=False)  # rounds, and what was paid by its name
+    _busiest: int = field(init=False, repr=False, default=0)  # rounds of a client
     _most: _Prices = field(init=False, repr=False, default_factory=dict)
     _within: _Prices = field(init=False, repr=False, default_factory=dict)
     _weakest: Claim | None = field(init=False, repr=False, default=None)
@@ -92,7 +96,12 @@ class Participation:
 
     def __post_init__(self) -> None:
         check(self.clients >= 1, "clients", "be >= 1", self.clients)
-        object.__setattr__(self, "rounds", np.zeros(self.clients, np.int64))
+        object.__setattr__(self, "_accounts", Columns({_ROUNDS: np.zeros(self.clients, np.int64)}))
+
+    @property
+    def rounds(self) -> npt.NDArray[np.int64]:
+        """How many rounds each client took part in, as a copy."""
+        return self._accounts.whole(_ROUNDS)
 
     @property
     def claim(self) -> Claim | None:
@@ -112,27 +121,29 @@ class Participation:
             MismatchError: The claim is about something else than those of other rounds.
         """
         weakest = self._weaker(claim)
-        rounds = self.rounds.copy()
-        rounds[cohort] += 1
+        accounts = self._accounts
+        rounds = accounts.at(_ROUNDS, cohort) + 1
+        busiest = int(rounds.max(initial=self._busiest))
+        changes: dict[str, npt.NDArray[Any]] = {_ROUNDS: rounds}
         if not isinstance(claim, ProvenClaim):
             if self.budget is not None:
                 raise BudgetExceeded(
                     f"the budget of {self.budget.epsilon:g} is for what is proven: this round's "
                     f"epsilon is {claim.basis}; nothing was spent ({claim})"
                 )
-            return self._with(rounds=rounds, _weakest=weakest)
-        prices = self._prices(claim)
-        accounts, most = dict(self._accounts), dict(self._most)
+            accounts = accounts.changed(cohort, changes)
+            return self._with(_accounts=accounts, _busiest=busiest, _weakest=weakest)
+        prices, most = self._prices(claim), dict(self._most)
         for name, price in prices.items():
-            account = accounts[name].copy() if name in accounts else np.zeros((2, self.clients))
-            accounts[name] = account
+            known = name in accounts.names
+            paid = accounts.at(name, cohort) if known else np.zeros((2, len(cohort)))
+            changes[name] = _added(paid, price)
             if len(cohort):
-                paid = _add(account, cohort, price)
-                most[name] = max(most.get(name, 0.0), paid)
-        within = self._admitted(most, int(rounds.max()), claim.scope)
+                most[name] = max(most.get(name, 0.0), float(changes[name].sum(axis=0).max()))
+        within = self._admitted(most, busiest, claim.scope)
         return self._with(
-            rounds=rounds,
-            _accounts=accounts,
+            _accounts=accounts.changed(cohort, changes),
+            _busiest=busiest,
             _most=most,
             _within=within,
             _weakest=weakest,
@@ -147,7 +158,7 @@ class Participation:
         rounds decides which it is. Before the first round it is 0 over 0 rounds, or infinite where
         nothing will be claimed, with the basis and the scope of what is planned.
         """
-        rounds, claim = int(self.rounds.max()), self.claim
+        rounds, claim = self._busiest, self.claim
         if claim is None:
             scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
             return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
@@ -166,9 +177,10 @@ class Participation:
 
     def state(self) -> dict[str, Tensor | str]:
         """For a checkpoint: tensors, and the weakest claim as text."""
-        state: dict[str, Tensor | str] = {"rounds": torch.from_numpy(self.rounds.copy())}
-        for name, account in self._accounts.items():
-            state[f"paid.{name}"] = torch.from_numpy(account.copy())
+        state: dict[str, Tensor | str] = {}
+        for name in self._accounts.names:
+            shown = name if name == _ROUNDS else f"paid.{name}"
+            state[shown] = torch.from_numpy(self._accounts.whole(name))
         state["claim"] = json.dumps(_claim_to_json(self._weakest))
         return state
 
@@ -190,8 +202,8 @@ class Participation:
         most = {name: float(account.sum(axis=0).max()) for name, account in accounts.items()}
         claim = _claim_from_json(json.loads(state["claim"]))
         return self._with(
-            rounds=rounds,
-            _accounts=accounts,
+            _accounts=Columns({_ROUNDS: rounds, **accounts}),
+            _busiest=int(rounds.max()),
             _most=most,
             _within={},
             _weakest=claim,
@@ -259,19 +271,16 @@ class Participation:
         return _more(most, low)
 
 
-def _add(account: _Account, cohort: npt.NDArray[np.int64], price: float) -> float:
-    """Let a cohort pay, and the most that one of its members has paid then.
+def _added(paid: _Account, price: float) -> _Account:
+    """What a cohort has paid once each of it has paid this, too.
 
     What rounding takes off a sum is kept beside it, lest thousands of rounds cost more, or less,
     than as many times the price.
     """
-    high = account[0, cohort]
+    high, low = paid
     total = high + price
     added = total - high
-    account[0, cohort] = total
-    low = account[1, cohort] + ((high - (total - added)) + (price - added))
-    account[1, cohort] = low
-    return float((total + low).max())
+    return np.stack([total, low + ((high - (total - added)) + (price - added))])
 
 
 def _more(prices: _Prices, factor: float) -> _Prices:

@@ -24,9 +24,11 @@ from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.errors import WireError
 from diffsketch.wire.formats import MessageFormat
 
 __all__ = [
+    "FALSE_REFUSAL",
     "Encoded",
     "Method",
     "check_out",
@@ -37,7 +39,11 @@ __all__ = [
     "mean_of",
 ]
 
+FALSE_REFUSAL = 1e-9
+"""Largest probability that an honest message is refused for its norm."""
+
 _NAMED = 5  # rows that an error lists
+_SLACK = 1e-6  # relative: what rounding to float32 may add to a norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +122,11 @@ class Method(ABC):
             count: How many messages are in it, or are expected to be.
         """
         return self
+
+    @property
+    def most_messages(self) -> int | None:
+        """How many messages a sum can have; None where it does not matter."""
+        return None
 
     @property
     def exact(self) -> bool:
@@ -215,6 +226,46 @@ class Method(ABC):
             check_out(out, self.dim, device=total.device)
         mean = self._decode(total, seed, count, out=out)
         return mean if out is None or mean is out else out.copy_(mean.detach())
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """The largest norm of the sum of so many honest messages; infinite if all can be.
+
+        Euclidean, as `norm_of` measures it. What is clipped is no longer than `clip`, for certain;
+        noise that is in the messages has a tail, so that more is seen with a probability of at most
+        `failure`.
+        """
+        check_whole("count", count, least=1)
+        return count * self._message_norm(failure / count)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
+        """Of a message, or of the sum of `count` of them: of what it says, in units of the data."""
+        return float(torch.linalg.vector_norm(total.double()))
+
+    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
+        """Refuse a message, or a sum of several, that is longer than honest workers make it.
+
+        Messages modulo `2**bits` are centred first. Where the modulus is so small that all that it
+        can hold is within the bound, nothing is refused, as nothing can be told.
+
+        Args:
+            total: The cells of a message, or of the sum.
+            count: How many messages are in it.
+            limit: A norm that no honest message exceeds, where that is known from elsewhere: for
+                bare messages, which have no bound of their own.
+
+        Raises:
+            WireError: It is longer.
+        """
+        most, found = min(self.honest_norm(count), count * limit), self.norm_of(total, count)
+        if not found <= most * (1 + _SLACK):
+            what = "message has" if count == 1 else f"the sum of {count} messages has"
+            raise WireError(
+                f"{what} a norm of {found:.4g}, and that of honest clients is at most {most:.4g}"
+            )
+
+    def _message_norm(self, failure: float) -> float:  # noqa: ARG002
+        """What one honest message exceeds with a probability of at most `failure`."""
+        return math.inf
 
     @abstractmethod
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:

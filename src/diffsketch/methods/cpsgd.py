@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import Encoded, Method, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_whole
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
 from diffsketch.privacy.noise import Noise
@@ -131,6 +132,11 @@ class CpSgd(Method):
         rotation = int.from_bytes(digest.digest(), "little")
         return replace(self._unrotated, rotation_seed=rotation)
 
+    @property
+    def most_messages(self) -> int | None:
+        """The cohort, whose sum must not wrap."""
+        return self.cohort
+
     @cached_property
     def message_format(self) -> MessageFormat:
         """As the total, under a secure sum; the paper's, if its claim is all that there is."""
@@ -161,6 +167,14 @@ class CpSgd(Method):
             f"{claim.source}, with messages of {bits} bits that leave no room for a secure sum,"
         )
         return replace(claim, source=source)
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """By the clip, its rounding and the noise of so many; rotating changes no norm."""
+        return self._unrotated.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:
+        """Of the numbers that the cells stand for, less the noise's mean."""
+        return float(torch.linalg.vector_norm(self._unrotated.centred(total, count)))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))

@@ -10,8 +10,10 @@ from torch import Tensor
 from diffsketch.errors import check_positive
 from diffsketch.methods.base import Encoded, check_whole
 from diffsketch.methods.diffsketch import PaddedTables
+from diffsketch.methods.sketch import largest_table
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms import CoordinateBound, PaddedGaussian
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import CountSketch
 from diffsketch.sketch.hashing import HashSeed
@@ -77,6 +79,11 @@ class ProvenDiffSketch(PaddedTables):
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
         return self.mechanism(seed).claim
+
+    def _message_norm(self, failure: float) -> float:
+        # Its length moves by at most sqrt(rows padding) times what is appended, a Gaussian, does.
+        noise = noise_norm(1, self.std**2 * self.rows * self.padding, failure)
+        return self.clip * largest_table(self.dim, self.rows) + noise
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import check_positive
-from diffsketch.methods.base import Encoded, Method, fitted, mean_of
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, mean_of
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import (
     Basis,
@@ -52,6 +52,7 @@ SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 """What the paper's epsilons are about."""
 
 _STEPS = 256  # of the clip, at least
+_MANY = 4096  # messages that a sum has room for, at least
 _CUT = 1e-6  # probability that noise is cut off in any cell of a message
 
 
@@ -100,13 +101,13 @@ class LaplaceBaseline(Method):
         """What clips, rounds and adds noise; None for the paper's reading."""
         if self.clip is None:
             return None
-        expected = self.dim / self._shape[-1]
+        cells, expected, table = math.prod(self._shape), self.dim / self._shape[-1], {}
+        if len(self._shape) == 2:
+            load = math.ceil(expected + 6 * math.sqrt(expected) + 6)
+            table = {"dim": self.dim, "load": min(self.dim, load)}
         steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / self._rows))
-        load = 1 if self._rows == len(self._shape) == 1 else expected + 6 * math.sqrt(expected) + 6
-        quantizer = CoordinateQuantizer(
-            CoordinateBound(self.clip, self._rows), steps, math.prod(self._shape),
-            load=min(self.dim, math.ceil(load)),
-        )  # fmt: skip
+        bound = CoordinateBound(self.clip, self._rows)
+        quantizer = CoordinateQuantizer(bound, steps, cells, **table)
         return DiscreteLaplaceMechanism(quantizer, 1 / self.per_round).with_bits_for(_CUT)
 
     @cached_property
@@ -120,7 +121,7 @@ class LaplaceBaseline(Method):
     def total_format(self) -> MessageFormat:
         """The same with room for a sum."""
         form = self.message_format
-        return form if self.mechanism is None else form.for_sums_of(None)
+        return form if self.mechanism is None else form.for_sums_of(_MANY)
 
     @cached_property
     def _claim(self) -> ProvenClaim | PaperClaim:
@@ -144,6 +145,14 @@ class LaplaceBaseline(Method):
         values = mechanism.rounded(batch, noise, encode=encode)
         values += mechanism.draw(tuple(values.shape), noise).to(values.device)
         return Encoded(fitted(values, self.message_format))
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """By the clip, the worst that a table can make of it, and the noise of so many."""
+        return math.inf if self.mechanism is None else self.mechanism.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
+        """Norm of the numbers that the cells stand for."""
+        return float(torch.linalg.vector_norm(self._mean(total, 1).double()))
 
     def reduced(self, total: Tensor) -> Tensor:
         """The sum within its format."""

@@ -79,7 +79,7 @@ def private_mean(
     >>> found.mean.shape, found.message_bytes
     (torch.Size([500]), 198)
     >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
-    epsilon = 1.993 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
+    epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
     >>> again = private_mean(vectors, method)  # noise is never drawn twice
     >>> bool((found.mean == again.mean).all())
     False

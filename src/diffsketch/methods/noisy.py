@@ -18,7 +18,14 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
 from diffsketch.methods.adaptive import check_clip, flag_share, next_clip
-from diffsketch.methods.base import Encoded, Method, check_sums, check_whole, fitted
+from diffsketch.methods.base import (
+    FALSE_REFUSAL,
+    Encoded,
+    Method,
+    check_sums,
+    check_whole,
+    fitted,
+)
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
 from diffsketch.privacy.mechanisms import (
@@ -38,7 +45,7 @@ __all__ = ["ClientNoise", "GaussianMean", "SkellamMean", "SketchGaussian", "Sket
 
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
 _STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
-_ANY_COHORT = 4096  # what the grid is fine enough for where no cohort is given
+_ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +67,8 @@ class ClientNoise(Method):
     for which a message (the sum of the cohort, for distributed trust) is cut off with a probability
     of at most 1e-6; and without, `clip / max(256 f, 5 f sqrt(cells), 5 f sqrt(n) / (c
     noise_multiplier))`. `n` is the number of messages beside one draw of the noise (1 for local
-    trust, else the cohort, or 4096 if that is not given), `c` is 2 (1 for add-or-remove), and `f`
-    is the class's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
+    trust, else the cohort, for central trust 4096 at least), `c` is 2 (1 for add-or-remove), and
+    `f` is the class's `fineness`: 4 for Gaussian noise, where rounding adds at most 0.4% to the
     standard deviation of the noise and 0.3% to the variance of the mean beside it; 1 for Skellam
     noise, which saves two bits of a cell for 2% and 1%. If `bits` are not given, they are the
     fewest for that probability.
@@ -79,7 +86,7 @@ class ClientNoise(Method):
         clip: Norm of what is sent. That of a dense vector's table is about `sqrt(rows)` times the
             vector's. The first round's, with `clip_quantile`.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
-        cohort: Workers of a round, at most. Needed for distributed trust.
+        cohort: Workers of a round, at most. Needed for distributed trust; elsewhere more may come.
         bits: Of a cell of a message.
         granularity: Width of a step. It follows the clip, with `clip_quantile`.
         relation: Which data sets are neighbours.
@@ -166,11 +173,23 @@ class ClientNoise(Method):
 
     def _steps(self, mechanism: IntegerMechanism) -> float:
         """Steps of a clip by the rule above."""
-        together = 1 if mechanism.trust is Trust.LOCAL else self.cohort or _ANY_COHORT
+        together = 1 if mechanism.trust is Trust.LOCAL else self._together
         change = 2 if mechanism.relation is Relation.REPLACE else 1
         beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
         cells = mechanism.quantizer.cells
         return self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
+
+    @property
+    def most_messages(self) -> int | None:
+        """The cohort, where it shares the noise."""
+        return self.cohort if self.trust is Trust.DISTRIBUTED else None
+
+    @property
+    def _together(self) -> int:
+        """Messages that the grid and the total are made for."""
+        if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
+            return self.cohort
+        return max(self.cohort or 1, _ANY_COHORT)
 
     @cached_property
     def message_format(self) -> MessageFormat:
@@ -188,15 +207,13 @@ class ClientNoise(Method):
         """The same under a secure sum, which wraps; else with room for the sum and its noise."""
         if self.trust is Trust.DISTRIBUTED:
             return self.message_format
-        return self.message_format.for_sums_of(self.cohort, noise_bits=self.mechanism.bits)
+        return self.message_format.for_sums_of(self._together, noise_bits=self.mechanism.bits)
 
     @cached_property
     def _claim(self) -> ProvenClaim:
         return self.mechanism.claim
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim:  # noqa: ARG002
-        if self.cohort is not None:
-            check(present <= self.cohort, "present", f"be in 1..{self.cohort}", present)
         if self.trust is not Trust.DISTRIBUTED or present == self.cohort:
             return self._claim
         return self.mechanism.claim_for(present)
@@ -260,6 +277,17 @@ class ClientNoise(Method):
         if encode is None:
             return batch.double() / self.clip, None
         return batch, lambda vectors: encode(vectors).double() / self.clip
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """By the clip, its rounding and the noise of so many; in clips where the clip moves."""
+        return self.mechanism.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
+        """Norm of the numbers that the cells stand for; in clips where the clip moves."""
+        cells = self.mechanism.centred(total) if self.trust is Trust.DISTRIBUTED else total
+        return (
+            float(torch.linalg.vector_norm(cells.double())) * self.mechanism.quantizer.granularity
+        )
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
         """Mean of what was clipped, without the query: float32."""

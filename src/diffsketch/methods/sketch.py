@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -16,7 +17,7 @@ from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import Family, HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["PlainSketch", "TableMethod"]
+__all__ = ["PlainSketch", "TableMethod", "largest_table"]
 
 
 _CLAIM = NoClaim(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL), "bare tables are sent")
@@ -62,6 +63,11 @@ class TableMethod(Method):
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         table = self.mean_table(total, count)
         return self.sketch.query(table, seed, combine=self.combine, out=out)
+
+
+def largest_table(dim: int, rows: int) -> float:
+    """The norm of a table of coordinates of 1 at most, if each row has all of them in one cell."""
+    return dim * math.sqrt(rows)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare_plan import Contender
 from diffsketch.run.config import RunConfig
 from diffsketch.run.defaults import METHOD_SETTINGS, with_task_defaults
-from diffsketch.run.directory import RunDirectory
+from diffsketch.run.directory import RunDirectory, recovered
 from diffsketch.run.metrics import read_metrics
 from diffsketch.run.pool import PoolBroken, Stop, Tell, run_all
-from diffsketch.run.run_files import has_run
 from diffsketch.run.sessions import session, threads
 from diffsketch.run.status import Status
 
@@ -142,7 +141,7 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
         tell(status.round_index / max(status.rounds, 1))
 
     with threads(member.config.threads):
-        if has_run(member.path):
+        if recovered(member.path):
             with RunDirectory.open(member.path) as directory:
                 _check_member(member, directory)
                 session(build(directory.config), directory, show=show, stop=stop)
@@ -162,7 +161,7 @@ def finished(member: Member) -> Result | None:
         DataError: A file of it is damaged.
         MismatchError: What is there is not this run, or was begun by another version.
     """
-    if not has_run(member.path):
+    if not recovered(member.path):
         return None
     with RunDirectory.open(member.path) as directory:
         _check_member(member, directory)

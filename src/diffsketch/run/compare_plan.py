@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
-from diffsketch.files import replace_file
+from diffsketch.files import leftovers, replace_file
 from diffsketch.run.config import METHOD_NAMES, RunConfig
 from diffsketch.run.config_files import checked_table, read_toml
 from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.settings import Value, describe, nearest
 
 __all__ = [
-    "Contender", "check_flags", "contenders_of", "has_plan", "parse_method", "read_comparison",
-    "read_plan", "write_plan",
+    "Contender", "check_flags", "contenders_of", "has_others", "has_plan", "parse_method",
+    "read_comparison", "read_plan", "write_plan",
 ]  # fmt: skip
 
 _PLAN = "comparison.plan.json"
@@ -188,10 +188,18 @@ def has_plan(directory: Path) -> bool:
     return (directory / _PLAN).is_file()
 
 
+def has_others(directory: Path) -> bool:
+    """Whether there is more in a directory than a killed process leaves of a plan it wrote."""
+    halves = leftovers(directory, [_PLAN])
+    return directory.is_dir() and any(path not in halves for path in directory.iterdir())
+
+
 def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
     runs = [{"name": item.name, "settings": dict(item.settings)} for item in contenders]
     data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
+    for half in leftovers(directory, [_PLAN]):
+        half.unlink()
     replace_file(directory / _PLAN, sealed(data))
 
 

@@ -15,7 +15,7 @@ from diffsketch.files import prepare_output
 from diffsketch.run import compare_report
 from diffsketch.run.build import build, settings_of_methods
 from diffsketch.run.compare import Result, members_of, run_members
-from diffsketch.run.compare_plan import Contender, contenders_of, read_plan, write_plan
+from diffsketch.run.compare_plan import Contender, contenders_of, has_others, read_plan, write_plan
 from diffsketch.run.config import RunConfig
 from diffsketch.run.directory import free_name, locked
 from diffsketch.run.interrupts import Interrupts
@@ -63,7 +63,7 @@ def start(
     numbers = list(range(first, first + seeds))
     for contender in contenders:
         _check(contender, first)
-    if output is not None and output.is_dir() and any(output.iterdir()):
+    if output is not None and has_others(output):
         raise ArgumentError(
             f"output must be a new or empty directory, got output={str(output)!r}; a comparison "
             "in it is continued with --resume"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
-from diffsketch.files import prepare_output, replace_file, replace_files
+from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
 from diffsketch.run.config import RunConfig
 from diffsketch.run.config_files import to_toml
 from diffsketch.run.run_files import (
@@ -31,13 +31,13 @@ from diffsketch.run.run_files import (
     read_config,
     read_start,
 )
-from diffsketch.run.sealed import sealed
+from diffsketch.run.sealed import read_sealed, sealed
 from diffsketch.run.versions import check_versions, versions
 
-__all__ = ["RunBusy", "RunDirectory", "free_name", "is_locked", "locked"]
+__all__ = ["RunBusy", "RunDirectory", "free_name", "is_locked", "locked", "recovered"]
 
-# In the order in which a run is removed: what says that there is one comes last.
-_FILES = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES, COMMAND, CONFIG, START)
+_RESULTS = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES)
+_BEGINNING = (CONFIG, COMMAND, START)  # as they take their places: the last says there is a run
 _LOCKS = Path("/proc/locks")
 
 
@@ -49,7 +49,8 @@ class RunDirectory(RunFiles):
     """A run's directory, locked for this process until it is closed. Use `create` or `open`.
 
     Guarantees (`tests/run/test_directory.py`): nothing is removed that is not a run's and was not
-    asked to be; two processes never write to one; settings that were changed since are noticed.
+    asked to be; two processes never write to one; settings that were changed since are noticed. A
+    run that was killed while it began can be opened, or created again (`tests/run/test_resume.py`).
 
     Args:
         path: The directory.
@@ -89,12 +90,9 @@ class RunDirectory(RunFiles):
             content = to_toml(config).encode()
             identity = hashlib.sha256(content).hexdigest()
             start = {"format": FORMAT, "config": identity, "versions": versions()}
-            files = {
-                path / CONFIG: content,
-                path / COMMAND: shlex.join(command).encode(errors="replace") + b"\n",
-                path / START: _json(start),
-            }
-            replace_files(files)
+            said = shlex.join(command).encode(errors="replace") + b"\n"
+            contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
+            replace_files({path / name: content for name, content in contents})
         except BaseException:
             os.close(lock)
             raise
@@ -109,14 +107,18 @@ class RunDirectory(RunFiles):
             MismatchError: It was begun by another version, or its settings were changed.
             RunBusy: Another process is writing to it.
         """
-        if not has_run(path) or not (path / CONFIG).is_file():
-            raise DataError(f"{path}: not the directory of a run: {CONFIG} or {START} is missing")
+        if not (path / CONFIG).is_file() or not recovered(path):
+            raise DataError(
+                f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
+                "was interrupted before it was begun is begun again"
+            )
         lock = locked(path)
         try:
             start = read_start(path)
             check_versions(start["versions"], path / START)
             config = read_config(path, start)
-            _remove_leftovers(path)
+            for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
+                half.unlink(missing_ok=True)
         except BaseException:
             os.close(lock)
             raise
@@ -189,30 +191,58 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def _clear(path: Path, *, overwrite: bool) -> None:
-    if not any(path.iterdir()):
+def recovered(path: Path) -> bool:
+    """Whether a run was begun in a directory; it is completed if a kill left it half begun.
+
+    Raises:
+        RunBusy: Another process is writing to it.
+    """
+    if path.is_dir():
+        lock = locked(path)
+        try:
+            _complete(path)
+        finally:
+            os.close(lock)
+    return has_run(path)
+
+
+def _complete(path: Path) -> None:
+    """Put the file in place that says that there is a run, if it is whole and all else is there.
+
+    All files of a beginning are written before the first of them takes its place. Settings that
+    this one knows the digest of are its own, and nobody else's.
+    """
+    if not (path / CONFIG).is_file():
         return
+    digest = hashlib.sha256((path / CONFIG).read_bytes()).hexdigest()
+    for leftover in leftovers(path, [START]):
+        try:
+            whole = read_sealed(leftover).get("config") == digest
+        except DataError:
+            continue
+        if whole:
+            leftover.replace(path / START)
+            return
+
+
+def _clear(path: Path, *, overwrite: bool) -> None:
+    _complete(path)
+    halves = leftovers(path, (*_RESULTS, *_BEGINNING))
+    others = set(path.iterdir()) - set(halves)
     shown = str(path)
-    if not has_run(path):
+    if others and not has_run(path):
         raise ArgumentError(
             f"output must be a new or empty directory, got output={shown!r}, which has files "
             "that are not those of a run"
         )
-    if not overwrite:
+    if others and not overwrite:
         raise ArgumentError(
             f"output must be a new or empty directory, got output={shown!r}, which holds a "
             f"run: continue it with --resume {shown}, or replace it with --overwrite"
         )
-    for name in _FILES:
-        (path / name).unlink(missing_ok=True)
-    _remove_leftovers(path)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Temporary files of a process that was killed while it wrote one."""
-    for name in _FILES:
-        for leftover in path.glob(f".{name}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+    # Those of a beginning are replaced: until then, it is said that there is a run.
+    for old in (*(path / name for name in _RESULTS), *halves):
+        old.unlink(missing_ok=True)
 
 
 def _json(data: dict[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ __all__ = [
     "RunFiles", "has_run", "look", "read_config", "read_start",
 ]  # fmt: skip
 
-FORMAT = "diffsketch run 1"
+FORMAT = "diffsketch run 2"
 START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
@@ -138,6 +138,7 @@ def read_start(path: Path) -> dict[str, Any]:
             f"{file}: must have the format {FORMAT!r}, got {start.get('format')!r}: written by "
             "another version of diffsketch"
         )
+    start = read_sealed(file)
     versions = start.get("versions")
     if not isinstance(versions, dict) or not isinstance(start.get("config"), str):
         raise DataError(f"{file}: damaged: it lacks the versions or the digest of the settings")

@@ -24,7 +24,8 @@ _ANY_KEY = KeyPair(bytes(range(32)))
 
 def signed_keys(keys: PublicKeys, index: int, params: Params) -> bytes:
     """What a member signs when it advertises its keys."""
-    return b"keys" + params.context + index.to_bytes(8, "little") + keys.cipher + keys.mask
+    told = keys.cipher + keys.mask + keys.commitment
+    return b"keys" + params.context + index.to_bytes(8, "little") + told
 
 
 def signed_fates(fates: Mapping[int, Fate], params: Params) -> bytes:

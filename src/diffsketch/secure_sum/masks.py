@@ -16,7 +16,7 @@ from torch import Tensor
 from diffsketch.secure_sum.params import Params
 from diffsketch.secure_sum.primitives import KeyPair, derive, stream
 
-__all__ = ["Words", "cells_of", "pair_mask", "self_mask", "words_of"]
+__all__ = ["Words", "cells_of", "commitment", "pair_mask", "self_mask", "words_of"]
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -26,6 +26,16 @@ def self_mask(seed: bytes, index: int, params: Params) -> Words:
     about = index.to_bytes(8, "little")
     key = derive(seed, context=params.context, label="self mask", about=about)
     return _expand(key, params)
+
+
+def commitment(seed: bytes, index: int, params: Params) -> bytes:
+    """What a member says of its seed before anything is masked.
+
+    Another label than the mask's makes it tell nothing about that; and two seeds with the same one
+    would be a collision of SHA-256.
+    """
+    about = index.to_bytes(8, "little")
+    return derive(seed, context=params.context, label="seed commitment", about=about)
 
 
 def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params) -> Words:

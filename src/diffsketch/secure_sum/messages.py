@@ -4,7 +4,7 @@ Every message begins with the same 52 bytes; numbers are unsigned and little-end
 
     offset  bytes  what
          0      2  magic: d5 53
-         2      1  version of this layout: 1
+         2      1  version of this layout: 2
          3      1  kind
          4      8  sender: a member's number; the server's is 2**64 - 1
         12     32  context: of the round (`Params.context`)
@@ -53,7 +53,7 @@ SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 _STRUCT = struct.Struct("<2sBBQ32s8s")
 ENVELOPE_BYTES = _STRUCT.size
 _MAGIC = b"\xd5S"
-_VERSION = 1
+_VERSION = 2
 _SENDER = slice(4, 12)
 _CHECKSUM = slice(44, 52)
 _COUNT_BYTES = 4
@@ -90,27 +90,30 @@ class PublicKeys:
     Attributes:
         cipher: With which shares for it are encrypted.
         mask: From which the masks of pairs come.
-        signature: Of both, the context and the member; empty where members do not sign.
+        commitment: To the seed of its own mask (`masks.commitment`): whatever shares give back
+            must fit it.
+        signature: Of all three, the context and the member; empty where members do not sign.
     """
 
     cipher: bytes
     mask: bytes
+    commitment: bytes
     signature: bytes
 
     @staticmethod
     def size(params: Params) -> int:
         """Bytes of it."""
-        return 2 * PUBLIC_BYTES + (SIGNATURE_BYTES if params.signed else 0)
+        return 3 * PUBLIC_BYTES + (SIGNATURE_BYTES if params.signed else 0)
 
     @classmethod
     def parse(cls, data: bytes) -> PublicKeys:
         """Of bytes that have the right length."""
-        end = 2 * PUBLIC_BYTES
-        return cls(data[:PUBLIC_BYTES], data[PUBLIC_BYTES:end], data[end:])
+        first, second, third = (at * PUBLIC_BYTES for at in (1, 2, 3))
+        return cls(data[:first], data[first:second], data[second:third], data[third:])
 
     def to_bytes(self) -> bytes:
         """The way back."""
-        return self.cipher + self.mask + self.signature
+        return self.cipher + self.mask + self.commitment + self.signature
 
 
 def close(kind: Kind, body: bytes, *, sender: int, params: Params) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from diffsketch.secure_sum.checks import signed_keys
+from diffsketch.secure_sum.masks import commitment
 from diffsketch.secure_sum.messages import PublicKeys
 from diffsketch.secure_sum.params import Params
 from diffsketch.secure_sum.primitives import Identity, KeyPair, derive, stream
@@ -33,9 +35,9 @@ class OwnSecrets:
         self._context = params.context
         self.cipher, self.mask = KeyPair(self._derive("cipher key")), KeyPair(self._derive("key"))
         self.seed = self._derive("seed")
-        keys = PublicKeys(self.cipher.public, self.mask.public, b"")
-        signature = self.sign(signed_keys(keys, index, params))
-        self.public = PublicKeys(keys.cipher, keys.mask, signature)
+        promised = commitment(self.seed, index, params)
+        keys = PublicKeys(self.cipher.public, self.mask.public, promised, b"")
+        self.public = replace(keys, signature=self.sign(signed_keys(keys, index, params)))
         # Both are needed twice: when shares are sent, and when those of others come.
         self._agreed: dict[bytes, bytes] = {}
         self._split: tuple[list[int], dict[int, tuple[bytes, bytes]]] = [], {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.secure_sum.checks import check_distinct, check_keys, check_secret, signed_fates
 from diffsketch.secure_sum.errors import RefusedError, VoidError
-from diffsketch.secure_sum.masks import cells_of, pair_mask, self_mask, words_of
+from diffsketch.secure_sum.masks import cells_of, commitment, pair_mask, self_mask, words_of
 from diffsketch.secure_sum.messages import (
     SEALED_BYTES,
     SIGNATURE_BYTES,
@@ -64,9 +64,16 @@ class Server:
     `unreadable` says whose shares they are and who could not read them, and `suspects` who is to
     be left out of the next round.
 
+    Wrong shares never give a wrong sum: what they give back must fit the commitment to the seed, or
+    the public mask key, of the first message. With one share more than the threshold, a single
+    wrong one is found and left out; else the round is void. `wrong` says whose secret it was and
+    who gave shares of it: all who did, or the one whose share was found to be wrong. Either it, or
+    the owner when the shares were made, is to blame.
+
     Guarantees (`tests/secure_sum/test_rounds.py`): the total is the sum of the inputs of those
     present, for dropouts at every stage within the threshold, and an error beyond it.
     `tests/secure_sum/test_unreadable.py`: what is said here of shares that cannot be read.
+    `tests/secure_sum/test_wrong_shares.py`: of wrong ones.
 
     Args:
         params: Of the round.
@@ -101,6 +108,7 @@ class Server:
         self._signatures: dict[int, bytes] = {}
         self._uncovered: dict[int, dict[int, bytes]] = {}
         self.unreadable: dict[int, tuple[int, ...]] = {}
+        self.wrong: dict[int, tuple[int, ...]] = {}
         self._recoveries: dict[tuple[int, ...], Recovery] = {}
         self._total: Total | None = None
         self._void: VoidError | None = None
@@ -212,7 +220,11 @@ class Server:
 
     def _fail(self, reason: str) -> VoidError:
         self._void = VoidError(
-            reason, stage=self.stage, dropped=self.dropped, unreadable=self.unreadable
+            reason,
+            stage=self.stage,
+            dropped=self.dropped,
+            unreadable=self.unreadable,
+            wrong=self.wrong,
         )
         self.stage = Stage.VOID
         return self._void
@@ -300,18 +312,27 @@ class Server:
         """Take off the masks of those present, and what they added for those who dropped out."""
         words, params = self._sum, self.params
         present = [index for index, fate in self._fates.items() if fate is Fate.PRESENT]
-        for owner, fate in sorted(self._fates.items()):
-            secret = self._recovered(owner)
-            if fate is Fate.PRESENT:
+        for owner, secret in self._secrets().items():
+            if self._fates[owner] is Fate.PRESENT:
                 words = words - self_mask(secret, owner, params)
                 continue
             pair = KeyPair(secret)
-            if pair.public != self._keys[owner].mask:
-                raise RefusedError(f"the shares of {owner} do not give the key that it advertised")
             for index in present:
                 # Those present added the negative of this; so both are gone.
                 words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
         return Total(cells_of(words, params), tuple(sorted(present)))
+
+    def _secrets(self) -> dict[int, bytes]:
+        """What is to be uncovered of each member; an error only after all were looked at."""
+        found, errors = dict[int, bytes](), list[RefusedError]()
+        for owner in sorted(self._fates):
+            try:
+                found[owner] = self._recovered(owner)
+            except RefusedError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return found
 
     def _note_unreadable(self) -> None:
         for owner in sorted(self._fates):
@@ -319,20 +340,40 @@ class Server:
                 self.unreadable[owner] = tuple(sorted(by))
 
     def _recovered(self, owner: int) -> bytes:
-        """A member's secret, from all shares of it."""
-        points, threshold = self.params.points, self.params.threshold
-        found = {points[i]: had[owner] for i, had in self._uncovered.items() if owner in had}
-        if len(found) < threshold:
+        """A member's secret, as it promised it: from all shares of it, or from all but one."""
+        threshold = self.params.threshold
+        shares = {i: had[owner] for i, had in sorted(self._uncovered.items()) if owner in had}
+        if len(shares) < threshold:
             raise RefusedError(
-                f"shares of {owner} could be read by {len(found)} of {len(self._uncovered)} "
+                f"shares of {owner} could be read by {len(shares)} of {len(self._uncovered)} "
                 f"members, and the threshold is {threshold}"
             )
-        at = tuple(found)
-        if at not in self._recoveries:
-            self._recoveries[at] = Recovery(
-                at, threshold=threshold, unforeseen=secrets.randbelow(PRIME)
+        for left in (None, *shares) if len(shares) > threshold else (None,):
+            secret = self._secret({i: one for i, one in shares.items() if i != left})
+            if secret is not None and self._is_promised(secret, owner):
+                if left is not None:
+                    self.wrong[owner] = (left,)
+                return secret
+        self.wrong[owner] = tuple(shares)
+        raise RefusedError(
+            f"shares of {owner} do not give the secret that it promised in its first message: it, "
+            f"or one who gave them ({', '.join(map(str, shares))}), has sent a wrong one"
+        )
+
+    def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
+        """What shares by members give back; None if they belong to no one secret."""
+        points = tuple(self.params.points[index] for index in shares)
+        if points not in self._recoveries:
+            self._recoveries[points] = Recovery(
+                points, threshold=self.params.threshold, unforeseen=secrets.randbelow(PRIME)
             )
         try:
-            return self._recoveries[at].secret(found)
-        except RefusedError as error:
-            raise RefusedError(f"of {owner}, {error}") from error
+            return self._recoveries[points].secret(dict(zip(points, shares.values(), strict=True)))
+        except RefusedError:
+            return None
+
+    def _is_promised(self, secret: bytes, owner: int) -> bool:
+        keys = self._keys[owner]
+        if self._fates[owner] is Fate.DROPPED:
+            return KeyPair(secret).public == keys.mask
+        return commitment(secret, owner, self.params) == keys.commitment

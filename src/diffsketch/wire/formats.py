@@ -56,14 +56,14 @@ class MessageFormat:
         low = -(1 << (self.bits - 1)) if self.cells == "signed" else 0
         return low, low + (1 << self.bits)
 
-    def for_sums_of(self, count: int | None, *, noise_bits: int = 1) -> MessageFormat:
+    def for_sums_of(self, count: int, *, noise_bits: int = 1) -> MessageFormat:
         """The format of a sum of so many signed messages, in clear: at least 32 bits a cell.
 
         Args:
-            count: Messages of a sum, at most; None for 4096 or more.
+            count: Messages of a sum, at most.
             noise_bits: Of noise that is added to the sum.
         """
-        room = self.bits + ((count or 4096) - 1).bit_length()
+        room = self.bits + (count - 1).bit_length()
         return replace(self, bits=min(62, max(32, 1 + max(room, noise_bits))))
 
     @property

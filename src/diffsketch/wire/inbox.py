@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from diffsketch.errors import MismatchError
 from diffsketch.wire.errors import DuplicateError, WireError
@@ -39,6 +39,8 @@ class Inbox:
             whenever the total has no more bits than a message. Above other inboxes, messages have
             the total's bits already: False there, if workers' messages have fewer, so that a sum
             that does not fit is found.
+        check: Looks at each message before it is summed, and raises a `WireError` for one that
+            nobody should send.
 
     Raises:
         MismatchError: A total of that format cannot hold the messages.
@@ -70,6 +72,7 @@ class Inbox:
         total_format: MessageFormat | None = None,
         sums: bool = False,
         wraps: bool | None = None,
+        check: Callable[[Message], None] | None = None,
     ) -> None:
         total = total_format or expected
         # Checks the numbers, for messages and for the total.
@@ -86,7 +89,7 @@ class Inbox:
         self.expected, self.total_format = expected, total
         self.round_index, self.fingerprint = round_index, fingerprint
         self._senders = None if senders is None else frozenset(senders)
-        self._sums = sums
+        self._sums, self._check = sums, check
         self._heard: set[int] = set()
         self._count = 0
         self._sum = sum_of(expected, total, wraps=wraps)
@@ -111,7 +114,8 @@ class Inbox:
 
         Raises:
             DuplicateError: The sender's message is already there, and stays as it is.
-            WireError: Not a message of this round, or not of one of its senders.
+            WireError: Not a message of this round, not of one of its senders, or one that `check`
+                refuses.
         """
         message = Message.from_bytes(
             data,
@@ -129,6 +133,8 @@ class Inbox:
             )
         if self._count + message.count > MAX_COUNT or len(self._heard) == self._sum.most_terms:
             raise WireError(f"the sum of {self._count} messages takes no more")
+        if self._check is not None:
+            self._check(message)
         self._sum.add(message.cells)
         self._heard.add(sender)
         self._count += message.count

@@ -110,8 +110,8 @@ def sketch_mod(
         keep_metrics: Names of metrics that are sent as they are. No claim is about them.
         trusted_server: Whether the server is trusted not to look at single messages where a claim
             is under distributed trust. It is then about those who see only what is published.
-        sealing: The client's side of a secure sum, with identities. Without, a plan with
-            `secure_sum` has one against a server that follows the protocol.
+        sealing: The client's side of a secure sum. Without, a plan with `secure_sum` has
+            `SecureSealing()`, which looks up the client's identity and those of the others.
         keep_local: Names of arrays, or what follows the last dot of them, that never leave: the
             app finds them as it left them, while the SuperNode runs. Running statistics must be
             among them. The strategy has the same.
@@ -259,7 +259,7 @@ class _Session:
         request, seed = self._request, self._key.seed(self._request.round_index)
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
-        claim = self._method.claim_for(self._plan.honest(self._plan.min_replies), seed)
+        claim = self._plan.claim_for(self._method, self._plan.min_replies, seed)
         sealing = self._sealing
         sums_only = sealing is not None and Trust.DISTRIBUTED in sealing.trusts
         check_trust(claim, trusted_server=self._settings.trusted_server or sums_only)

@@ -35,7 +35,7 @@ from diffsketch.wire import Message as WireMessage
 __all__ = ["Desk"]
 
 _LOG = logging.getLogger("flwr.diffsketch")
-_ANY_SEEDS = HashSeed(bytes(32)), HashSeed(bytes([1]) * 32)  # where claims do not depend on them
+_ANY_SEED = HashSeed(bytes(32))  # the claims of methods that are sent do not depend on it
 
 
 class Desk:
@@ -68,8 +68,7 @@ class Desk:
         dim = length_of(arrays, keep_local)
         self.method = plan.build(dim)  # of the next round
         self._clips: dict[int, float] = {}  # of rounds that were published
-        self._plan = plan.text(dim) + without_words(keep_local)
-        self._honest = plan.honest
+        self._plan, self._text = plan, plan.text(dim) + without_words(keep_local)
         planned = self.claim_of(plan.min_replies, 0)
         check_release(self.method, planned)
         name = self.method.name
@@ -77,12 +76,6 @@ class Desk:
             check_trust(planned, trusted_server=trusted)
         except Refusal as error:
             raise ArgumentError(f"method={name!r}: {error}") from error
-        least = plan.honest(plan.min_replies)
-        if key is None and planned != self.method.claim_for(least, _ANY_SEEDS[1]):
-            raise ArgumentError(
-                f"key must be given: the claim of method={name!r} depends on the hashes, and a "
-                "server without the key could not account for it"
-            )
         if budget is not None and not isinstance(planned, ProvenClaim):
             raise ArgumentError(
                 "budget must not be given where nothing is proven: the epsilon of "
@@ -98,8 +91,8 @@ class Desk:
 
     def claim_of(self, present: int, round_index: int) -> Claim:
         """Of a round with so many messages, without the noise of those that may be corrupt."""
-        seed = _ANY_SEEDS[0] if self._key is None else self._key.seed(round_index)
-        return self.method.claim_for(self._honest(present), seed)
+        seed = _ANY_SEED if self._key is None else self._key.seed(round_index)
+        return self._plan.claim_for(self.method, present, seed)
 
     def published(self, total: WireMessage) -> None:
         """A round's total was published: from now on the method is that of the next round."""
@@ -121,7 +114,7 @@ class Desk:
         nodes = [one.metadata.dst_node_id for one in messages]
         if len(set(nodes)) != len(nodes):
             raise ArgumentError(f"strategy must ask each node once in a round, got {sorted(nodes)}")
-        cohort = getattr(self.method, "cohort", None) or len(nodes)
+        cohort = self.method.most_messages or len(nodes)
         if len(nodes) <= cohort:
             return messages
         _LOG.warning("%d nodes, and a cohort of %d: not all are asked", len(nodes), cohort)
@@ -190,7 +183,7 @@ class Desk:
             series=self._series,
             nonce=nonce,
             round_index=index,
-            plan=self._plan,
+            plan=self._text,
             key_check=self.fingerprint(0) or b"",
             arrays=name,
             base=download.base,

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.base import check_whole
 from diffsketch.methods.registry import settings_of
-from diffsketch.privacy.claim import Trust
+from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
 from diffsketch.secure_sum import default_threshold
+from diffsketch.sketch.hashing import HashSeed
 
 __all__ = ["Plan"]
+
+_FOLLOWS = ", against a server that follows the protocol,"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Plan:
             does not count: `claim_for(min_replies - corrupt)` is what clients account for. And
             thresholds are above half of the members and these together, as a server that does
             anything takes: so `2 min_replies > cohort + corrupt` is needed.
+        identities: Whether members of a secure sum sign, by lasting keys that they know of each
+            other from somewhere else than the server (`SecureSealing`). With False a claim under
+            distributed trust is one against a server that follows the protocol, and says so: it
+            could be between any two members.
 
     Guarantees (`tests/engines/test_flower_secure.py`): the claim of any number from `min_replies`
     to `cohort` is at least the planned one. `tests/engines/test_flower_secure_corrupt.py`: any
@@ -53,7 +60,8 @@ class Plan:
     664
     >>> Plan.parse("sketch-gaussian", "rows=1 cols=64 clip=1.5 noise_multiplier=2 trust=central")
     Plan(method='sketch-gaussian', settings={'rows': 1, 'cols': 64, 'clip': 1.5, \
-'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False, corrupt=0)
+'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False, corrupt=0, \
+identities=True)
     """
 
     method: str
@@ -62,6 +70,7 @@ class Plan:
     min_replies: int = 1
     secure_sum: bool = False
     corrupt: int = 0
+    identities: bool = True
 
     def __post_init__(self) -> None:
         check_whole("cohort", self.cohort, least=1)
@@ -88,6 +97,7 @@ class Plan:
         min_replies: int = 1,
         secure_sum: bool = False,
         corrupt: int = 0,
+        identities: bool = True,
     ) -> Plan:
         """From the texts of a run's configuration: `name=value` with spaces between."""
         found: dict[str, Any] = {}
@@ -99,7 +109,7 @@ class Plan:
                 found[name] = json.loads(value)
             except ValueError:
                 found[name] = value
-        return cls(method, found, cohort, min_replies, secure_sum, corrupt)
+        return cls(method, found, cohort, min_replies, secure_sum, corrupt, identities)
 
     def build(self, dim: int) -> Method:
         """The method for vectors of this length.
@@ -140,13 +150,25 @@ class Plan:
         """
         return min(max(default_threshold(members), self._least(members)), self.min_replies)
 
-    def honest(self, present: int) -> int:
-        """Messages whose noise counts, of so many in a sum: what `claim_for` is to be asked for."""
-        return present - self.corrupt
+    def claim_for(self, method: Method, present: int, seed: HashSeed) -> Claim:
+        """What a round with so many messages guarantees, without the noise of the corrupt.
+
+        Args:
+            method: As `build` gives it.
+            present: Messages in the sum.
+            seed: The round's hashes.
+        """
+        claim = method.claim_for(present - self.corrupt, seed)
+        trusting = self.secure_sum and not self.identities
+        if trusting and isinstance(claim, ProvenClaim) and claim.scope.trust is Trust.DISTRIBUTED:
+            return replace(claim, mechanism=claim.mechanism.rstrip(",") + _FOLLOWS)
+        return claim
 
     def text(self, dim: int) -> str:
         """All of it in words: two plans are the same if these are."""
-        how = ", secure sum" if self.secure_sum else ""
+        how = ""
+        if self.secure_sum:
+            how = ", secure sum with identities" if self.identities else ", secure sum"
         how += f", corrupt={self.corrupt}" if self.corrupt else ""
         return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
 

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from diffsketch.engines.flower.keys import find_identities, find_identity
 from diffsketch.engines.flower.records import RECORD, SUM_RECORD, SumReply, SumRequest
 from diffsketch.engines.flower.refusals import Refusal
 from diffsketch.engines.flower.summing import Own
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy.claim import Trust
 from diffsketch.secure_sum import Client, Identity, Once, Params, Stage, accept
 from diffsketch.secure_sum.messages import stage_of
@@ -47,9 +48,12 @@ class SecureSealing:
     `tests/engines/test_flower_secure_corrupt.py`: what is said here of the plan's `corrupt`, of
     guards and of a request that is repeated.
 
+    With identities, which plans have unless they say otherwise, members sign, and the server may do
+    anything; without, it is trusted to follow the protocol. A client that has none refuses then.
+
     Args:
-        identity: The client's lasting key. With it members sign, and the server may do anything;
-            without, it is trusted to follow the protocol.
+        identity: The client's lasting key; else it is looked up, as are the others'
+            (`diffsketch.engines.flower.keys`).
         identities: Public keys of all who may be members, not from the server. The client's own is
             among them.
         guard: A directory of this node's own for `diffsketch.secure_sum.Once`; else
@@ -71,9 +75,9 @@ class SecureSealing:
         if (identity is None) != (identities is None):
             raise ArgumentError("identity and identities must be given together, or neither")
         self._identity, self._guard = identity, guard
-        self._known = None if identities is None else by_number(identities)
-        if identity is not None and identity.public not in (self._known or {}).values():
-            raise ArgumentError("identities must have the public key of the client's own identity")
+        self._known = None
+        if identity is not None and identities is not None:
+            self._known = _known(identity, identities)
 
     def answered(self, message: Message, own: Own) -> Message | None:
         """The reply to a message of the secure sum's own; None if it is none of them."""
@@ -82,7 +86,7 @@ class SecureSealing:
             return None
         try:
             reply = self._answer(SumRequest.of(told), own)
-        except (Refusal, WireError, ArgumentError) as error:
+        except (Refusal, WireError, ArgumentError, DataError) as error:
             _LOG.warning("secure sum refused: %s", error)
             code = error.code if isinstance(error, Refusal) else "secure-sum"
             reply = SumReply(code, str(error)[:1000], b"", b"", b"")
@@ -142,7 +146,7 @@ class SecureSealing:
         if kept is not None and kept["invitation"] == request.invitation:
             return self._restored(own)
         params = self._params(request.invitation, request.dim, request.round_index, own)
-        return Client(self._number(own), params, identity=self._identity)
+        return Client(self._number(own), params, identity=self._signing(own)[0])
 
     def _restored(self, own: Own) -> Client:
         kept = _kept(own)
@@ -155,7 +159,7 @@ class SecureSealing:
             )
         params = self._params(kept["invitation"], kept["dim"], kept["round_index"], own)
         return Client.restore(
-            kept["state"], self._number(own), params=params, identity=self._identity
+            kept["state"], self._number(own), params=params, identity=self._signing(own)[0]
         )
 
     def _params(self, invitation: bytes, dim: int, round_index: int, own: Own) -> Params:
@@ -168,7 +172,7 @@ class SecureSealing:
             plan.build(dim).message_format,
             fingerprint=own.key.seed(round_index).fingerprint,
             least_present=plan.min_replies,
-            identities=self._known,
+            identities=self._signing(own)[1],
             corrupt=plan.corrupt,
         )
         count = len(params.members)
@@ -196,7 +200,28 @@ class SecureSealing:
         return client, request.request
 
     def _number(self, own: Own) -> int:
-        return own.node if self._identity is None else number_of_key(self._identity.public)
+        identity = self._signing(own)[0]
+        return own.node if identity is None else number_of_key(identity.public)
+
+    def _signing(self, own: Own) -> tuple[Identity | None, dict[int, bytes] | None]:
+        """The own identity and all members' by their numbers, if the plan has members sign."""
+        if not own.plan.identities:
+            if self._identity is not None:
+                raise Refusal(
+                    "identity", "this client signs, and its plan is one without identities"
+                )
+            return None, None
+        if self._identity is not None:
+            return self._identity, self._known
+        config = own.context.node_config
+        identity, identities = find_identity(config), find_identities(config)
+        if identity is None or identities is None:
+            raise Refusal(
+                "identity",
+                "the plan has identities, and this client has none, or does not know the others' "
+                "(DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
+            )
+        return identity, _known(identity, identities)
 
     def _bind(self, reply: bytes, stage: Stage, client: Client, own: Own) -> None:
         """Before a reply leaves: no other process of this node may have given another one."""
@@ -224,6 +249,13 @@ def number_of_key(public: bytes) -> int:
 def by_number(identities: Iterable[bytes]) -> dict[int, bytes]:
     """Public keys by their members' numbers."""
     return {number_of_key(one): one for one in identities}
+
+
+def _known(identity: Identity, identities: Iterable[bytes]) -> dict[int, bytes]:
+    known = by_number(identities)
+    if identity.public not in known.values():
+        raise ArgumentError("identities must have the public key of the client's own identity")
+    return known
 
 
 def _kept(own: Own) -> dict[str, Any] | None:

@@ -67,6 +67,9 @@ class SecureSum:
     senders stay until the end, the sum is that of all who sent one. With fewer the round is void:
     a `VoidError` before messages are asked for, `Summed.void` after.
 
+    A sum that is longer than that of so many honest messages is void: somebody sent what nobody
+    may, and who did is not to be seen.
+
     A member whose shares of keys others cannot read is named. If most others cannot, its node is
     left out of later rounds: it could make every one of them void.
 
@@ -75,8 +78,8 @@ class SecureSum:
     that the server is sent; replies that are not a member's own change nothing but a count.
 
     Args:
-        identities: Public keys of all who may be members. Members check them against their own
-            list; the server's is only to know whom to invite.
+        identities: Public keys of all who may be members, for plans with identities. Members check
+            them against their own list; the server's is only to know whom to invite.
     """
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
@@ -85,6 +88,11 @@ class SecureSum:
         self._known = None if identities is None else by_number(identities)
         self._open: _Open | None = None
         self._barred: set[int] = set()
+
+    @property
+    def signed(self) -> bool:
+        """Whether members sign."""
+        return self._known is not None
 
     def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
         """Keys and shares.
@@ -134,13 +142,18 @@ class SecureSum:
             self._blame(current)
             return Summed(None, frozenset(), _since(before, current, parts), str(error))
         self._blame(current)
+        count = len(found.present)
+        try:
+            about.method.check_honest(found.cells, count, limit=about.limit)
+        except WireError as error:  # whose fault it is, a sum does not tell
+            return Summed(None, frozenset(), refused, str(error))
         total = Message(
             about.method.total_format,
             found.cells,
             round_index=about.round_index,
             fingerprint=server.params.fingerprint,
             sender=SERVER,
-            count=len(found.present),
+            count=count,
         )
         # Who dropped out after its message is in the sum all the same.
         return Summed(total, frozenset(current.nodes[one] for one in found.present), refused)
@@ -152,8 +165,14 @@ class SecureSum:
         current.take({node: reply.reply for node, reply in replies.items()})
 
     def _blame(self, current: _Open) -> None:
-        """Say whose shares could not be read by whom, and leave out who is to blame for it."""
+        """Say whose shares were wrong or could not be read, and leave out who is to blame."""
         server = current.server
+        for member, givers in server.wrong.items():
+            node, others = current.nodes[member], sorted(current.nodes[one] for one in givers)
+            why = f"shares of its secret do not fit: its fault, or that of one of nodes {others}"
+            _LOG.warning("secure sum: node %d: %s", node, why)
+            if server.stage is Stage.VOID:
+                current.left[node] = why
         for member, by in server.unreadable.items():
             node = current.nodes[member]
             why = f"its shares could not be read by {len(by)} of the others"

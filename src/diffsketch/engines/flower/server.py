@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from diffsketch.engines.flower.desk import Desk
 from diffsketch.engines.flower.exchange import Exchange
 from diffsketch.engines.flower.following import mean_of
+from diffsketch.engines.flower.inside import check_inside
+from diffsketch.engines.flower.keys import find_identities
 from diffsketch.engines.flower.metrics import mean_metrics
 from diffsketch.engines.flower.plan import Plan
 from diffsketch.engines.flower.records import RECORD, content_bytes
@@ -24,7 +27,7 @@ from diffsketch.engines.flower.report import RoundReport
 from diffsketch.engines.flower.secure import SecureSum
 from diffsketch.engines.flower.summing import PlainSum, Summation, Summed, SumRound
 from diffsketch.engines.flower.vectors import cast_like, digest_of, flat, local_names, moved
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check_positive
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.release import release_noise
@@ -67,20 +70,27 @@ class SketchStrategy(Strategy):
     Guarantees (`tests/engines/test_flower.py`): the rounds of a simulation with the same keys, to
     rounding; nodes that follow have the server's bits. `tests/engines/test_flower_hostile.py`:
     replies of another round, node, method or version, repeated or damaged ones change nothing but
-    a count, and the mean is that of the others. `tests/engines/test_flower_asked.py`: whoever is
-    asked has paid before, even if the server then dies.
+    a count, and the mean is that of the others; nor do messages that are too long.
+    `tests/engines/test_flower_asked.py`: whoever is asked has paid before, even if the server then
+    dies.
 
     Args:
-        strategy: Your own: FedAvg, FedAdam, ...
+        strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
+            needs those of single clients, such as Krum or a median, is refused (`check_inside`).
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
         budget: Where to stop asking. Only proven claims can be within one.
-        summation: How messages are summed: by `SecureSum()` if the plan has `secure_sum`, else
-            as they are. `SecureSum(identities=...)` for clients that sign.
+        summation: How messages are summed: by a `SecureSum` if the plan has `secure_sum`, else as
+            they are. Its identities are looked up (`diffsketch.engines.flower.keys`) if the plan
+            has them and nothing is given.
         trusted_server: As for `sketch_mod`.
         record_file: Where to keep accounts and statements from run to run; it has a round before
             anybody is asked. Without one, they are of one run, and so are `epsilon` and the budget.
         keep_local: As for `sketch_mod`: the server's own stay as they are in the first model.
+        limit: Largest norm of a message. Longer ones are refused, as are those that no honest
+            client sends by the method's own clip and noise (`Method.honest_norm`); for methods
+            without a clip, such as bare sketches, this is the only bound. Under a secure sum it is
+            the sum that is looked at.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -97,20 +107,31 @@ class SketchStrategy(Strategy):
         trusted_server: bool = False,
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
+        limit: float | None = None,
     ) -> None:
-        if not isinstance(strategy, Strategy):
-            kind = type(strategy).__name__
-            raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {kind}")
+        check_inside(strategy)
+        if limit is not None:
+            check_positive("limit", limit)
+        self._limit = math.inf if limit is None else limit
         self.strategy, self.plan = strategy, plan
         self.reports: list[RoundReport] = []
         self.ended = ""
         self._key, self._budget = key, budget
         if summation is None:
-            summation = SecureSum() if plan.secure_sum else PlainSum()
+            known = find_identities() if plan.secure_sum and plan.identities else None
+            summation = SecureSum(identities=known) if plan.secure_sum else PlainSum()
         if isinstance(summation, SecureSum) != plan.secure_sum:
             raise ArgumentError(
                 f"summation must be a SecureSum where the plan has secure_sum, and only there, got "
                 f"{type(summation).__name__} and secure_sum={plan.secure_sum}"
+            )
+        if isinstance(summation, SecureSum) and summation.signed != plan.identities:
+            raise ArgumentError(
+                "summation must have identities, all members' public keys (SecureSum(identities="
+                "...), or DIFFSKETCH_IDENTITIES_FILE), where the plan has, and only there, got "
+                f"{'some' if summation.signed else 'none'} and a plan with identities="
+                f"{plan.identities}. Plan(identities=False) is for a server that follows the "
+                "protocol"
             )
         self._summation: Summation = summation
         self._trusted = trusted_server or Trust.DISTRIBUTED in self._summation.trusts
@@ -208,7 +229,8 @@ class SketchStrategy(Strategy):
             _LOG.error("no further round: %s", self.ended)
             return []
         self._index += 1
-        about = SumRound(self.plan, desk.method, index, desk.fingerprint(index), nonce)
+        fingerprint = desk.fingerprint(index)
+        about = SumRound(self.plan, desk.method, index, fingerprint, nonce, self._limit)
         exchange = Exchange(grid, timeout=self._timeout)
         try:
             prepared = self._summation.prepare(nodes, about, exchange=exchange)

@@ -7,6 +7,7 @@ the messages, and nodes find what it wants to tell them in the request's message
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class SumRound:
         round_index: The round.
         fingerprint: Of its hashes; None if the server has no key.
         nonce: Sixteen random bytes of the round's own.
+        limit: Largest norm of a message, besides what the method itself says of honest ones.
     """
 
     plan: Plan
@@ -51,6 +53,7 @@ class SumRound:
     round_index: int
     fingerprint: bytes | None
     nonce: bytes
+    limit: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +159,8 @@ class PlainSum:
     most messages have, and refuses the others; a draw is nobody's round.
 
     Guarantees (`tests/engines/test_flower_hostile.py`): bytes that are not a message of the round
-    by the node they came from change nothing but a count.
+    by the node they came from change nothing but a count; nor do messages that are longer than
+    honest clients make them (`Method.check_honest`).
     """
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.CENTRAL})
@@ -178,6 +182,7 @@ class PlainSum:
             fingerprint=chosen,
             senders=parts,
             total_format=method.total_format,
+            check=lambda one: method.check_honest(one.cells, limit=about.limit),
         )
         refused: dict[int, str] = {}
         for node, data in parts.items():

@@ -6,7 +6,8 @@ accountant are about the same unit, relation and trust.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -42,13 +43,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spending:
-    """Rounds in a row that did the same."""
+    """Rounds that did the same, whenever they were."""
 
     claim: ProvenClaim
     rounds: int
 
     def __post_init__(self) -> None:
         events.repeated(self.claim.event, self.rounds)  # checks the number
+
+    @property
+    def kind(self) -> str:
+        """What the claim says, as JSON text: the same for equal claims, and only for those."""
+        data = {"event": events.to_json(self.claim.event), "mechanism": self.claim.mechanism}
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
 class Accountant:
@@ -77,7 +84,7 @@ class Accountant:
         if not isinstance(scope, Scope):
             raise ArgumentError(f"scope must be of type Scope, got scope={scope!r}")
         self._scope, self._budget = scope, budget
-        self._spent: list[Spending] = []
+        self._spent: dict[str, Spending] = {}  # by kind: composition knows no order
         self._lookahead = None if budget is None else Lookahead(budget.epsilon, budget.delta)
         self._watched = budget is not None  # whether the budget was there for every round
 
@@ -103,13 +110,18 @@ class Accountant:
 
     @property
     def spent(self) -> tuple[Spending, ...]:
-        """All rounds, in their order."""
-        return tuple(self._spent)
+        """All rounds, those of equal claims together, in the order of each claim's first."""
+        return tuple(self._spent.values())
 
     @property
     def rounds(self) -> int:
         """How many rounds were spent."""
-        return sum(item.rounds for item in self._spent)
+        return sum(item.rounds for item in self._spent.values())
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """How many rounds of each kind (see `Spending`) were spent."""
+        return {kind: item.rounds for kind, item in self._spent.items()}
 
     def epsilon(self, delta: float) -> Epsilon:
         """What all rounds so far amount to."""
@@ -129,7 +141,7 @@ class Accountant:
         self._check(claim)
         more = Spending(claim, rounds)
         ahead = self._lookahead
-        if ahead is not None and not ahead.admits(claim.event, rounds, spent=self._event):
+        if ahead is not None and not ahead.admits(claim.event, rounds, spent=self._events):
             raise BudgetExceeded(self._refusal(more))
         self._record(more)
 
@@ -143,17 +155,28 @@ class Accountant:
         self._check(claim)
         if self._lookahead is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
-        return self._lookahead.most(claim.event, spent=self._event)
+        return self._lookahead.most(claim.event, spent=self._events())
 
     def __repr__(self) -> str:
         return f"Accountant({self._scope}, budget={self._budget}, rounds={self.rounds})"
 
     def copy(self) -> Accountant:
         """Another one in the same state."""
-        other = Accountant.restored(self._scope, self._budget, self._spent)
-        other._watched = self._watched
+        other = Accountant(self._scope, self._budget)
+        other._spent, other._watched = dict(self._spent), self._watched
         other._lookahead = self._lookahead and self._lookahead.copy()
         return other
+
+    def follow(self, earlier: Accountant) -> None:
+        """Take over what another one has reserved, if what was spent since is covered by that.
+
+        Args:
+            earlier: With the same budget, and none of its rounds missing here.
+        """
+        ahead, known = earlier._lookahead and earlier._lookahead.copy(), earlier.kinds
+        more = ((item, item.rounds - known.get(kind, 0)) for kind, item in self._spent.items())
+        if ahead and all(n == 0 or ahead.takes(item.claim.event, n) for item, n in more):
+            self._lookahead = ahead
 
     def _check(self, claim: ProvenClaim) -> None:
         if not isinstance(claim, ProvenClaim):
@@ -167,14 +190,16 @@ class Accountant:
             )
 
     def _record(self, more: Spending) -> None:
-        if self._spent and self._spent[-1].claim == more.claim:
-            more = Spending(more.claim, self._spent[-1].rounds + more.rounds)
-            self._spent.pop()
-        self._spent.append(more)
+        kind = more.kind
+        if kind in self._spent:
+            more = Spending(more.claim, self._spent[kind].rounds + more.rounds)
+        self._spent[kind] = more
+
+    def _events(self) -> list[tuple[events.Event, int]]:
+        return [(item.claim.event, item.rounds) for item in self._spent.values()]
 
     def _event(self) -> events.Event:
-        parts = (events.repeated(item.claim.event, item.rounds) for item in self._spent)
-        return events.composed(*parts)
+        return events.composed(*(events.repeated(*one) for one in self._events()))
 
     def _refusal(self, more: Spending) -> str:
         budget = cast(Budget, self._budget)

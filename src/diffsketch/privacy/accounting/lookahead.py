@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from diffsketch.privacy.accounting import events
@@ -14,81 +14,114 @@ from diffsketch.privacy.accounting.losses import no_better
 __all__ = ["Lookahead"]
 
 _Key: TypeAlias = tuple[tuple[events.Event, int], ...]  # an event's leaves, which can be hashed
-_Spent: TypeAlias = Callable[[], events.Event]  # asked for only if need be
+Rounds: TypeAlias = tuple[events.Event, int]
 _MOST_ROUNDS = 10**6
 _ALIKE = 1.02  # ratio of the noise of events that may share a reserve
 
 
 class Lookahead:
-    """Reserves rounds ahead, twice as many each time, and hands them out one by one.
+    """Reserves rounds ahead, as many as were spent, and hands them out one by one.
 
     What was spent and what is reserved, composed, are within the budget: so is all that is taken
-    from the reserve. When no more can be reserved, the very rounds that are asked for decide.
-    Events that come for the first time may take from what is reserved for a slightly less private
-    one, so that rounds that all differ a little are not composed one by one either.
+    from the reserve. All kinds of rounds are reserved at once, in proportion to what was spent of
+    them: rounds that go on as before are composed when their number has doubled, however many
+    kinds there are. When that is too much it is a smaller share of them; when no more can be
+    reserved, the very rounds that are asked for decide. Events that are nearly alike share what is
+    reserved for a slightly less private one, so that rounds that all differ a little are not
+    composed one by one either.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
         self._epsilon, self._delta = epsilon, delta
         self._reserve: Counter[_Key] = Counter()
-        self._ahead = 1
-        self._seen: set[_Key] = set()
+        self._share = 1.0  # of what was spent, to be reserved next
+        self._alike: dict[_Key, _Key] = {}  # by key, so as not to be computed again
 
-    def admits(self, event: events.Event, rounds: int, *, spent: _Spent) -> bool:
-        """Whether the rounds fit; if so they count as spent from now on."""
-        exact = tuple(events.leaves(event))
-        alike = tuple((no_better(leaf, _ALIKE), count) for leaf, count in exact)
-        for key in (exact, alike):
+    def admits(
+        self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[Rounds]]
+    ) -> bool:
+        """Whether the rounds fit; if so they count as spent from now on.
+
+        Args:
+            event: Of one of them.
+            rounds: How many.
+            spent: Gives the events so far and their rounds; called only if need be.
+        """
+        if self.takes(event, rounds):
+            return True
+        total = _counted([*spent(), (event, rounds)])
+        self._reserve.clear()
+        groups = self._groups(total, _key(event))
+        while reserve := {key: n for key in groups if (n := int(self._share * groups[key]))}:
+            if self._total(total + Counter(reserve)) <= self._epsilon:
+                self._reserve.update(reserve)
+                self._share = min(1.0, 2 * self._share)
+                return True
+            self._share /= 4
+        self._share *= 4
+        return self._total(total) <= self._epsilon
+
+    def takes(self, event: events.Event, rounds: int) -> bool:
+        """Whether the rounds were reserved; if so they count as spent from now on."""
+        exact = _key(event)
+        for key in (exact, self._alike_to(exact)):
             if self._reserve[key] >= rounds:
                 self._reserve[key] -= rounds
                 return True
-        key = exact if exact in self._seen else alike
-        self._seen.add(exact)
-        if self._reserved(key, rounds, spent()):
-            self._reserve[key] -= rounds
-            return True
-        self._reserve.clear()
-        return self._within(spent(), {exact: rounds})
+        return False
 
-    def most(self, event: events.Event, *, spent: _Spent) -> int:
+    def most(self, event: events.Event, *, spent: Iterable[Rounds]) -> int:
         """How many such rounds fit, up to a million."""
-        key, total = tuple(events.leaves(event)), spent()
-        return _last_within(lambda rounds: self._total(total, {key: rounds}), self._epsilon)
+        known, key = _counted(spent), _key(event)
+        return _last_within(lambda n: self._total(known + Counter({key: n})), self._epsilon)
 
     def copy(self) -> Lookahead:
         """Another one in the same state."""
         other = Lookahead(self._epsilon, self._delta)
-        other._reserve, other._ahead = self._reserve.copy(), self._ahead
-        other._seen = set(self._seen)
+        other._reserve, other._share = self._reserve.copy(), self._share
+        other._alike = self._alike  # the same for all
         return other
 
-    def _reserved(self, key: _Key, rounds: int, spent: events.Event) -> bool:
-        """Whether at least so many rounds could be reserved; also reserves more."""
-        ahead, failed = max(rounds, self._ahead), False
-        while not self._within(spent, self._reserve + Counter({key: ahead})):
-            failed = True
-            if ahead > rounds:
-                ahead = max(rounds, ahead // 4)
-            elif self._reserve.total() > 0:
-                self._reserve.clear()  # it was too much only because of what others have
-            else:
-                return False
-        # Near the end half of what fits is left to other events, lest they take it in turns.
-        self._ahead = ahead // 2 if failed else min(2 * ahead, _MOST_ROUNDS)
-        self._reserve[key] += max(rounds, ahead // 2) if failed else ahead
-        return True
+    def _alike_to(self, key: _Key) -> _Key:
+        """Of a slightly less private event, that others have as well."""
+        if key not in self._alike:
+            self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
+        return self._alike[key]
 
-    def _within(self, spent: events.Event, more: dict[_Key, int] | Counter[_Key]) -> bool:
-        return self._total(spent, more) <= self._epsilon
+    def _groups(self, total: Counter[_Key], asked: _Key) -> dict[_Key, float]:
+        """Rounds that are alike, taken together.
 
-    def _total(self, spent: events.Event, more: dict[_Key, int] | Counter[_Key]) -> float:
+        What is asked for counts as if there had been as many as of others: it may be what is to
+        come.
+        """
+        groups: dict[_Key, list[_Key]] = {}
+        for key in total:
+            groups.setdefault(self._alike_to(key), []).append(key)
+        found: dict[_Key, float] = {}
+        for alike, keys in groups.items():
+            least = total.total() / len(groups) if alike == self._alike_to(asked) else 0
+            rounds = max(least, sum(total[key] for key in keys))
+            found[keys[0] if len(keys) == 1 else alike] = rounds
+        return found
+
+    def _total(self, rounds: Counter[_Key]) -> float:
         parts = [
-            events.repeated(leaf, count * rounds)
-            for key, rounds in more.items()
-            if rounds > 0
+            events.repeated(leaf, count * number)
+            for key, number in rounds.items()
             for leaf, count in key
         ]
-        return epsilon_for(events.composed(spent, *parts), self._delta)
+        return epsilon_for(events.composed(*parts), self._delta)
+
+
+def _key(event: events.Event) -> _Key:
+    return tuple(events.leaves(event))
+
+
+def _counted(rounds: Iterable[Rounds]) -> Counter[_Key]:
+    total: Counter[_Key] = Counter()
+    for event, count in rounds:
+        total[_key(event)] += count
+    return total
 
 
 def _last_within(total: Callable[[int], float], limit: float) -> int:

@@ -25,6 +25,7 @@ from diffsketch.privacy.claim import (
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 from diffsketch.privacy.mechanisms.quantize import stochastic_round
 from diffsketch.privacy.mechanisms.rotation import power_of_two, rotate, rotate_back
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["PAPER_SETTINGS", "BinomialMechanism", "PaperSetting", "Shift"]
@@ -228,6 +229,19 @@ class BinomialMechanism:
             Shift(min(always[0], likely[0]), min(always[1], likely[1]), largest, failure),
         )
 
+    def centred(self, total: Tensor, count: int) -> Tensor:
+        """A sum of `count` messages in units of the data (float64), its noise around 0."""
+        expected = count * self.trials * self.probability
+        return (total.double() - expected) * self.step - count * self.limit
+
+    def largest_norm(self, count: int, failure: float) -> float:
+        """Of such a sum, but with probability `failure`: rounding moves a number by a step."""
+        root = math.sqrt(self.length)
+        own = min(self.clip + root * self.step, root * self.limit)
+        # By Hoeffding's lemma a trial is sub-Gaussian with a parameter of 1/4.
+        noise = noise_norm(self.length, count * self.trials / 4, failure)
+        return count * own + self.step * noise
+
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """One message (int64, in `[0, levels + trials)`) for each vector of `(..., dim)`."""
         if vectors.dim() < 1 or vectors.shape[-1] != self.dim:
@@ -245,8 +259,7 @@ class BinomialMechanism:
         self._check_count("count", count)
         if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.length:
             raise MismatchError(f"expected int64 sums of {self.length}, got {tuple(total.shape)}")
-        expected = count * self.trials * self.probability
-        mean = (total.double() - expected) * (self.step / count) - self.limit
+        mean = self.centred(total, count) / count
         if self.rotation_seed is None:
             return mean
         return rotate_back(mean, self.rotation_seed, dim=self.dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -49,6 +50,8 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         Learning with Secure Aggregation.
     """
 
+    _sub_gaussian: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         share = self._share
@@ -83,11 +86,11 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         members = present if self.trust is Trust.DISTRIBUTED else 1
         curvature = 1 / (members * self._share**2) + _excess(self._share, members)
         shift = self.quantizer.sensitivity(2, self.relation)
-        return gaussian_event(curvature, shift, distance=self._distance(present))
+        return gaussian_event(curvature, shift)
 
-    def _log_tail(self, room: int) -> float:
+    def _log_tail(self, room: float, sources: int) -> float:
         # A discrete Gaussian is sub-Gaussian with its own parameter, and so are sums.
-        return -(room**2) / (2 * self._sources * self._share**2)
+        return -(room**2) / (2 * sources * self._share**2)
 
 
 def _excess(share: float, members: int) -> float:

@@ -11,6 +11,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust
+from diffsketch.privacy.mechanisms.bounds import CoordinateBound
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.noise import Noise
 
@@ -29,7 +30,9 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         D1 / b + m / (4 b**2) = 1 / noise_multiplier,    b <= noise_multiplier D1 + 1/4,
 
     `D1` being the L1 sensitivity of the rounded tables (which is small for tables that are clipped
-    in that norm, `NormBound(..., order=1)`) and `m` how many cells can move, at most `D1`.
+    in that norm, `NormBound(..., order=1)`) and `m` how many cells can move, at most `D1`. One
+    coordinate moves one cell in each of `rows` rows, by as much in each: then `m = rows`, and a
+    release is at most as revealing as `rows` of one number with `rows` times the multiplier.
 
     *Proof*, as in `domination`, with the Laplace distribution in place of the normal one. Let
     `z(t)` be the point above which a Laplace number of scale 1 is as likely as `X >= t`. As
@@ -56,7 +59,7 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     def scale(self) -> float:
         """Of the noise, in steps."""
         shift = self.quantizer.sensitivity(1, self.relation)
-        moved = min(shift, self.quantizer.cells)
+        moved = self._rows or min(shift, self.quantizer.cells)
         root = math.sqrt(shift**2 + moved / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
@@ -72,14 +75,21 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         """The noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
-    def _event(self, present: int) -> Event:  # noqa: ARG002
-        return events.laplace(self.noise_multiplier)
+    @property
+    def _rows(self) -> int | None:
+        """Cells that a coordinate moves, by as much in each; None where a norm is bounded."""
+        bound = self.quantizer.bound
+        return bound.rows if isinstance(bound, CoordinateBound) else None
 
-    def _log_tail(self, room: int) -> float:
+    def _event(self, present: int) -> Event:  # noqa: ARG002
+        rows = self._rows or 1
+        return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
+
+    def _log_tail(self, room: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = (1 - q)**2 / ((1 - q e**l) (1 - q e**-l)) with q = exp(-1/scale).
         # Any l in (0, 1/scale) gives a bound; this is the best for Laplace noise on real numbers.
-        relative = room / (self._sources * self.scale)
+        relative = room / (sources * self.scale)
         slope = min(relative / (1 + math.hypot(1, relative)), 1 - 1e-9) / self.scale
         parts = (math.expm1(slope - 1 / self.scale), math.expm1(-slope - 1 / self.scale))
         log_mgf = 2 * math.log(-math.expm1(-1 / self.scale)) - sum(math.log(-x) for x in parts)
-        return self._sources * log_mgf - slope * room
+        return sources * log_mgf - slope * room

@@ -55,8 +55,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from scipy.special import log_ndtr, ndtri_exp
+from scipy.special import ndtri_exp
 
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
@@ -79,33 +78,11 @@ def widest_step(curvature: float) -> float:
     return -2 * float(ndtri_exp(-half - math.log1p(2 * math.exp(-half)))) * (1 + _ROUNDING)
 
 
-def gaussian_event(curvature: float, shift: float, *, distance: float = 0.0) -> Event:
+def gaussian_event(curvature: float, shift: float) -> Event:
     """The event of a Gaussian release that is at most as private.
-
-    A release `P'` or `Q'` within a total variation `distance` of one, `P` or `Q`, that a Gaussian
-    dominates is at most as private as that Gaussian and a failure, which tells everything, of
-    probability `(distance + b) / (2 Phi(-mu / 2))`. Here `mu` is the Gaussian's shift and `b` its
-    power at level `distance`. With `H = max_S P(S) - exp(e) Q(S)` for an epsilon `e >= 0`, and a
-    power function that is concave, so that that of `Q(S)` exceeds that of `Q(S) - distance` by `b`
-    at most,
-
-        P'(S) - exp(e) Q'(S) <= distance + P(S) - exp(e) (Q(S) - distance) <= distance + b + H,
-
-    or `<= distance + b` if `Q(S) < distance`. A failure `f` adds `f (1 - H)`, and `1 - H` is at
-    least one less the total variation of the Gaussians, `2 Phi(-mu / 2)`. For `e < 0` it follows
-    from `-e` with the two exchanged.
 
     Args:
         curvature: The largest one of the noise in a cell.
         shift: The L2 sensitivity, in steps.
-        distance: Of what is drawn to the noise that was meant, for all cells together.
     """
-    mu = shift * widest_step(curvature)
-    event = events.gaussian(1 / mu)
-    if distance == 0:
-        return event
-    log_power = log_ndtr(ndtri_exp(math.log(distance)) + mu)
-    log_failure = np.logaddexp(math.log(distance), log_power) - math.log(2) - log_ndtr(-mu / 2)
-    # The next power of two: releases that hardly differ have the same failure.
-    failure = math.ldexp(1.0, math.frexp(math.exp(min(0.0, float(log_failure))))[1])
-    return events.composed(event, events.approximate(0.0, min(failure, math.nextafter(1.0, 0.0))))
+    return events.gaussian(1 / (shift * widest_step(curvature)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from diffsketch.privacy.mechanisms.quantize import (
     centre,
     wrap,
 )
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["IntegerMechanism"]
@@ -61,8 +63,7 @@ class IntegerMechanism(ABC):
     cohort: int = field(default=1, kw_only=True)
     bits: int = field(default=32, kw_only=True)
 
-    _draw_error: ClassVar[float] = 0.0
-    """Total variation distance of one number of secure noise from its distribution, at most."""
+    _sub_gaussian: ClassVar[bool] = False  # with `_noise_variance` as the parameter
 
     def __post_init__(self) -> None:
         good = 0 < self.noise_multiplier < math.inf
@@ -156,8 +157,20 @@ class IntegerMechanism(ABC):
         room = (1 << (self.bits - 1)) - self._peak(largest)
         if room <= 0:
             return 1.0
-        log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(room)
+        log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(room, self._sources)
         return math.exp(min(0.0, log_tail))
+
+    def largest_norm(self, count: int, failure: float) -> float:
+        """Of the sum of `count` messages, in units of the data, but with probability `failure`.
+
+        Sums that wrap only get shorter.
+        """
+        steps = count * self.quantizer.longest
+        if self.trust is not Trust.CENTRAL:
+            tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
+            variance = count * self._noise_variance / self._parts
+            steps += noise_norm(self.quantizer.cells, variance, failure, log_tail=tail)
+        return self.quantizer.granularity * steps
 
     def with_bits_for(self: _Self, failure: float, *, largest: float | None = None) -> _Self:
         """The same with the fewest bits for which `overflow_bound` is at most `failure`."""
@@ -217,11 +230,6 @@ class IntegerMechanism(ABC):
             raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
         check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
 
-    def _distance(self, present: int) -> float:
-        """Total variation distance of a release from the intended one, at most."""
-        draws = present if self.trust is Trust.DISTRIBUTED else 1
-        return draws * self.quantizer.cells * self._draw_error
-
     @property
     @abstractmethod
     def _name(self) -> str:
@@ -241,8 +249,8 @@ class IntegerMechanism(ABC):
         """What a round with the noise of so many members is to an accountant."""
 
     @abstractmethod
-    def _log_tail(self, room: int) -> float:
-        """A bound on the logarithm of P[a cell of the sum's noise >= room]."""
+    def _log_tail(self, room: float, sources: int) -> float:
+        """A bound on the logarithm of P[a cell of the sum of so many messages' noises >= room]."""
 
 
 def _check_failure(failure: float) -> None:

@@ -20,6 +20,7 @@ from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
+from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
@@ -129,6 +130,10 @@ class PrivUnitG:
         """
         return self.clip**2 * self._length(self._cap) / self._cap.mean**2
 
+    def largest_norm(self, failure: float) -> float:
+        """Of a message, but with probability `failure`: its density is a multiple of the normal."""
+        return noise_norm(self.dim, 1.0, failure * self._cap.mass / self._cap.inside)
+
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """A message for each vector of `(..., dim)`, in the same shape and type.
 
@@ -217,6 +222,10 @@ class ProjUnit:
         """Of a normal random vector with `size` entries."""
         half = self.size / 2
         return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
+
+    def largest_norm(self, failure: float) -> float:
+        """Of a message, but with probability `failure`."""
+        return self._inner.largest_norm(failure)
 
     def release(
         self, vectors: Tensor, noise: Noise, *, seed: HashSeed, first_worker: int = 0

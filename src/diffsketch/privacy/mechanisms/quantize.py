@@ -128,6 +128,11 @@ class Quantizer:
         return float(min(self.largest, math.isqrt(self.largest * self.cells)))
 
     @property
+    def longest(self) -> float:
+        """The largest Euclidean norm of a message, in steps."""
+        return self.norm(2)
+
+    @property
     def peak(self) -> int:
         """The largest size of a cell, in steps."""
         return math.floor(self.norm(2))
@@ -182,6 +187,7 @@ class CoordinateQuantizer:
         bound: The clipping of a coordinate, and in how many rows it is.
         steps: Of `bound.limit`.
         cells: Of a message.
+        dim: Coordinates of a vector, where they are encoded; as many as cells, where they are not.
         load: Coordinates of a cell, at most, for the range of a cell: accuracy depends on it, and
             privacy does not.
     """
@@ -189,6 +195,7 @@ class CoordinateQuantizer:
     bound: CoordinateBound
     steps: int
     cells: int
+    dim: int | None = None
     load: int = 1
 
     def __post_init__(self) -> None:
@@ -199,6 +206,16 @@ class CoordinateQuantizer:
     def granularity(self) -> float:
         """The step: a whole number `x` stands for `x * granularity`."""
         return self.bound.limit / self.steps
+
+    @property
+    def longest(self) -> float:
+        """The largest Euclidean norm of a message, in steps: all coordinates in one cell of a row.
+
+        Without a table, they are apart.
+        """
+        if self.dim is None:
+            return self.steps * math.sqrt(self.cells)
+        return self.steps * self.dim * math.sqrt(self.bound.rows)
 
     @property
     def peak(self) -> int:
@@ -216,9 +233,9 @@ class CoordinateQuantizer:
             ArgumentError: A value is NaN or infinite.
         """
         clipped = clip_coordinates(vectors, self.bound.limit).detach()
-        exact = clipped.to("cpu", torch.float64) * (self.steps / self.bound.limit)
-        # Clipped once more: the product above may be rounded up.
-        rounded = stochastic_round(exact.clamp(-self.steps, self.steps), noise)
+        # A quotient of size 1 at most, in floating point too, so that none exceeds `steps`.
+        exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
+        rounded = stochastic_round(exact, noise)
         rounded = rounded.to(vectors.device)
         if encode is None:
             return rounded

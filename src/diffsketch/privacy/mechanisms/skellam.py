@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from scipy.special import ive
 from torch import Tensor
@@ -13,7 +12,7 @@ from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust
 from diffsketch.privacy.mechanisms.domination import gaussian_event
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.noise import Noise, SecureNoise
+from diffsketch.privacy.noise import Noise
 
 __all__ = ["SkellamMechanism"]
 
@@ -43,8 +42,7 @@ class SkellamMechanism(IntegerMechanism):
     vanished first, `r''` would be `(2 n + 1) r / y**2 > 0`.
 
     So the epsilon is that of Gaussian noise whose variance is smaller by some 7/12: within 0.1%
-    from a standard deviation of 30 steps on. How far secure noise is from a Skellam distribution
-    (`SecureNoise.skellam_error`) is counted in delta.
+    from a standard deviation of 30 steps on. `SecureNoise` draws from exactly this distribution.
 
     Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`).
 
@@ -62,8 +60,6 @@ class SkellamMechanism(IntegerMechanism):
         Learning.
         D. E. Amos (1974), Computation of modified Bessel functions and their ratios.
     """
-
-    _draw_error: ClassVar[float] = SecureNoise.skellam_error
 
     @property
     def _share(self) -> float:
@@ -87,11 +83,11 @@ class SkellamMechanism(IntegerMechanism):
         if self.trust is Trust.DISTRIBUTED:
             variance = self._share * present
         shift = self.quantizer.sensitivity(2, self.relation)
-        return gaussian_event(_curvature(variance), shift, distance=self._distance(present))
+        return gaussian_event(_curvature(variance), shift)
 
-    def _log_tail(self, room: int) -> float:
+    def _log_tail(self, room: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(room / mu).
-        mu = self._sources * self._share
+        mu = sources * self._share
         return room**2 / (math.hypot(room, mu) + mu) - room * math.asinh(room / mu)
 
 

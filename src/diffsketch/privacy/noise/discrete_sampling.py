@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -110,15 +111,20 @@ class IntegerTable:
         """The blocks of random words. The guide saves most searches and changes no result."""
         if len(words) < _GUIDE_FROM:
             return np.searchsorted(self.limits, words, side="right")
+        firsts = (words >> np.uint64(64 - _GUIDE_BITS)).view(np.int64)
+        index: npt.NDArray[np.intp] = self._guide[firsts]
+        (doubtful,) = np.nonzero(index < 0)
+        index[doubtful] = np.searchsorted(self.limits, words[doubtful], side="right")
+        return index
+
+    @cached_property
+    def _guide(self) -> npt.NDArray[np.intp]:
+        """For the first bits of a word: the block, or -1 if more bits are needed."""
         rest = np.uint64(64 - _GUIDE_BITS)
         firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
         low = np.searchsorted(self.limits, firsts, side="right")
         high = np.searchsorted(self.limits, firsts | np.uint64((1 << int(rest)) - 1), side="right")
-        guide = np.where(low == high, low, -1)
-        index: npt.NDArray[np.intp] = guide[(words >> rest).view(np.int64)]
-        (doubtful,) = np.nonzero(index < 0)
-        index[doubtful] = np.searchsorted(self.limits, words[doubtful], side="right")
-        return index
+        return np.where(low == high, low, -1)
 
 
 def discrete_gaussian(std: float) -> IntegerTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -131,18 +132,20 @@ class FastNoise(Noise):
         return torch.from_numpy(law.draw(self._rng, count)).reshape(shape)
 
 
+@lru_cache(maxsize=64, typed=True)
 def integer_law(
     kind: Literal["discrete_gaussian", "discrete_laplace", "skellam"], scale: float
 ) -> IntegerTable | int:
-    """A table to draw from, or the only number there is: 0 for a scale of 0."""
+    """A table to draw from, kept, or the only number there is: 0 for a scale of 0."""
     name = {"discrete_gaussian": "std", "discrete_laplace": "scale", "skellam": "variance"}[kind]
     check_scale(name, scale, MAX_SCALE**2 if kind == "skellam" else MAX_SCALE)
     table: Callable[[float], IntegerTable] = getattr(discrete_sampling, kind)
     return table(scale) if scale else 0
 
 
+@lru_cache(maxsize=64, typed=True)
 def binomial_law(trials: int, probability: float) -> IntegerTable | int:
-    """A table to draw from, or the only number there is."""
+    """A table to draw from, kept, or the only number there is."""
     check_trials(trials, probability)
     if probability in (0, 1):
         return trials * int(probability)

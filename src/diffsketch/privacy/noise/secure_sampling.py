@@ -1,56 +1,422 @@
-"""Samplers that take bits of the operating system: what `SecureNoise` draws beside OpenDP.
+"""Exact samplers on bits of the operating system: what `SecureNoise` draws with.
 
-Every comparison of a random number with a probability is decided by as many bits as it takes, so
-that `bernoulli` and `binomial` are exact for the probability that a float stands for. `Skellam` is
-a table of 128-bit whole numbers, whose error is stated. None of them takes constant time.
+Every comparison of a random real number with a probability is decided by as many bits as it takes.
+Nearly always the first 32 or 64 and a bound in floating point are enough; the rest is decided in
+many digits. So all of them are exact, for the rational numbers that their float parameters stand
+for. None of them takes constant time.
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SKELLAM_ERROR", "SKELLAM_MAX_VARIANCE", "SkellamTable", "bernoulli", "binomial"]
+__all__ = [
+    "ExactTable",
+    "Gaussian",
+    "Laplace",
+    "Law",
+    "Skellam",
+    "bernoulli",
+    "binomial",
+    "exact_table",
+]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-SKELLAM_MAX_VARIANCE = 2.0**30
-SKELLAM_ERROR = 2.0**-100  # in total variation, per number
+SLACK = 2.0**-40  # a bound on the error of `Law.weights`, with room for the arithmetic that follows
+MAX_BLOCKS = 1 << 13  # of a table
 _WORD = 64
-_PRECISION = 256  # bits that the Bessel functions start with
-_TAIL = 110.0  # 2 exp(-110) < 2**-157: where the Skellam distribution is cut off
-_PIECE = 1 << 20  # numbers drawn at a time, which bounds the memory
+_PIECE = 1 << 16  # numbers that a thread draws at a time
+_GUIDE_BITS = 16  # of a random word that tell the block at once, in most cases
+_GUIDE_FROM = 1 << 12  # draws that searching without the guide would be slow for
+_TAIL = 44.0  # exp(-44) is about 2**-63.5: where tables end, and tails are drawn otherwise
 
 
-def random_words(count: int) -> Words:
-    """So many words of 64 bits from the operating system."""
-    return np.frombuffer(os.urandom(8 * count), np.uint64)
+def random_words(count: int, bits: int = _WORD) -> npt.NDArray[Any]:
+    """So many words of 32 or 64 bits from the operating system."""
+    return np.frombuffer(os.urandom(bits // 8 * count), f"u{bits // 8}")
 
 
-def bernoulli(probabilities: npt.NDArray[np.float64]) -> Integers:
+def in_pieces(draw: Callable[[slice], None], count: int) -> None:
+    """Call `draw` for slices of `range(count)`, by as many threads as there are cores."""
+    pieces = [slice(start, min(start + _PIECE, count)) for start in range(0, count, _PIECE)]
+    if len(pieces) < 2:
+        for piece in pieces:
+            draw(piece)
+    else:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for done in [pool.submit(draw, piece) for piece in pieces]:
+                done.result()
+
+
+class Law(ABC):
+    """A symmetric, log-concave distribution over the integers, up to a constant factor."""
+
+    @property
+    @abstractmethod
+    def radius(self) -> int:
+        """Where the tails begin: weights from here on are below half of that of 0."""
+
+    @abstractmethod
+    def weights(self, x: Integers) -> Floats:
+        """Weights, of order 1 at 0, with an absolute error below `SLACK / 4`.
+
+        For `abs(x)` up to `1.1 * radius + 2`. Functions of NumPy are taken to be right to 2**-46,
+        where its own bound is 4 units in the last place, 2**-50.
+        """
+
+    @abstractmethod
+    def digits(self, x: int, bits: int) -> int:
+        """A whole number within 1 of `2**bits` times the weight of any `x`."""
+
+
+@dataclass(frozen=True)
+class Gaussian(Law):
+    """Weights `exp(-x**2 / (2 std**2))`."""
+
+    std: float
+
+    @property
+    def radius(self) -> int:
+        """Where the tails begin."""
+        return math.ceil(math.sqrt(2 * _TAIL) * self.std) + 1
+
+    def weights(self, x: Integers) -> Floats:
+        """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
+        with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
+            result: Floats = np.exp(-0.5 * np.square(x / self.std))
+        return result
+
+    def digits(self, x: int, bits: int) -> int:
+        """In so many binary digits."""
+        return _exp_digits(Fraction(x) ** 2 / (2 * Fraction(self.std) ** 2), bits)
+
+
+@dataclass(frozen=True)
+class Laplace(Law):
+    """Weights `exp(-abs(x) / scale)`."""
+
+    scale: float
+
+    @property
+    def radius(self) -> int:
+        """Where the tails begin."""
+        return math.ceil(_TAIL * self.scale) + 1
+
+    def weights(self, x: Integers) -> Floats:
+        """In floating point. An error of `t * 2**-51` in the exponent `t` is one below 2**-52."""
+        with np.errstate(over="ignore"):
+            result: Floats = np.exp(-np.abs(x) / self.scale)
+        return result
+
+    def digits(self, x: int, bits: int) -> int:
+        """In so many binary digits."""
+        return _exp_digits(abs(x) / Fraction(self.scale), bits)
+
+
+def _exp_digits(power: Fraction, bits: int) -> int:
+    """`2**bits * exp(-power)` within 1."""
+    if power > bits:
+        return 0
+    # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
+    with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
+        return round((Decimal(-power.numerator) / power.denominator).exp() * (1 << bits))
+
+
+def _decimals(bits: int) -> int:
+    """Decimal digits for a number of so many bits, with room for `10**6 * bits` rounding errors."""
+    return math.ceil(0.30103 * bits) + 2 * len(str(bits)) + 8
+
+
+@dataclass(frozen=True)
+class Skellam(Law):
+    """Weights `2**shift * exp(-v) I(x, v)`, with the variance `v` and the Bessel function `I`.
+
+    `p(x) = exp(-v) I(x, v)` are the coefficients of the Fourier series of the characteristic
+    function `exp(-v (1 - cos t))`. Its mean over the `size` angles `t = 2 pi j / size`, each times
+    `cos(t x)`, is the sum of `p(x + m size)` over all whole numbers `m`, exactly. So it is `p(x)`
+    plus at most the probability of numbers from `size - abs(x)` on, which Bernstein's inequality
+    bounds by `2 exp(-tail)` for a `size` of `abs(x) + _bernstein(v, tail)`. Angles for which the
+    characteristic function is below `exp(-tail)` are left out, which changes the mean by less than
+    that. As `size` grows like the deviation and the angles that are left fall like its inverse,
+    some `tail * 2 / pi` of them remain at any variance.
+    """
+
+    variance: float
+
+    @property
+    def radius(self) -> int:
+        """Where the tails begin."""
+        return _bernstein(self.variance, _TAIL)
+
+    @cached_property
+    def _shift(self) -> int:
+        """Of the weights: the largest probability is about `0.4 / std`."""
+        return max(0, round(math.log2(self.variance) / 2))
+
+    @cached_property
+    def _angles(self) -> tuple[int, Integers, Floats]:
+        """`size`, the numbers `j` of angles, and their parts in the mean."""
+        tail = (46 + self._shift) * math.log(2)  # 3 exp(-tail) of p is 3 * 2**-46 of a weight
+        size = (int(1.1 * self.radius) + 3 + _bernstein(self.variance, tail)) | 1
+        most = math.asin(min(1.0, math.sqrt(tail / 2 / self.variance))) * size / math.pi
+        j = np.arange(min(size // 2, math.ceil(most)) + 1)
+        parts = np.exp(-2 * self.variance * np.square(np.sin(np.pi * j / size)))
+        parts[1:] *= 2  # the angles -t
+        return size, j, np.ldexp(parts / size, self._shift)
+
+    def weights(self, x: Integers) -> Floats:
+        """In floating point. The parts add up to the weight of 0, so errors stay of their size."""
+        size, j, parts = self._angles
+        turns = (np.abs(x)[:, None] * j) % size / size
+        result: Floats = np.cos(2 * np.pi * turns) @ parts
+        return result
+
+    def digits(self, x: int, bits: int) -> int:
+        """In so many binary digits."""
+        bits += self._shift
+        tail = (bits + 4) * math.log(2)
+        size = (abs(x) + _bernstein(self.variance, tail)) | 1
+        with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
+            pi, twice, total, j = _pi(), Decimal(2 * self.variance), Decimal(1), 1
+            while j <= size // 2:
+                power = twice * _sin(pi * j / size) ** 2
+                if power > tail:
+                    break
+                turn = j * x % size  # cos(2 y) is 1 - 2 sin(y)**2
+                total += (
+                    2 * (-power).exp() * (1 - 2 * _sin(pi * min(turn, size - turn) / size) ** 2)
+                )
+                j += 1
+            return round(total / size * (1 << bits))
+
+
+def _bernstein(variance: float, tail: float) -> int:
+    """A distance that Skellam numbers exceed or reach with probability below `2 exp(-tail)`."""
+    return math.ceil((tail / 3 + math.sqrt(tail**2 / 9 + 2 * tail * variance)) * (1 + 1e-12)) + 1
+
+
+def _pi() -> Decimal:
+    """By Machin's formula, in the digits of the context."""
+    return 16 * _arctan_inverse(5) - 4 * _arctan_inverse(239)
+
+
+def _arctan_inverse(x: int) -> Decimal:
+    total, power, k = Decimal(0), Decimal(1) / x, 1
+    while total + power != total:
+        total += power / k if k % 4 == 1 else -power / k
+        power, k = power / (x * x), k + 2
+    return total
+
+
+def _sin(angle: Decimal) -> Decimal:
+    """By its series, for angles from 0 to pi / 2."""
+    total, term, square, k = angle, angle, angle * angle, 1
+    while total + term != total:
+        term = -term * square / ((k + 1) * (k + 2))
+        total, k = total + term, k + 2
+    return total
+
+
+@dataclass(frozen=True)
+class ExactTable:
+    """A distribution to draw from, exactly, by blocks of `2**shift` integers and rejection.
+
+    Block `b` gets a whole number `size[b]` of the `2**64` random words, at least `factor` times its
+    largest weight. A word picks the block that it is in and has a place in it, `0 .. size[b] - 1`;
+    an integer `x` of the block is drawn evenly, and kept if `place + u < factor * weight(x)` with a
+    random real `u` in `[0, 1)`. So each integer is kept with probability `factor * weight(x) /
+    2**(64 + shift)`, and what is kept has the law exactly, however good or bad the sizes are.
+
+    Places below `sure` are kept whatever `x` and `u` are, by a bound in floating point. A few in a
+    thousand need the weight in floating point, of wide distributions, and some 2**-36 of them need
+    `u` and more digits. Words beyond all blocks and the tails are not kept.
+
+    *Tails.* They have a number of words as well: the absolute value is `end + k * 2**tail_bits` and
+    `tail_bits` even bits, with `k` the heads before the first tail of a coin, and a coin is the
+    sign (one more below zero, as blocks are from `-end` to `end - 1`). Weights at the `k`-th of
+    these steps are below `2**-k` times that at `end`, as the logarithm of the weight is concave,
+    has fallen by `log(2)` or more from 0 to `end`, and a step is at least as long. So the words
+    that the first step needs are enough, and to keep `x` is decided as above with
+    `factor * 2**(k + 2 + tail_bits - shift)`.
+
+    Guarantees (`tests/privacy/test_secure_noise.py`): sizes and `sure` are on the right side of
+    exact weights; the rule decides as exact weights do on chosen bits.
+
+    Args:
+        law: The distribution.
+        shift: Binary logarithm of a block's length.
+        lowest: First integer of the first block.
+        factor: Words for a weight of 1.
+        starts: First word of each block, of the tails, and of the words that are never kept.
+        sure: Words of a block below this are kept.
+    """
+
+    law: Law
+    shift: int
+    lowest: int
+    factor: int
+    starts: Words
+    sure: Words
+
+    @classmethod
+    def build(cls, law: Law) -> ExactTable:
+        """The table for a law; takes some milliseconds."""
+        shift = max(0, (2 * law.radius).bit_length() - (MAX_BLOCKS.bit_length() - 1))
+        half = (law.radius >> shift) + 1
+        blocks = np.arange(-half, half, dtype=np.int64)
+        near = np.where(blocks < 0, -(blocks + 1 << shift) + 1, blocks << shift)
+        far = np.where(blocks < 0, -blocks << shift, (blocks + 1 << shift) - 1)
+        peaks = law.weights(near)
+        lows = law.weights(far) if shift else peaks
+        steps = 1 << (half << shift).bit_length() - shift + 2
+        last = float(law.weights(np.array([half << shift]))[0])
+        tops = np.append(peaks, last * steps) + SLACK * np.append(np.ones(2 * half), steps)
+        # With room for the rounding of sums and for the ones that are added.
+        factor = int((1 - 2.0**-30) * 2.0**_WORD / tops.sum())
+        starts = np.zeros(2 * half + 2, np.uint64)
+        np.cumsum((factor * tops).astype(np.uint64) + np.uint64(1), out=starts[1:])
+        sure = np.zeros(2 * half + 2, np.uint64)
+        sure[:-2] = starts[:-2] + (factor * np.maximum(lows - SLACK, 0)).astype(np.uint64)
+        for array in (starts, sure):
+            array.setflags(write=False)
+        return cls(law, shift, -half << shift, factor, starts, sure)
+
+    def draw(self, count: int) -> Integers:
+        """So many integers, independent of each other."""
+        result = np.empty(count, np.int64)
+
+        def fill(piece: slice) -> None:
+            values, kept = self._propose(piece.stop - piece.start)
+            while not kept.all():
+                (missing,) = np.nonzero(~kept)
+                values[missing], kept[missing] = self._propose(len(missing))
+            result[piece] = values
+
+        in_pieces(fill, count)
+        return result
+
+    def _propose(self, count: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
+        """Integers, and whether they are kept."""
+        words = random_words(count)
+        index = self._find(words)
+        values = (index << self.shift) + self.lowest
+        if self.shift:
+            bits = 32 if self.shift <= 32 else _WORD
+            values += (random_words(count, bits) >> (bits - self.shift)).astype(np.int64)
+        kept = words < self.sure[index]
+        (doubtful,) = np.nonzero(~kept)
+        if len(doubtful):
+            at = index[doubtful]
+            places = words[doubtful] - self.starts[at]
+            values[doubtful], kept[doubtful] = self._decide(values[doubtful], at, places)
+        return values, kept
+
+    def _find(self, words: Words) -> Integers:
+        """The blocks of words. The guide saves most searches and changes no result."""
+        if len(words) < _GUIDE_FROM:
+            return np.searchsorted(self.starts[1:], words, side="right")
+        index = self._guide[(words >> np.uint64(_WORD - _GUIDE_BITS)).view(np.int64)].astype(
+            np.int64
+        )
+        (doubtful,) = np.nonzero(index < 0)
+        index[doubtful] = np.searchsorted(self.starts[1:], words[doubtful], side="right")
+        return index
+
+    @cached_property
+    def _guide(self) -> npt.NDArray[np.int16]:
+        """For the first bits of a word: the block, or -1 if more bits are needed."""
+        rest = np.uint64(_WORD - _GUIDE_BITS)
+        firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
+        low = np.searchsorted(self.starts[1:], firsts, side="right")
+        lasts = firsts | np.uint64((1 << int(rest)) - 1)
+        high = np.searchsorted(self.starts[1:], lasts, side="right")
+        return np.where(low == high, low, -1).astype(np.int16)
+
+    def _decide(
+        self, values: Integers, index: Integers, places: Words
+    ) -> tuple[Integers, npt.NDArray[np.bool_]]:
+        """The same integers, but new ones for the tails, and whether they are kept."""
+        tails = len(self.starts) - 2
+        weights = np.zeros(len(values))
+        inner = index < tails
+        weights[inner] = self.law.weights(values[inner])
+        kept = inner & (places + 1.0 <= self.factor * (weights - SLACK))
+        unclear = ~kept & (places < self.factor * (weights + SLACK)) & inner
+        for i in np.flatnonzero(unclear | (index == tails)):
+            place = int(places[i])
+            if index[i] < tails:
+                kept[i] = self._keep(int(values[i]), place, self.factor)
+            else:
+                values[i], kept[i] = self._tail(place)
+        return values, kept
+
+    def _tail(self, place: int) -> tuple[int, bool]:
+        """An integer of the tails, and whether it is kept."""
+        end = -self.lowest
+        bits, k = end.bit_length(), 0
+        while int(random_words(1)[0]) & 1:
+            k += 1
+        word = int(random_words(1)[0])
+        size = end + (k << bits) + (word & (1 << bits) - 1)
+        x = ~size if word >> 63 else size  # blocks are from -end to end - 1
+        kept = self._keep(x, place, self.factor << k + 2 + bits - self.shift)
+        return x, kept
+
+    def _keep(self, x: int, place: int, factor: int) -> bool:
+        """Whether `place + u < factor * weight(x)`, for a random real number `u`."""
+        bits = 0
+        while True:
+            bits, place = bits + _WORD, (place << _WORD) + int(random_words(1)[0])
+            more = factor.bit_length() + 8
+            weight = self.law.digits(x, bits + more)
+            if place << more >= factor * (weight + 1):
+                return False
+            if place + 1 << more <= factor * (weight - 1):
+                return True
+
+
+@lru_cache(maxsize=64)
+def exact_table(law: Law) -> ExactTable:
+    """The table of a law, kept for the next draw from it."""
+    return ExactTable.build(law)
+
+
+def bernoulli(probabilities: Floats) -> Integers:
     """1 with exactly the probability that each float stands for, else 0.
 
-    A random real number is compared with the probability 64 bits at a time; the next 64 are
-    needed only if all before are equal. Scaling by 2**64 and splitting off the whole part are
+    A random real number is compared with the probability 32 bits at a time; the next 32 are
+    needed only if all before are equal. Scaling by 2**32 and splitting off the whole part are
     exact in float64.
     """
-    result = np.zeros(probabilities.shape, np.int64)
-    result[probabilities == 1] = 1
-    (open_places,) = np.nonzero((probabilities > 0) & (probabilities < 1))
-    rest = probabilities[open_places]
-    while len(open_places):
-        scaled = np.ldexp(rest, _WORD)
-        whole = np.floor(scaled)
-        digits, words = whole.astype(np.uint64), random_words(len(rest))
-        result[open_places] = words < digits
-        undecided = (words == digits) & (scaled > whole)
-        open_places, rest = open_places[undecided], (scaled - whole)[undecided]
+    result = np.empty(len(probabilities), np.int64)
+
+    def fill(piece: slice) -> None:
+        places, rest = np.arange(piece.start, piece.stop), probabilities[piece]
+        while len(places):
+            scaled = rest * 2.0**32
+            digits = scaled.astype(np.int64)
+            words = random_words(len(rest), 32).astype(np.int64)
+            result[places] = words < digits
+            (tied,) = np.nonzero((words == digits) & (scaled > digits))
+            places, rest = places[tied], (scaled - digits)[tied]
+
+    in_pieces(fill, len(probabilities))
     return result
 
 
@@ -61,11 +427,13 @@ def binomial(count: int, trials: int, probability: float) -> Integers:
     gives the next bit of those that are still equal to it: where `probability` has a 1, the zeros
     are below and succeed; where it has a 0, the ones are above and fail.
     """
-    pieces = [
-        _binomial_piece(min(_PIECE, count - start), trials, probability)
-        for start in range(0, count, _PIECE)
-    ]
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+    result = np.empty(count, np.int64)
+
+    def fill(piece: slice) -> None:
+        result[piece] = _binomial_piece(piece.stop - piece.start, trials, probability)
+
+    in_pieces(fill, count)
+    return result
 
 
 def _binomial_piece(count: int, trials: int, probability: float) -> Integers:
@@ -101,62 +469,3 @@ def _count_ones(words: Words) -> Integers:
     words = (words & fours) + ((words >> np.uint64(2)) & fours)
     words = (words + (words >> np.uint64(4))) & eights
     return ((words * np.uint64(0x0101010101010101)) >> np.uint64(56)).view(np.int64)
-
-
-@dataclass(frozen=True)
-class SkellamTable:
-    """The distribution function of a Skellam distribution in whole numbers of 128 bits.
-
-    The probability of `x` is `exp(-v) I(x, v)`, with the variance `v` and the modified Bessel
-    function `I`. The recurrence `I(x - 1) = I(x + 1) + (2 x / v) I(x)` is run downwards, where it
-    is stable, in whole numbers of at least 256 bits, from 1 and 0 at the end of the table; and as
-    the probabilities add up to 1, only their ratios are needed.
-
-    Guarantees: a total variation distance of at most 2**-100 (`SKELLAM_ERROR`;
-    `tests/privacy/test_secure_noise.py`). It consists of the tail that is cut off (below 2**-157),
-    of starting the recurrence there (`I(x)` gets a relative error of `(I(end) / I(x))**2` times at
-    most 2**20, a ratio of products `I K`; below 2**-116 in all), of its rounding (below 2**-236,
-    as all terms are positive) and of that of up to 2**20 limits to 128 bits (below 2**-107).
-
-    Args:
-        radius: Numbers are in `-radius .. radius`.
-        high: The limits' upper 64 bits: random numbers below the i-th limit and not below the one
-            before mean `i - radius`.
-        low: Their lower 64 bits.
-    """
-
-    radius: int
-    high: Words
-    low: Words
-
-    @classmethod
-    def build(cls, variance: float) -> SkellamTable:
-        """The table for a variance, a rational number as every float is."""
-        radius = math.ceil(_TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * variance))
-        numerator, denominator = float(variance).as_integer_ratio()
-        bessel = [0, 1 << _PRECISION]  # of radius + 1, radius, ..., 0, up to a common factor
-        for x in range(radius, 0, -1):
-            bessel.append(bessel[-2] + 2 * x * denominator * bessel[-1] // numerator)
-        weights = bessel[1:] + bessel[-2:0:-1]
-        total, sum_so_far, limits = sum(weights), 0, []
-        for weight in weights[:-1]:
-            sum_so_far += weight
-            limits.append((sum_so_far << 2 * _WORD) // total)
-        high = np.array([limit >> _WORD for limit in limits], np.uint64)
-        low = np.array([limit & (1 << _WORD) - 1 for limit in limits], np.uint64)
-        return cls(radius, high, low)
-
-    def draw(self, count: int) -> Integers:
-        """So many numbers."""
-        return self.look_up(random_words(count), random_words(count))
-
-    def look_up(self, high: Words, low: Words) -> Integers:
-        """The numbers that random numbers of 128 bits mean: how many limits are not above each."""
-        index = np.searchsorted(self.high, high, side="left")
-        (tied,) = np.nonzero(self.high[np.minimum(index, len(self.high) - 1)] == high)
-        while len(tied):  # rare: the upper bits are a limit's, so the lower ones decide
-            at = index[tied]
-            tied = tied[(self.high[at] == high[tied]) & (self.low[at] <= low[tied])]
-            index[tied] += 1
-            tied = tied[index[tied] < len(self.high)]
-        return (index - self.radius).astype(np.int64)
