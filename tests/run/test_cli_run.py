@@ -326,6 +326,6 @@ def test_a_clip_that_moves_is_measured_and_continued(here: Path) -> None:
         assert invoke("run", *SMALL, *moving, "--output", here / "part").exit_code == 130
     assert invoke("run", "--resume", here / "part").exit_code == 0
     assert read_lines(here / "part" / "metrics.jsonl") == lines
-    assert "clip_quantile must be a number > 0 and < 1" in refused(
+    assert "--clip-quantile must be a number > 0 and < 1" in refused(
         invoke("run", *SMALL, *noised, "--clip-quantile", "1")
     )
