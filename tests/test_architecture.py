@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "diffsketch/sketch/*": {"errors"},
     "diffsketch/privacy/*": {"errors", "files", "sketch"},
     "diffsketch/audit/*": {"errors", "files", "learning", "privacy", "sketch"},
-    "diffsketch/plan/*": {"errors", "privacy", "sketch"},
+    "diffsketch/plan/*": {"errors", "methods", "privacy", "sketch", "wire"},
     "diffsketch/wire/*": {"errors"},
     "diffsketch/secure_sum/*": {"errors", "wire"},
     "diffsketch/methods/*": {"errors", "privacy", "sketch", "wire"},

@@ -137,7 +137,10 @@ def session(path: Path, config: RunConfig, last: int | None) -> int:
 def compared(path: Path, last: int | None) -> int:
     """The same for a comparison of two runs."""
     moments, console = Moments(last), Console(file=io.StringIO())
-    each = [("a", {"method": "none"}), ("b", {"method": "sketch", "rows": 1, "cols": 16})]
+    each: list[Any] = [
+        ("a", {"method": "none"}),
+        ("b", {"method": "sketch", "rows": 1, "cols": 16}),
+    ]
     common: dict[str, Any] = {"jobs": 1, "command": ["diffsketch", "compare"]}
     with counted(moments):
         try:

@@ -14,9 +14,9 @@ import typer
 from diffsketch import __version__
 from diffsketch.cli import audit, compare, demo, plan, report, reproduce, run
 from diffsketch.cli.errors import EXIT_ERROR, EXIT_INTERRUPTED, UsageError, one_line_usage
-from diffsketch.cli.names import FamilyName, RelationName, TrustName, UnitName
+from diffsketch.cli.names import FamilyName, RelationName, SamplingName, TrustName, UnitName
 
-__all__ = ["FamilyName", "RelationName", "TrustName", "UnitName", "app", "main"]
+__all__ = ["FamilyName", "RelationName", "SamplingName", "TrustName", "UnitName", "app", "main"]
 
 # Not a docstring, of which every line break would be kept.
 HELP = (

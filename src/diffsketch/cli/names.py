@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["FamilyName", "RelationName", "TrustName", "UnitName"]
+__all__ = ["FamilyName", "RelationName", "SamplingName", "TrustName", "UnitName"]
 
 
 class FamilyName(StrEnum):
@@ -38,3 +38,12 @@ class TrustName(StrEnum):
     local = "local"
     distributed = "distributed"
     central = "central"
+
+
+class SamplingName(StrEnum):
+    """How the clients of a round are drawn, as the command line spells it."""
+
+    shuffled = "shuffled"
+    uniform = "uniform"
+    weighted = "weighted"
+    poisson = "poisson"

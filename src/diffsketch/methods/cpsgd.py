@@ -6,14 +6,23 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_whole
-from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_whole
+from diffsketch.methods.forecast import (
+    Plannable,
+    RelativeError,
+    Vectors,
+    clipped_coordinates,
+    noise_error,
+    rounding_variance,
+)
+from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.digits import rounded_up
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -21,9 +30,11 @@ from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["CpSgd"]
 
+_DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
+
 
 @dataclass(frozen=True, kw_only=True)
-class CpSgd(Method):
+class CpSgd(Plannable):
     """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
 
     * Compression: the vector is clipped to norm `clip`, rotated if asked, its coordinates are
@@ -78,6 +89,8 @@ class CpSgd(Method):
     relation: Relation = Relation.REPLACE
 
     name: ClassVar[str] = "cpsgd"
+    margins: ClassVar = (16, 2, 4, 8, 32, 64, 256)
+    """Levels of a coordinate."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,3 +194,36 @@ class CpSgd(Method):
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
         return self.mechanism(seed).decode(total, count).float()
+
+    @classmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings, all but the noise: a range that dense vectors hardly ever leave."""
+        wanted = Scope(Unit.CLIENT, scope.relation, Trust.DISTRIBUTED)
+        if scope != wanted or bits is not None or cells < vectors.dim:
+            return None
+        limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
+        return {
+            "clip": vectors.norm,
+            "limit": float(rounded_up(limit, 4)),
+            "levels": int(margin),
+            "relation": scope.relation.value,
+        }
+
+    @classmethod
+    def noised(cls, level: float) -> dict[str, Any]:
+        """Trials of the noise."""
+        return {"trials": max(1, math.ceil(level))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round; rotations leave dense vectors as they are."""
+        mechanism, count = self._unrotated, vectors.count
+        _, trials = self._levels_and_trials
+        cell = min(vectors.norm, mechanism.clip) / math.sqrt(mechanism.length) / mechanism.step
+        rounding = mechanism.step**2 * rounding_variance(cell) / count
+        return replace(
+            clipped_coordinates(vectors, self.limit),
+            noise=noise_error(vectors, mechanism.step**2 * trials / 4 / count),
+            rounding=noise_error(vectors, rounding),
+        )

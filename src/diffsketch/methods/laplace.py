@@ -18,15 +18,24 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check_positive
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, mean_of
+from diffsketch.errors import ArgumentError, check_positive
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, mean_of
+from diffsketch.methods.forecast import (
+    Plannable,
+    RelativeError,
+    Vectors,
+    clipped_coordinates,
+    collision_error,
+    noise_error,
+    rounding_variance,
+)
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.privacy.claim import (
     Basis,
@@ -38,12 +47,13 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
+from diffsketch.privacy.digits import rounded_down, rounded_up
 from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism
 from diffsketch.privacy.mechanisms.bounds import Encode
 from diffsketch.privacy.mechanisms.quantize import CoordinateQuantizer
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha
-from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.hashing import MAX_COLS, HashSeed
 from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["SCOPE", "LaplaceBaseline", "RawLaplace", "SketchLaplace", "add_laplace", "paper_claim"]
@@ -61,7 +71,7 @@ def paper_claim(per_round: float, source: str) -> PaperClaim:
     return PaperClaim(SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, SCOPE), source)
 
 
-class LaplaceBaseline(Method):
+class LaplaceBaseline(Plannable):
     """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
 
     With `clip=None`, alpha is each vector's own 90th percentile, and the claim is the paper's. With
@@ -75,6 +85,8 @@ class LaplaceBaseline(Method):
     per_round: float
     clip: float | None
     _noised: ClassVar[str]  # what is sent, in words
+    margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
+    """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,6 +176,40 @@ class LaplaceBaseline(Method):
             return mean_of(total, count, out)
         return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
 
+    @classmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings, all but the noise; the grid is the method's own."""
+        sized = cls._sized(vectors, cells)
+        if scope != replace(SCOPE, relation=scope.relation) or bits is not None or sized is None:
+            return None
+        return {**sized, "clip": float(rounded_up(margin * vectors.norm / vectors.dim**0.5, 4))}
+
+    @classmethod
+    @abstractmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        """Sizes of what is sent; None if it does not fit."""
+
+    @classmethod
+    def noised(cls, level: float) -> dict[str, Any]:
+        """Settings of the noise."""
+        return {"per_round": float(rounded_down(1 / level, 4))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round."""
+        if self.mechanism is None:
+            raise ArgumentError("clip must be given for a forecast, got clip=None")
+        table, cols, limit = len(self._shape) == 2, self._shape[-1], self.mechanism.quantizer.bound
+        collisions = collision_error(self.dim, self._rows, cols) if table else 0.0
+        step = self.mechanism.quantizer.granularity
+        rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
+        return replace(
+            clipped_coordinates(vectors, limit.limit, collisions=collisions),
+            noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=self._rows),
+            rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=self._rows),
+        )
+
 
 @dataclass(frozen=True)
 class RawLaplace(LaplaceBaseline):
@@ -196,6 +242,10 @@ class RawLaplace(LaplaceBaseline):
 
     name: ClassVar[str] = "laplace"
     _noised: ClassVar[str] = "raw vectors"
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        return {} if cells >= vectors.dim else None
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -236,6 +286,11 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
 
     name: ClassVar[str] = "sketch-laplace"
     _noised: ClassVar[str] = "sketches"
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        cols = min(cells, vectors.dim - 1, MAX_COLS)
+        return {"rows": 1, "cols": cols} if cols >= 1 else None
 
     @property
     def _shape(self) -> tuple[int, ...]:

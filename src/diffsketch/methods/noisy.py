@@ -11,7 +11,7 @@ from abc import abstractmethod
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,13 +21,21 @@ from diffsketch.methods.adaptive import check_clip, flag_share, next_clip
 from diffsketch.methods.base import (
     FALSE_REFUSAL,
     Encoded,
-    Method,
     check_sums,
     check_whole,
     fitted,
 )
+from diffsketch.methods.forecast import (
+    Plannable,
+    RelativeError,
+    Vectors,
+    noise_error,
+    rounding_variance,
+    sketch_recovery,
+)
 from diffsketch.methods.sketch import TableMethod
-from diffsketch.privacy.claim import ProvenClaim, Relation, Trust
+from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.digits import rounded_up
 from diffsketch.privacy.mechanisms import (
     DiscreteGaussianMechanism,
     NormBound,
@@ -38,7 +46,7 @@ from diffsketch.privacy.mechanisms.bounds import Encode, FlaggedBound
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.mechanisms.quantize import MAX_BITS, wrap
 from diffsketch.privacy.noise import Noise
-from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.hashing import MAX_COLS, HashSeed
 from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["ClientNoise", "GaussianMean", "SkellamMean", "SketchGaussian", "SketchSkellam"]
@@ -46,10 +54,11 @@ __all__ = ["ClientNoise", "GaussianMean", "SkellamMean", "SketchGaussian", "Sket
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
 _STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
 _ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
+_MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise(Method):
+class ClientNoise(Plannable):
     """Clip to a norm, round onto a grid, add whole-number noise: a claim about whole clients.
 
     What is *sent* is clipped, to a Euclidean norm of `clip`: the vector, or its table, since a
@@ -298,10 +307,68 @@ class ClientNoise(Method):
             total, step = total[:-1].reshape(self._shape), step * self.clip
         return torch.mul(total, step / count, out=out)
 
+    @classmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
+        shared = scope.trust is Trust.DISTRIBUTED
+        if cls.law is SkellamMechanism:
+            good = shared
+        else:
+            good = not shared or vectors.count <= _MOST_SHARES
+        sized = cls._sized(vectors, cells, margin)
+        if scope.unit is not Unit.CLIENT or not good or sized is None:
+            return None
+        found = {**sized, "relation": scope.relation.value, "trust": scope.trust.value}
+        if bits is not None and scope.trust is Trust.CENTRAL:
+            found["granularity"] = float(rounded_up(found["clip"] * 0.5 ** (bits - 1), 4))
+        elif bits is not None:
+            found["bits"] = bits
+        return found
+
+    @classmethod
+    @abstractmethod
+    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:
+        """Sizes of what is sent, and its clip; None if it does not fit."""
+
+    @classmethod
+    def noised(cls, level: float) -> dict[str, Any]:
+        """Settings of the noise."""
+        return {"noise_multiplier": float(rounded_up(level, 4))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round."""
+        mechanism, count, cols = self.mechanism, vectors.count, self._shape[-1]
+        drawn = {Trust.LOCAL: count, Trust.CENTRAL: 1.0}.get(self.trust, count / mechanism.cohort)
+        unit = self.round_clip or 1.0
+        step, rows = mechanism.quantizer.granularity * unit, math.prod(self._shape) // cols
+        cell = min(vectors.norm, self.clip / math.sqrt(rows)) / math.sqrt(cols)
+        rounding = step**2 * rounding_variance(cell / step) / count
+        return replace(
+            self._recovery(vectors),
+            noise=noise_error(vectors, drawn * (mechanism.std * unit) ** 2 / count**2, rows=rows),
+            rounding=noise_error(vectors, rounding, rows=rows),
+        )
+
+    @abstractmethod
+    def _recovery(self, vectors: Vectors) -> RelativeError:
+        """Error without noise and rounding."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Dense(ClientNoise):
     """The vector itself is clipped and sent."""
+
+    margins: ClassVar = (0.0,)
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:  # noqa: ARG003
+        return {"clip": vectors.norm} if cells >= vectors.dim else None
+
+    def _recovery(self, vectors: Vectors) -> RelativeError:
+        kept = min(1.0, self.clip / vectors.norm)
+        return RelativeError((1 - kept) ** 2, kept=kept)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -317,6 +384,23 @@ class _Dense(ClientNoise):
 @dataclass(frozen=True, kw_only=True)
 class _Table(ClientNoise, TableMethod):
     """The table of the vector is clipped and sent."""
+
+    margins: ClassVar = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+    """Standard deviations of a table's norm above its mean: nearly `1 / sqrt(2 cells)` of it."""
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:
+        # One row: to the mean over the rows, tables of as many cells are all alike.
+        cols = min(cells, vectors.dim - 1, MAX_COLS)
+        if cols < 1:
+            return None
+        clip = vectors.norm * (1 + margin / math.sqrt(2 * cols))
+        return {"rows": 1, "cols": cols, "clip": float(rounded_up(clip, 4))}
+
+    def _recovery(self, vectors: Vectors) -> RelativeError:
+        check(self.combine == "mean", "combine", "be mean for a forecast", self.combine)
+        ratio = self.clip / math.sqrt(self.rows) / vectors.norm
+        return sketch_recovery(vectors, self.rows, self.cols, clip_ratio=ratio)
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from diffsketch.errors import check, check_positive
-from diffsketch.methods.base import Encoded, Method, check_whole
-from diffsketch.privacy.claim import ProvenClaim
+from diffsketch.methods.base import Encoded, check_whole
+from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
+from diffsketch.privacy.claim import ProvenClaim, Scope, Trust, Unit
+from diffsketch.privacy.digits import rounded_down
 from diffsketch.privacy.mechanisms.privunit import MAX_PER_MESSAGE, ProjUnit
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
@@ -18,9 +21,11 @@ from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["ProjUnitMean"]
 
+_MOST_ENTRIES = 1 << 31  # of a projection, in a plan
+
 
 @dataclass(frozen=True, kw_only=True)
-class ProjUnitMean(Method):
+class ProjUnitMean(Plannable):
     """The direction of a random projection under local, pure differential privacy.
 
     Vectors are clipped to norm `clip`, projected by a matrix that the round's seed gives, and sent
@@ -41,6 +46,7 @@ class ProjUnitMean(Method):
     clip: float
 
     name: ClassVar[str] = "projunit"
+    margins: ClassVar = (0.0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,3 +82,41 @@ class ProjUnitMean(Method):
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
         return (self.mechanism.decode(total[None], seed=seed) / count).float()
+
+    @classmethod
+    def planned(
+        cls,
+        vectors: Vectors,
+        scope: Scope,
+        *,
+        cells: int,
+        bits: int | None,
+        margin: float,  # noqa: ARG003
+    ) -> dict[str, Any] | None:
+        """Settings, all but epsilon."""
+        size = min(cells, vectors.dim, _MOST_ENTRIES // vectors.dim)
+        wanted = Scope(Unit.CLIENT, scope.relation, Trust.LOCAL)
+        if scope != wanted or bits is not None or size < 1:
+            return None
+        return {"size": size, "clip": vectors.norm}
+
+    @classmethod
+    def noised(cls, level: float) -> dict[str, Any]:
+        """Epsilon of one message."""
+        return {"per_round": float(rounded_down(1 / level, 4))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round: of the projection, the same for all, and of each one's noise.
+
+        All messages of a unit vector `u` have `S' S u / (|S u| E|S u|)` in common, whose squared
+        norm is `(size + dim - 1) / E|S u|**2` on average.
+        """
+        kept = min(1.0, self.clip / vectors.norm)
+        length = math.exp(math.lgamma(self.size / 2 + 0.5) - math.lgamma(self.size / 2))
+        projected = (self.size + self.dim - 1) / (2 * length**2)
+        noise = self.mechanism.squared_norm - projected * (kept * vectors.norm) ** 2
+        return RelativeError(
+            (1 - kept) ** 2 + kept**2 * (projected - 1),
+            noise / (vectors.count * vectors.norm**2 * vectors.mean_energy),
+            kept=kept,
+        )

@@ -1,20 +1,26 @@
-"""The planner: from a target and a budget to a method, its parameters and its predicted error.
+"""The planner: from a target and a budget to a method, its settings and its predicted error.
 
-`request` says what is wanted, `error_model` predicts, `levels` and `clips` find noise and clips,
-the `candidates` try each method, `planner` chooses, and `advice`, `snippet` and `report` put it
-into words. May import `privacy` and `sketch`; only the command line imports it.
+`request` says what is wanted, `search` finds the best settings of each method of the registry,
+which predict their own errors (`diffsketch.methods.forecast`), `planner` chooses and advises, and
+`report` puts it into words, a command and code. Only the command line imports it.
 """
 
-from diffsketch.plan.error_model import RelativeError
-from diffsketch.plan.options import Method, Option
+from diffsketch.methods.forecast import RelativeError
 from diffsketch.plan.planner import Plan, plan
-from diffsketch.plan.report import explain, report, to_data
-from diffsketch.plan.request import PlanRequest
-from diffsketch.plan.snippet import python_code
+from diffsketch.plan.report import (
+    explain,
+    flower_plan,
+    python_code,
+    report,
+    run_command,
+    to_data,
+)
+from diffsketch.plan.request import SAMPLINGS, PlanRequest
+from diffsketch.plan.search import Option
 from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [
-    "Method",
+    "SAMPLINGS",
     "Option",
     "Plan",
     "PlanRequest",
@@ -23,8 +29,10 @@ __all__ = [
     "Trust",
     "Unit",
     "explain",
+    "flower_plan",
     "plan",
     "python_code",
     "report",
+    "run_command",
     "to_data",
 ]

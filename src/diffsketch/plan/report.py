@@ -1,26 +1,27 @@
-"""A plan as people read it (tables and sentences) and as programs do (plain data)."""
+"""A plan as people read it, as programs do (plain data), and as what runs it: command and code."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from diffsketch.plan.options import Method, Option
-from diffsketch.plan.padded import FittedPadding
 from diffsketch.plan.planner import Plan
 from diffsketch.plan.request import PlanRequest
-from diffsketch.plan.snippet import python_code
-from diffsketch.privacy.claim import Epsilon, Trust, Unit
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
+from diffsketch.plan.search import Option
+from diffsketch.privacy.claim import Trust, Unit
 
-__all__ = ["explain", "report", "to_data"]
+__all__ = ["explain", "flower_plan", "python_code", "report", "run_command", "to_data"]
 
-_COLUMNS = ("table", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
-_NAME = 13  # columns for the longest word of a method or, moved in, of a trust
+_COLUMNS = ("shape", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
+_WIDTH = 74
+_NAME = 15  # columns for the longest name of a method
+_TASK, _TASK_DIM, _TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch run`, with devices
 
 
 def report(plan: Plan) -> tuple[Table | Text, ...]:
@@ -34,18 +35,17 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for index, option in enumerate((plan.best, *plan.alternatives)):
-        style = "bold" if index == 0 else None
         # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
-        name = f"{option.method}\n  {option.trust}"
-        table.add_row(name, *_cells(option), style=style)
-    scope = plan.best.total.scope
+        name = f"{option.method.name}\n  {option.trust}"
+        table.add_row(name, *_cells(option), style="bold" if index == 0 else None)
+    total = plan.best.total
     reading = (
-        "noise: standard deviation in a cell (of each message for local trust, else of the sum). "
-        "ratio: the vector in float32 over the message. error: of one round, over the squared norm "
-        "of the mean; those within 1% of each other count as equal, and then less trust, then "
-        f"fewer bytes, decide. epsilon: {plan.best.total.basis}, for the {scope.unit} unit "
-        f"({scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
-        f"{_rounds(request)}."
+        "noise: multiplier of the sensitivity, epsilon of a round (laplace, projunit) or trials "
+        "(cpsgd). ratio: the vector in float32 over the message. error: of one round, over the "
+        "squared norm of the mean; those within 1% of each other count as equal, and then less "
+        f"trust, then fewer bytes, decide. epsilon: {total.basis}, for the {total.scope.unit} unit "
+        f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
+        f"{_rounds(total.rounds)}."
     )
     parts: list[Table | Text] = [table, Text(reading, style="dim"), Text()]
     parts.append(Text.assemble(("Best: ", "bold"), explain(plan.best, request)))
@@ -54,56 +54,150 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         parts.append(Text("What would help:", style="bold"))
         parts += [Text(f"- {text}") for text in plan.advice]
     parts += [Text(f"Note: {text}", style="dim") for text in plan.notes]
+    parts.append(Text("Run it:", style="bold"))
+    command, flower = run_command(plan.best, request), flower_plan(plan.best, request)
+    if command is not None:
+        # To be copied, so that no terminal may break it elsewhere; flags stay with their values.
+        joined = re.sub(r"(--\S+) ", "\\1\0", command)
+        lines = wrap(joined, _WIDTH, break_on_hyphens=False)
+        parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
+    if flower is not None:
+        parts.append(Text.assemble(("In Flower: ", "bold"), flower))
+    parts.append(Text("In Python: --code prints a program."))
     return tuple(parts)
 
 
 def explain(option: Option, request: PlanRequest) -> str:
     """What an option does and gives, in a few sentences."""
-    *first, last = [*_steps(option, request), f"sends {option.message_bytes:,} bytes"]
+    method, clip = option.method, option.settings["clip"]
+    table = "rows" in option.settings
+    steps = [f"sketches its vector into {option.shape} cells"] if table else []
+    if request.unit is Unit.COORDINATE:
+        steps.insert(0, f"clips each coordinate to {clip:g}")
+    else:
+        steps.append(f"clips {'the table' if table else 'its vector'} to the norm {clip:g}")
+    if method.exact:
+        steps.append("rounds it to whole numbers")
     after = ""
-    if option.trust is Trust.DISTRIBUTED:
+    if option.trust is Trust.LOCAL:
+        steps.append("adds noise")
+    elif option.trust is Trust.DISTRIBUTED:
+        steps.append("adds its share of the noise")
         after = " A secure sum hides the single messages."
-    elif option.trust is Trust.CENTRAL:
-        after = f" The server, which all trust, {_noise(option)} to the sum."
+    else:
+        after = " The server, which all trust, adds noise to the sum."
+    *first, last = [*steps, f"sends {method.wire_bytes:,} bytes"]
     return (
-        f"{option.method}. In each round a worker {', '.join(first)} and {last}, "
-        f"{_size(option)} the vector.{after} The predicted error is "
+        f"{method.name}. In each round a client {', '.join(first)} and {last}, "
+        f"{_size(method.compression)} the vector.{after} The predicted error is "
         f"{option.error.total:.3g}. All together: {option.total}."
     )
 
 
-def _steps(option: Option, request: PlanRequest) -> list[str]:
-    """What a worker does before it sends."""
-    owner = "each example's" if request.unit is Unit.EXAMPLE else "its"
-    clip = f"clips {owner} vector to the norm {option.clip:g}"
-    if option.method is Method.PRIV_UNIT:
-        return [clip, "draws a random vector that leans towards it"]
-    if option.method is Method.PROJ_UNIT:
-        where = f"projects it at random onto {option.cells} numbers"
-        return [clip, where, "draws a random vector that leans towards these"]
-    steps = []
-    if request.unit is Unit.COORDINATE:
-        steps.append(f"clips each coordinate to {option.clip:g}")
-    if isinstance(option.mechanism, FittedPadding):
-        steps.append(f"appends {option.mechanism.padding:,} numbers of Gaussian noise")
-        return [*steps, f"sketches all of it into {option.shape} cells"]
-    if option.sketch is not None:
-        steps.append(f"sketches {owner} vector into {option.shape} cells")
-    if request.unit is not Unit.COORDINATE:
-        what = "the table" if option.sketch else f"{owner} vector"
-        steps.append(f"clips {what} to {_norm(option)} {option.clip:g}")
-    if isinstance(option.mechanism, IntegerMechanism):
-        step = option.mechanism.quantizer.granularity
-        steps.append(f"rounds it to whole steps of {step:.3g}")
-    if option.trust is not Trust.CENTRAL:
-        steps.append(_noise(option))
-    return steps
+def run_command(option: Option, request: PlanRequest) -> str | None:
+    """A `diffsketch run` of the plan; None if no task of it has such vectors and devices.
+
+    Those of MNIST* over devices have norms of their own: `--norm` should be near them.
+    """
+    few = request.members <= _TASK_DEVICES
+    if request.dim != _TASK_DIM or not few or request.delta == 0:
+        return None
+    flags: dict[str, Any] = {"task": _TASK}
+    if request.members != _TASK_DEVICES:
+        flags["workers"] = request.members
+    flags |= {"cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds}
+    flags |= {
+        "budget": request.target_epsilon,
+        "delta": request.delta,
+        "method": option.method.name,
+    }
+    flags |= {name: value for name, value in option.settings.items() if name != "delta"}
+    return "diffsketch run " + " ".join(
+        f"--{name.replace('_', '-')} {_plain(value)}" for name, value in flags.items()
+    )
+
+
+def flower_plan(option: Option, request: PlanRequest) -> str | None:
+    """The plan for Flower's engine; None if the engine refuses the method or the sampling."""
+    if not option.method.exact or request.sampling == "poisson":
+        return None
+    secure = option.trust is Trust.DISTRIBUTED
+    more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
+    return f'Plan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
+
+
+def python_code(option: Option, request: PlanRequest) -> str:
+    """Source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
+
+    `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
+    Poisson's), and charges an accountant first. The noise is exact where the method's is.
+    """
+    name, exact, poisson = option.method.name, option.method.exact, request.sampler is not None
+    settings = "".join(f"        {key!r}: {value!r},\n" for key, value in option.settings.items())
+    noise, count = "SecureNoise()", "len(messages)"
+    imports, setup, body = ["Accountant", "Budget", "SecureNoise"], "", ""
+    if not exact:
+        noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
+        imports[2:] = ["CohortNoise", "NoiseKey"]
+    if request.sampler is not None:
+        imports.insert(2, "PoissonSampler")
+        setup = f"sampler = {request.sampler!r}\n".replace(f", unit={request.sampler.unit!r}", "")
+        setup += "claim = sampler.amplified(claim)\n"
+        body = "    vectors = vectors[sampler.draw(SecureNoise())]\n"
+        count = str(request.cohort)
+    charge = "    accountant.spend(claim)\n"
+    passes = request.members // request.cohort
+    if request.sampling == "shuffled" and passes > 1:
+        charge = (
+            f"    if round_index % {passes} == 0:  # each client is in one of so many rounds\n"
+            "        accountant.spend(claim)\n"
+        )
+    start = (
+        "    messages = [torch.zeros(method.message_format.shape, dtype=torch.int64), *messages]\n"
+    )
+    start = start if poisson else ""
+    first = (
+        "import torch\n\n" if poisson else "" if exact else "from secrets import token_bytes\n\n"
+    )
+    return f'''{first}from diffsketch import SketchKey, build_method
+from diffsketch.privacy import {", ".join(imports)}
+
+method = build_method(
+    "{name}",
+    dim={request.dim},
+    cohort={request.cohort},
+    settings={{
+{settings}    }},
+)
+key = SketchKey.from_integer(0)  # of the hashes; the same for all clients
+claim = method.claim_for({request.cohort}, key.seed(0))
+{setup}budget = Budget(epsilon={request.target_epsilon!r}, delta={request.delta!r})
+accountant = Accountant(claim.scope, budget)  # of any one client
+
+
+def send(vector, round_index):
+    """The message of one client."""
+    noise = {noise}
+    return method.encode(vector, key.seed(round_index), noise).messages
+
+
+def receive(messages, round_index):
+    """The estimated mean."""
+{start}    noise = {noise}
+    total = method.publish(sum(messages), noise)
+    return method.decode(total, key.seed(round_index), count={count})
+
+
+def run_round(vectors, round_index):
+    """One round; refused once the budget is spent."""
+{charge}{body}    return receive([send(each, round_index) for each in vectors], round_index)
+'''
 
 
 def to_data(plan: Plan) -> dict[str, Any]:
     """The whole plan as plain data, for JSON."""
     return {
-        "request": {**asdict(plan.request)},
+        "request": {**asdict(plan.request), "paying_rounds": plan.request.paying_rounds},
         "best": _data(plan.best, plan.request),
         "alternatives": [_data(option, plan.request) for option in plan.alternatives],
         "warnings": list(plan.warnings),
@@ -114,19 +208,15 @@ def to_data(plan: Plan) -> dict[str, Any]:
 
 
 def _data(option: Option, request: PlanRequest) -> dict[str, Any]:
-    error = option.error
+    error, total, scope = option.error, option.total, option.total.scope
     return {
-        "method": option.method.value,
-        "rows": option.sketch.rows if option.sketch else None,
-        "cols": option.sketch.cols if option.sketch else None,
-        "query": "mean" if option.sketch else None,
-        "cells": option.cells,
-        "bits": option.bits,
-        "clip": option.clip,
-        "noise_std": option.noise_std,
-        "noise_multiplier": option.noise_multiplier,
-        "message_bytes": option.message_bytes,
-        "compression": option.compression,
+        "method": option.method.name,
+        "settings": option.settings,
+        "exact": option.method.exact,
+        "shape": list(option.method.message_format.shape),
+        "bits": option.method.message_format.bits,
+        "message_bytes": option.method.wire_bytes,
+        "compression": option.method.compression,
         "relative_error": error.total,
         "error_parts": {
             "recovery": error.recovery,
@@ -134,36 +224,33 @@ def _data(option: Option, request: PlanRequest) -> dict[str, Any]:
             "rounding": error.rounding,
         },
         "worse_than_nothing": error.total > 1,
-        "total_epsilon": _epsilon(option.total),
+        "total_epsilon": {
+            "value": float(total),
+            "delta": total.delta,
+            "rounds": total.rounds,
+            "basis": total.basis.value,
+            "unit": scope.unit.value,
+            "relation": scope.relation.value,
+            "trust": scope.trust.value,
+        },
         "explanation": explain(option, request),
-    }
-
-
-def _epsilon(total: Epsilon) -> dict[str, Any]:
-    scope = total.scope
-    return {
-        "value": float(total),
-        "delta": total.delta,
-        "rounds": total.rounds,
-        "basis": total.basis.value,
-        "unit": scope.unit.value,
-        "relation": scope.relation.value,
-        "trust": scope.trust.value,
+        "command": run_command(option, request),
+        "flower": flower_plan(option, request),
     }
 
 
 def _cells(option: Option) -> tuple[str, ...]:
-    sketch = option.sketch
-    shape = f"{sketch.rows} x {_count(sketch.cols)}" if sketch else _count(option.cells)
+    names = ("noise_multiplier", "per_round", "trials")
+    noise = next(option.settings[name] for name in names if name in option.settings)
     return (
-        shape,
-        str(option.bits),
-        _short(option.clip),
-        "-" if option.noise_std is None else _short(option.noise_std),
-        _count(option.message_bytes),
-        f"{_short(option.compression)}x",
+        " x ".join(_count(size) for size in option.method.message_format.shape),
+        str(option.method.message_format.bits),
+        _short(option.settings["clip"]),
+        _short(noise),
+        _count(option.method.wire_bytes),
+        f"{_short(option.method.compression)}x",
         _short(option.error.total),
-        _short(float(option.total)),
+        option.total.shown(),
     )
 
 
@@ -180,32 +267,19 @@ def _count(value: int) -> str:
     return str(value) if value < 10**7 else _short(value)
 
 
-def _size(option: Option) -> str:
+def _plain(value: object) -> str:
+    """As the command line takes it."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _size(compression: float) -> str:
     """Of a message beside the vector."""
-    if 0.95 < option.compression < 1.05:
+    if 0.95 < compression < 1.05:
         return "about as many as"
-    if option.compression < 1:
-        return f"{1 / option.compression:.3g} times larger than"
-    return f"{option.compression:.3g} times less than"
+    if compression < 1:
+        return f"{1 / compression:.3g} times larger than"
+    return f"{compression:.3g} times less than"
 
 
-def _norm(option: Option) -> str:
-    bound = getattr(option.mechanism, "bound", None)
-    return "an L1 norm of" if getattr(bound, "order", 2) == 1 else "the norm"
-
-
-def _noise(option: Option) -> str:
-    name = option.method.value.split(" + ")[-1]
-    share = "its share of " if option.trust is Trust.DISTRIBUTED else ""
-    where = " in the sum" if option.trust is Trust.DISTRIBUTED else ""
-    multiplier = ""
-    if option.noise_multiplier is not None:
-        multiplier = f"multiplier {option.noise_multiplier:g}, "
-    return (
-        f"adds {share}{name} noise ({multiplier}standard deviation {option.noise_std:.3g} in a "
-        f"cell{where})"
-    )
-
-
-def _rounds(request: PlanRequest) -> str:
-    return "1 round" if request.rounds == 1 else f"{request.rounds:,} rounds"
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count:,} rounds"

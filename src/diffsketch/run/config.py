@@ -22,6 +22,8 @@ METHOD_NAMES = (
     "cpsgd",
     "sketch-gaussian",
     "sketch-skellam",
+    "gaussian",
+    "skellam",
     "projunit",
 )
 """Those of `diffsketch.methods.registry`, which takes PyTorch to import."""

@@ -28,7 +28,7 @@ from diffsketch.files import (
 )
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, Spending
-from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope
+from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope, SimulatedClaim
 
 __all__ = ["Ledger", "LedgerBusy"]
 
@@ -143,12 +143,14 @@ class Ledger:
         """Count rounds, safely. Release them only after this has returned.
 
         Raises:
-            ArgumentError: The claim is not proven.
+            ArgumentError: The claim is not proven, or about simulated noise.
             MismatchError: The claim is about something else.
             BudgetExceeded: It would be too much. Nothing was charged.
             LedgerBusy: Another process held the lock for too long. Nothing was charged.
             DataError: The file is damaged, went back in time, or cannot be written.
         """
+        if isinstance(claim, SimulatedClaim):
+            raise ArgumentError("claim must be about exact noise, got one about simulated noise")
         with self._locked():
             self._refresh()
             # On a copy: should the file not be written, this object has spent nothing either.

@@ -13,23 +13,25 @@ collide (1 for ideal hashes; a little less where the `blocked` family keeps coor
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.errors import check
-from diffsketch.plan.request import PlanRequest
+from diffsketch.errors import check, check_positive
+from diffsketch.methods.base import Method, check_whole
+from diffsketch.privacy.claim import Scope
 from diffsketch.sketch.hashing import Geometry
 
 __all__ = [
-    "CoordinateClipping",
-    "Recovery",
+    "Plannable",
     "RelativeError",
+    "Vectors",
     "clipped_coordinates",
     "collision_error",
-    "median_factor",
     "noise_error",
     "rounding_variance",
     "sketch_recovery",
@@ -43,18 +45,47 @@ _WEIGHTS = np.exp(-(_NORMAL**2) / 2) / np.exp(-(_NORMAL**2) / 2).sum()
 
 
 @dataclass(frozen=True)
+class Vectors:
+    """What is known of the vectors before there are any.
+
+    Args:
+        dim: Their length.
+        count: How many the mean is over.
+        norm: Of each.
+        spread: The variance around what they have in common over the squared norm of what they
+            have in common. 0 if they are all the same.
+    """
+
+    dim: int
+    count: int
+    norm: float = 1.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("dim", self.dim, least=1)
+        check_whole("count", self.count, least=1)
+        check_positive("norm", self.norm)
+        check(0 <= self.spread < math.inf, "spread", "be >= 0 and finite", self.spread)
+
+    @property
+    def mean_energy(self) -> float:
+        """Squared norm of the mean over that of a single vector: 1 if they are all the same."""
+        return (1 + self.spread / self.count) / (1 + self.spread)
+
+
+@dataclass(frozen=True)
 class RelativeError:
     """Where the error of one round comes from; the parts add up to `total`.
 
     Attributes:
         recovery: Clipping and collisions in the sketch. The same for any number of workers.
         noise: The noise that privacy takes.
-        rounding: Rounding to integers.
+        rounding: Rounding to whole numbers.
         kept: Share of the mean that is left after clipping, on average (1 without clipping).
     """
 
     recovery: float
-    noise: float
+    noise: float = 0.0
     rounding: float = 0.0
     kept: float = 1.0
 
@@ -64,12 +95,40 @@ class RelativeError:
         return self.recovery + self.noise + self.rounding
 
 
-@dataclass(frozen=True)
-class Recovery:
-    """Error of clipping and collisions, and the share of the mean that clipping leaves."""
+class Plannable(Method):
+    """A method that the planner can propose: it chooses its own settings and knows its error.
 
-    error: float
-    kept: float
+    Guarantees (`tests/plan`): for dense vectors the mean squared error of simulated rounds is that
+    of `forecast`, within 15%.
+    """
+
+    margins: ClassVar[tuple[float, ...]]
+    """Numbers for `planned` to choose from; sizes are compared at the first."""
+
+    @classmethod
+    @abstractmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings for such vectors, all but those of the noise; None if there are none.
+
+        Args:
+            vectors: What is known of them.
+            scope: The claim that is wanted. That of the method may be about replacement where it
+                is wanted for add-or-remove, which it implies.
+            cells: Of a message, at most.
+            bits: Fineness of the grid: bits of a cell, or nearly so; None for the method's own.
+            margin: One of `margins`: how far out to clip, for most.
+        """
+
+    @classmethod
+    @abstractmethod
+    def noised(cls, level: float) -> dict[str, Any]:
+        """Settings of the noise, in few digits: the larger the level, the more private."""
+
+    @abstractmethod
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round."""
 
 
 def collision_error(dim: int, rows: int, cols: int) -> float:
@@ -80,45 +139,52 @@ def collision_error(dim: int, rows: int, cols: int) -> float:
     return dim * _colliding_share(dim, cols) / (rows * cols)
 
 
-def sketch_recovery(request: PlanRequest, rows: int, cols: int, *, clip_ratio: float) -> Recovery:
-    """Error of tables that are clipped to the norm `clip_ratio sqrt(rows) vector_norm`.
+def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float) -> RelativeError:
+    """Error of tables that are clipped to the norm `clip_ratio sqrt(rows) norm`.
 
-    The squared norm of a dense vector's table over `rows vector_norm^2`, call it `x`, has the mean
-    1 and the variance `2 h / (rows cols)`, like a chi-squared variable; and the estimate along the
+    The squared norm of a dense vector's table over `rows norm^2`, call it `x`, has the mean 1 and
+    the variance `2 h / (rows cols)`, like a chi-squared variable; and the estimate along the
     vector itself is `x` times the vector. Clipping scales both by `k = min(1, clip_ratio /
     sqrt(x))`. So the error is the mean of `(k x - 1)^2 + k^2 x p`, where `p` is what collisions
     put at right angles to the vector. That is for vectors that are all the same; if they differ,
     `k` is that of each, and nearly independent of the mean's own `x`.
     """
-    share = _colliding_share(request.dim, cols)
+    share = _colliding_share(vectors.dim, cols)
     variance = 2 * share / (rows * cols)
-    across = max(0.0, request.dim * share / (rows * cols) - variance)
+    across = max(0.0, vectors.dim * share / (rows * cols) - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.
     x = np.maximum(1 - variance / 9 + math.sqrt(variance) / 3 * _NORMAL, 1e-3) ** 3
     k = np.minimum(1, clip_ratio / np.sqrt(x))
     same = _mean((k * x - 1) ** 2 + k**2 * x * across)
     mean_k, square_k = _mean(k), _mean(k**2)
-    energy = request.mean_energy
+    energy = vectors.mean_energy
     differing = (1 - mean_k) ** 2 + mean_k**2 * (variance + across)
-    differing += (square_k - mean_k**2) * (1 + variance + across) / (request.units * energy)
+    differing += (square_k - mean_k**2) * (1 + variance + across) / (vectors.count * energy)
     kept = energy * _mean(k * x) + (1 - energy) * mean_k
-    return Recovery(energy * same + (1 - energy) * differing, kept)
+    return RelativeError(energy * same + (1 - energy) * differing, kept=kept)
 
 
-@dataclass(frozen=True)
-class CoordinateClipping:
-    """What clipping coordinates does to the mean: its error, its energy and what is kept.
+def clipped_coordinates(
+    vectors: Vectors, limit: float, *, collisions: float = 0.0
+) -> RelativeError:
+    """Error of vectors whose coordinates are clipped to `limit`, and then sketched, if they are.
 
-    `energy` is the squared norm of the mean of the clipped vectors over that of the mean.
+    What is kept of the mean is the probability that a coordinate is not clipped.
+
+    Args:
+        vectors: What is known of them.
+        limit: Of a coordinate.
+        collisions: Relative error of the sketch.
     """
-
-    error: float
-    energy: float
-    kept: float
+    ratio = limit * math.sqrt(vectors.dim) / vectors.norm
+    error, energy = _clipped(ratio, vectors.spread, vectors.count)
+    # Stein's lemma: E[y clip(x)] = E[y x] P(|x| < ratio) for y that is jointly normal with x.
+    return RelativeError(error + collisions * energy, kept=math.erf(ratio / math.sqrt(2)))
 
 
 @cache
-def _clipped(ratio: float, spread: float, units: int) -> CoordinateClipping:
+def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
+    """Squared norms of what clipping takes off the mean and of what it leaves, over the mean's."""
     common = 1 / math.sqrt(1 + spread)
     own = math.sqrt(spread / (1 + spread))
     x = common * _NORMAL[:, None] + (own * _NORMAL[None, :] if spread else 0)
@@ -126,31 +192,21 @@ def _clipped(ratio: float, spread: float, units: int) -> CoordinateClipping:
     clipped = np.clip(x, -ratio, ratio)
 
     def of_mean(values: Numbers) -> float:
-        """Mean square of the average over the units, of which each is a draw of `own`."""
+        """Mean square of the average over the vectors, of which each is a draw of `own`."""
         one = float(_WEIGHTS @ (values**2 @ weights))
         shared = float(_WEIGHTS @ (values @ weights) ** 2)
-        return one / units + shared * (1 - 1 / units)
+        return one / count + shared * (1 - 1 / count)
 
     total = of_mean(x)
-    # Stein's lemma: E[y clip(x)] = E[y x] P(|x| < ratio) for y that is jointly normal with x.
-    kept = math.erf(ratio / math.sqrt(2))
-    return CoordinateClipping(of_mean(clipped - x) / total, of_mean(clipped) / total, kept)
+    return of_mean(clipped - x) / total, of_mean(clipped) / total
 
 
-def clipped_coordinates(request: PlanRequest, ratio: float) -> CoordinateClipping:
-    """Clipping at `ratio` standard deviations of a coordinate, `vector_norm / sqrt(dim)`.
-
-    What is kept of the mean is the probability that a coordinate is not clipped.
-    """
-    return _clipped(ratio, request.spread, request.units)
-
-
-def noise_error(request: PlanRequest, variance: float, *, rows: int = 1) -> float:
+def noise_error(vectors: Vectors, variance: float, *, rows: int = 1) -> float:
     """Error of noise that has this variance in a cell of the mean of all tables (or vectors).
 
     The mean over the rows leaves a variance of `variance / rows` in each coordinate.
     """
-    return request.dim * variance / rows / (request.vector_norm**2 * request.mean_energy)
+    return vectors.dim * variance / rows / (vectors.norm**2 * vectors.mean_energy)
 
 
 def rounding_variance(deviation: float) -> float:
@@ -168,24 +224,6 @@ def rounding_variance(deviation: float) -> float:
     order = np.arange(1, 20)
     terms = np.exp(-2 * (math.pi * order * deviation) ** 2) / order**2
     return 1 / 6 - float(terms.sum()) / math.pi**2
-
-
-@cache
-def median_factor(rows: int) -> float:
-    """How much larger the error is if the rows' median is queried instead of their mean.
-
-    The variance of the median of `rows` normal variables over that of their mean; `rows` is odd.
-
-    >>> round(median_factor(7), 3)
-    1.473
-    """
-    check(rows >= 1 and rows % 2 == 1, "rows", "be odd", rows)
-    middle = rows // 2
-    grid = np.linspace(-12, 12, 4801)
-    below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in grid])
-    log_density = -(grid**2) / 2 + middle * (np.log(below) + np.log(below[::-1]))
-    density = np.exp(log_density - log_density.max())
-    return rows * float((density * grid**2).sum() / density.sum())
 
 
 def _colliding_share(dim: int, cols: int) -> float:

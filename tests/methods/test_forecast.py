@@ -11,31 +11,20 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from diffsketch.errors import ArgumentError
-from diffsketch.plan.candidates import mean_variance
-from diffsketch.plan.error_model import (
+from diffsketch.methods.forecast import (
+    Vectors,
     clipped_coordinates,
     collision_error,
-    median_factor,
     noise_error,
     rounding_variance,
     sketch_recovery,
 )
-from diffsketch.plan.request import PlanRequest
 from diffsketch.privacy.claim import Trust
 from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.privunit import ProjUnit
 from diffsketch.sketch import CountSketch, SketchKey
 
 DIM, ROWS, COLS = 7850, 7, 22
 NEVER = 1e9  # a clip that does nothing
-
-
-def wanted(**changes: object) -> PlanRequest:
-    values: dict[str, object] = {
-        "dim": DIM, "workers": 10, "rounds": 1, "target_epsilon": 1.0, "message_bytes": 1000,
-    }  # fmt: skip
-    return PlanRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def shift_for(epsilon: float, delta: float = 1e-5) -> float:
@@ -61,30 +50,14 @@ TABLE = {
 def test_table_of_rivals(what: str, trust: Trust) -> None:
     for workers, errors in zip((10, 1000), TABLE[what, trust], strict=True):
         for epsilon, expected in zip((1.0, 4.0, 10.0), errors, strict=True):
-            request = wanted(workers=workers)
+            vectors = Vectors(DIM, workers)
             rows = ROWS if what == "sketch" else 1
             std = 2 * math.sqrt(rows) / shift_for(epsilon)  # tables of norm sqrt(rows)
-            error = noise_error(request, mean_variance(request, trust, std), rows=rows)
+            sources = workers if trust is Trust.LOCAL else 1
+            error = noise_error(vectors, sources * std**2 / workers**2, rows=rows)
             if what == "sketch":
-                error += sketch_recovery(request, ROWS, COLS, clip_ratio=NEVER).error
+                error += sketch_recovery(vectors, ROWS, COLS, clip_ratio=NEVER).recovery
             assert error == pytest.approx(expected, rel=3e-3), (workers, epsilon)
-
-
-@pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 4974.0), (4.0, 347.0), (10.0, 79.0)])
-def test_projunit_of_that_table(epsilon: float, expected: float) -> None:
-    error = (ProjUnit(DIM, 154, epsilon).squared_norm - 1) / 10
-    # The table leaves out the loss from a projection's random length, 1 / (2 * 154).
-    assert error == pytest.approx(expected, rel=0.012)
-
-
-def test_median_of_normal_numbers() -> None:
-    # Variances of the median of 3, 5, 7 and 9 normal numbers, from tables of order statistics.
-    known = {1: 1.0, 3: 0.44867, 5: 0.28683, 7: 0.21045, 9: 0.16610}
-    for rows, variance in known.items():
-        assert median_factor(rows) == pytest.approx(rows * variance, rel=1e-4)
-    assert median_factor(63) == pytest.approx(math.pi / 2, rel=0.01)
-    with pytest.raises(ArgumentError, match="rows must be odd"):
-        median_factor(4)
 
 
 @pytest.mark.parametrize("deviation", [0.0, 0.003, 0.05, 0.2, 0.5, 1.0, 7.0])
@@ -109,31 +82,34 @@ def test_clipped_coordinates_by_simulation(spread: float, ratio: float) -> None:
         total += values / 5
         clipped += np.clip(values, -ratio, ratio) / 5
     size = np.mean(total**2)
-    request = wanted(workers=5, spread=spread)
-    found = clipped_coordinates(request, ratio)
-    assert size == pytest.approx(request.mean_energy, rel=0.01)
-    assert found.error == pytest.approx(np.mean((clipped - total) ** 2) / size, rel=0.05)
-    assert found.energy == pytest.approx(np.mean(clipped**2) / size, rel=0.01)
+    vectors = Vectors(DIM, 5, spread=spread)
+    limit = ratio / math.sqrt(DIM)
+    found = clipped_coordinates(vectors, limit)
+    sketched = clipped_coordinates(vectors, limit, collisions=2.0)
+    energy = (sketched.recovery - found.recovery) / 2
+    assert size == pytest.approx(vectors.mean_energy, rel=0.01)
+    assert found.recovery == pytest.approx(np.mean((clipped - total) ** 2) / size, rel=0.05)
+    assert energy == pytest.approx(np.mean(clipped**2) / size, rel=0.01)
     assert found.kept == pytest.approx(np.mean(clipped * total) / size, rel=0.01)
 
 
 def recovery_by_simulation(
-    request: PlanRequest, rows: int, cols: int, ratio: float, *, rounds: int, combine: str = "mean"
+    known: Vectors, rows: int, cols: int, ratio: float, *, rounds: int
 ) -> tuple[float, float]:
     """The mean of the relative errors of clipped tables without noise, and its standard error."""
-    sketch, key = CountSketch(request.dim, rows, cols), SketchKey.from_integer(1)
+    sketch, key = CountSketch(known.dim, rows, cols), SketchKey.from_integer(1)
     bound = NormBound(ratio * math.sqrt(rows))
     generator = torch.Generator().manual_seed(0)
     errors = []
     for index in range(rounds):
         seed = key.seed(index)
-        common = torch.randn(request.dim, generator=generator)
-        own = torch.randn(request.workers, request.dim, generator=generator)
-        vectors = common + math.sqrt(request.spread) * own
+        common = torch.randn(known.dim, generator=generator)
+        own = torch.randn(known.count, known.dim, generator=generator)
+        vectors = common + math.sqrt(known.spread) * own
         vectors /= vectors.norm(dim=1, keepdim=True)
         encode = functools.partial(sketch.encode, seed=seed)
         table = bound.apply(vectors, encode).mean(dim=0)
-        estimate = sketch.query(table, seed, combine=combine)  # type: ignore[arg-type]
+        estimate = sketch.query(table, seed, combine="mean")
         mean = vectors.mean(dim=0)
         errors.append(float((estimate - mean).square().sum() / mean.square().sum()))
     return float(np.mean(errors)), float(np.std(errors)) / math.sqrt(rounds)
@@ -146,37 +122,28 @@ def recovery_by_simulation(
 )
 def test_sketch_recovery_by_simulation(rows: int, cols: int, ratio: float, spread: float) -> None:
     # Standard errors are below 3%, so a right formula fails with a probability of some 4e-7 each.
-    request = wanted(dim=1000, workers=8, spread=spread)
-    measured, deviation = recovery_by_simulation(request, rows, cols, ratio, rounds=120)
+    vectors = Vectors(1000, 8, spread=spread)
+    measured, deviation = recovery_by_simulation(vectors, rows, cols, ratio, rounds=120)
     assert deviation < 0.03 * measured
-    predicted = sketch_recovery(request, rows, cols, clip_ratio=ratio)
-    assert predicted.error == pytest.approx(measured, rel=0.15)
+    predicted = sketch_recovery(vectors, rows, cols, clip_ratio=ratio)
+    assert predicted.recovery == pytest.approx(measured, rel=0.15)
     assert 0.9 < predicted.kept <= 1
 
 
 def test_a_wrong_number_of_cells_is_noticed() -> None:
     # The negative control of the simulation above: a table that is larger by a fifth.
-    request = wanted(dim=1000, workers=1)
-    measured, _ = recovery_by_simulation(request, 7, 26, NEVER, rounds=60)
-    assert sketch_recovery(request, 7, 22, clip_ratio=NEVER).error != pytest.approx(
+    vectors = Vectors(1000, 1)
+    measured, _ = recovery_by_simulation(vectors, 7, 26, NEVER, rounds=60)
+    assert sketch_recovery(vectors, 7, 22, clip_ratio=NEVER).recovery != pytest.approx(
         measured, rel=0.15
     )
 
 
-def test_median_on_dense_vectors_by_simulation() -> None:
-    request = wanted(dim=2000, workers=1)
-    measured, deviation = recovery_by_simulation(request, 7, 22, NEVER, rounds=60, combine="median")
-    assert deviation < 0.03 * measured
-    collisions = collision_error(2000, 7, 22)
-    assert median_factor(7) * collisions == pytest.approx(measured, rel=0.15)
-    assert collisions != pytest.approx(measured, rel=0.15)  # so the check can fail
-
-
 def test_without_clipping_only_collisions_are_left() -> None:
-    request = wanted(dim=1000)
+    vectors = Vectors(1000, 10)
     for rows, cols in ((1, 50), (7, 22), (3, 333)):
-        found = sketch_recovery(request, rows, cols, clip_ratio=NEVER)
-        assert found.error == pytest.approx(collision_error(1000, rows, cols), rel=1e-3)
+        found = sketch_recovery(vectors, rows, cols, clip_ratio=NEVER)
+        assert found.recovery == pytest.approx(collision_error(1000, rows, cols), rel=1e-3)
         assert found.kept == pytest.approx(1, abs=1e-3)
     assert collision_error(1024, 1, 1024) == 0  # every coordinate has a cell of its own
     # Ideal hashes would have dim / cells; runs that do not collide with themselves have less.
@@ -184,8 +151,8 @@ def test_without_clipping_only_collisions_are_left() -> None:
 
 
 def test_clipping_loses_more_the_tighter_it_is() -> None:
-    request = wanted(dim=1000)
-    kept = [sketch_recovery(request, 7, 22, clip_ratio=c).kept for c in (0.5, 0.9, 1.0, 1.1, 1.3)]
+    vectors = Vectors(1000, 10)
+    kept = [sketch_recovery(vectors, 7, 22, clip_ratio=c).kept for c in (0.5, 0.9, 1.0, 1.1, 1.3)]
     assert kept == sorted(kept)
     assert kept[0] == pytest.approx(0.5, rel=0.01)
     assert kept[3] > 0.99  # a tenth above the usual norm loses almost nothing
