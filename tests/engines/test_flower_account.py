@@ -52,7 +52,7 @@ def allowed() -> int:
 
 def request(round_index: int = 0, *, statement: bytes = b"", known: bytes = b"") -> Request:
     return Request(
-        b"", b"", round_index, "", b"", "arrays", NO_MODEL, 0, 1, [], [], b"", statement, known
+        b"", b"", round_index, "", b"", "arrays", NO_MODEL, 0, 1, [], [], b"", statement, known, 0.0
     )
 
 

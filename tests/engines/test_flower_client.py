@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.engines.flower import Account, Plan, SketchStrategy, sketch_mod
+from diffsketch.engines.flower.records import PROTOCOL
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
@@ -108,9 +109,9 @@ def test_a_request_of_another_version_is_refused() -> None:
     node = world.join(0, GAUSSIAN, key=KEY)
     strategy = SketchStrategy(_inside(), GAUSSIAN, key=KEY)
     asked = list(strategy.configure_train(1, FIRST, ConfigRecord(), world))
-    our_record(asked[0])["protocol"] = 2
+    our_record(asked[0])["protocol"] = PROTOCOL + 1
     (reply,) = world.send_and_receive(asked)
-    assert "speaks version 2" in str(our_record(reply)["reason"])
+    assert f"speaks version {PROTOCOL + 1}" in str(our_record(reply)["reason"])
     assert node.seen == []
 
 

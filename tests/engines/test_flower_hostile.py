@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from diffsketch.engines.flower import PlainSum, Plan, SketchStrategy
 from diffsketch.engines.flower.exchange import Exchange
-from diffsketch.engines.flower.records import RECORD, Reply
+from diffsketch.engines.flower.records import PROTOCOL, RECORD, Reply
 from diffsketch.engines.flower.summing import SumRound
 from diffsketch.engines.flower.vectors import digest_of
 from diffsketch.methods.noisy import ClientNoise
@@ -87,8 +87,8 @@ ATTACKS: dict[str, Change] = {
     "empty": lambda new, _old: [with_message(new, b"")],
     "garbage": lambda new, _old: [with_message(new, b"\x00garbage" * 9)],
     "huge": lambda new, _old: [with_message(new, _bytes(new) + bytes(1 << 22))],
-    "other version": lambda new, _old: [with_record(new, protocol=2)],
-    "version of text": lambda new, _old: [with_record(new, protocol="1")],
+    "other version": lambda new, _old: [with_record(new, protocol=PROTOCOL + 1)],
+    "version of text": lambda new, _old: [with_record(new, protocol=str(PROTOCOL))],
     "odd types": lambda new, _old: [with_record(new, member=5)],
     "missing": lambda new, _old: [_without(new, "statement")],
     "long member": lambda new, _old: [with_record(new, member="x" * 300)],

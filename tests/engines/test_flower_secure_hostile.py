@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.engines.flower import Plan, SecureSealing, SecureSum, SketchStrategy
-from diffsketch.engines.flower.records import SUM_RECORD, SumReply, SumRequest
+from diffsketch.engines.flower.records import PROTOCOL, SUM_RECORD, SumReply, SumRequest
 from diffsketch.engines.flower.refusals import Refusal
 from diffsketch.engines.flower.summing import Own
 from diffsketch.engines.flower.vectors import digest_of
@@ -111,7 +111,7 @@ class _PerRound:
 
 @pytest.mark.parametrize(
     "values",
-    [{"protocol": 2}, {"reply": 7}, {"fingerprint": bytes(9)}, {"code": "x" * 99}],
+    [{"protocol": PROTOCOL + 1}, {"reply": 7}, {"fingerprint": bytes(9)}, {"code": "x" * 99}],
     ids=lambda values: next(iter(values)),
 )
 def test_an_odd_record_is_a_dropout(values: dict[str, Any]) -> None:

@@ -85,6 +85,25 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**TABLE, **CENTRAL},
         {"sampler": PoissonDevices.of(DEVICES, 2.0, seed=5), "budget": Budget(30.0, 1e-5)},
     ),
+    "adaptive": (
+        "sketch-skellam",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 2.0, "clip_quantile": 0.5},
+        {"sampler": ShuffledSampler(DEVICES, 4, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "adaptive central": (
+        "sketch-gaussian",
+        {**TABLE, **CENTRAL, "clip_quantile": 0.3},
+        {"sampler": PoissonDevices.of(DEVICES, 2.0, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "adaptive fetch": (
+        "sketch-gaussian",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 0.1, "clip_quantile": 0.5},
+        {
+            "algorithm": DistributedSGD(0.1, 4),
+            "server": FetchSGD(4, table_momentum=0.9),
+            "hashes": "fixed",
+        },
+    ),
 }
 
 

@@ -311,3 +311,21 @@ def test_drifting_models_are_measured(here: Path) -> None:
     drifts = [line["drift"] for line in read_lines(here / "run" / "metrics.jsonl")]
     assert drifts[0] == 0
     assert drifts[-1] > 0.01
+
+
+def test_a_clip_that_moves_is_measured_and_continued(here: Path) -> None:
+    noised = ["--method", "sketch-skellam", "--clip", "4", "--noise-multiplier", "0.2"]
+    moving = [*noised, "--clip-quantile", "0.5", "--checkpoint-seconds", "0"]
+    result = invoke("run", *SMALL, *moving, "--output", here / "whole")
+    assert result.exit_code == 0, result.output
+    lines = read_lines(here / "whole" / "metrics.jsonl")
+    clips = [line["clip"] for line in lines]
+    assert clips[0] == 4.0
+    assert len(set(clips)) == len(clips)
+    with interrupted_in_round(15):
+        assert invoke("run", *SMALL, *moving, "--output", here / "part").exit_code == 130
+    assert invoke("run", "--resume", here / "part").exit_code == 0
+    assert read_lines(here / "part" / "metrics.jsonl") == lines
+    assert "--clip-quantile must be a number > 0 and < 1" in refused(
+        invoke("run", *SMALL, *noised, "--clip-quantile", "1")
+    )

@@ -40,6 +40,11 @@ def check_types(method: Method, key: SketchKey, *, world: int) -> None:
     cohort = method.most_messages
     good = cohort is None or cohort == world
     check(good, "cohort", f"be {world}, the number of ranks", cohort)
+    if method.round_clip is not None:
+        raise ArgumentError(
+            f"clip_quantile must be None in a process group, got method={method.name!r} with a "
+            "clip that moves: simulations and Flower have it"
+        )
 
 
 def check_claim(

@@ -31,7 +31,14 @@ from diffsketch.learning.local.base import LocalTrainer
 from diffsketch.learning.participation import Participation
 from diffsketch.learning.rounds import Algorithm
 from diffsketch.learning.sampling import AllDevices, Sampler, check_sampler
-from diffsketch.learning.server import Correct, Model, Published, Server, ServerOptimizer
+from diffsketch.learning.server import (
+    CLIP_BYTES,
+    Correct,
+    Model,
+    Published,
+    Server,
+    ServerOptimizer,
+)
 from diffsketch.learning.task import Task, check_task
 from diffsketch.methods.base import Method, check_whole, is_finite
 from diffsketch.privacy.accounting.accountant import Budget
@@ -118,9 +125,8 @@ class Simulation:
         target = task.devices.examples.labels.device
         self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
         self._message_bytes = method.wire_bytes
-        self._downloads = Downloads(
-            self.server.round_bytes(method), self.server.model_bytes(method.dim)
-        )
+        dense = self.server.model_bytes(method.dim) + (CLIP_BYTES if method.round_clip else 0)
+        self._downloads = Downloads(self.server.round_bytes(method), dense)
         self._state = self._first_state(target, budget)
 
     @property
@@ -155,6 +161,11 @@ class Simulation:
     def model(self) -> Model:
         """Weights and what the server's rule remembers."""
         return self._state.model
+
+    @property
+    def clip(self) -> float | None:
+        """The next round's, for methods whose clip moves; else None."""
+        return self._state.clip
 
     @property
     def bytes_up(self) -> int:
@@ -245,7 +256,7 @@ class Simulation:
         self._state = self._state.unpacked(state, self._identity.text)
 
     def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
-        index, method, algorithm = state.round_index, self.method, self.algorithm
+        index, method, algorithm = state.round_index, self._at(state.clip), self.algorithm
         check(index < self.rounds, "round_index", f"be below rounds={self.rounds}", index)
         cohort, seed = self._drawn(index), self._seed_of(index)
         drawn = cohort.shape[0]
@@ -257,11 +268,11 @@ class Simulation:
         )
         stay = isinstance(claim, ProvenClaim)
         secrets = Secrets(seed, self._identity.noise_key, index)
-        summed = self._summed(state.model, cohort, secrets, stay=stay)
+        summed = self._summed(method, state.model, cohort, secrets, stay=stay)
         if summed.broken and not stay:
             claim = self._claims.of(summed.count, seed)
             participation = state.participation.after(claim, payers)
-        published = self._published(summed, drawn, secrets)
+        published = self._published(method, summed, drawn, secrets)
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed)
@@ -285,9 +296,16 @@ class Simulation:
         if average is not None:
             share = self.server.averaging
             average = torch.add(average * share, model.weights, alpha=1 - share)
-        return RunState(index + 1, model, average, participation, synced, up, down), result
+        clip = method.after(published.total, count=published.count).round_clip
+        after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
+        return after, result
 
-    def _summed(self, model: Model, cohort: Tensor, secrets: Secrets, *, stay: bool) -> Aggregate:
+    def _at(self, clip: float | None) -> Method:
+        return self.method if clip is None else self.method.at_clip(clip)
+
+    def _summed(
+        self, method: Method, model: Model, cohort: Tensor, secrets: Secrets, *, stay: bool
+    ) -> Aggregate:
         def vectors_of(part: Tensor) -> Tensor:
             vectors = self.algorithm.vectors(
                 model.weights,
@@ -304,23 +322,25 @@ class Simulation:
         return sum_messages(
             cohort,
             vectors_of,
-            method=self.method,
+            method=method,
             secrets=secrets,
             stay=stay,
             keep=self.algorithm.correction != "off",
         )
 
-    def _published(self, summed: Aggregate, drawn: int, secrets: Secrets) -> Published:
+    def _published(
+        self, method: Method, summed: Aggregate, drawn: int, secrets: Secrets
+    ) -> Published:
         """The sum with the server's noise, if any, and what it is divided by."""
-        method, total = self.method, summed.total
+        total, seed, index = summed.total, secrets.seed, secrets.round_index
         if total is None:
             total = empty_total(method, self._state.model.weights.device)
         total = method.publish(total, server_noise(secrets))
         if self.sampler.fixed_size:
-            return Published(total, summed.count, secrets.seed, secrets.round_index)
+            return Published(total, summed.count, seed, index, method.round_clip)
         present = summed.count / drawn if drawn else 1.0
         count = self.sampler.expected * present
-        return Published(total, count, secrets.seed, secrets.round_index)
+        return Published(total, count, seed, index, method.round_clip)
 
     def _next_model(self, model: Model, published: Published, summed: Aggregate) -> Model:
         correction, vectors = self.algorithm.correction, summed.vectors
@@ -344,8 +364,8 @@ class Simulation:
 
     def _advance(self, model: Model, published: Published, correct: Correct | None) -> Model:
         factor = self.server.factor(published.round_index, self.rounds)
-        step = self.algorithm.step * factor
-        return self.server.advance(model, published, method=self.method, step=step, correct=correct)
+        step, method = self.algorithm.step * factor, self._at(published.clip)
+        return self.server.advance(model, published, method=method, step=step, correct=correct)
 
     def _drawn(self, round_index: int) -> Tensor:
         cohort = self.sampler.draw(round_index)
@@ -380,6 +400,7 @@ class Simulation:
             average=torch.zeros_like(weights) if self.server.averaging else None,
             participation=Participation(clients, budget, self._claims.planned(self._fixed_seed)),
             synced=np.zeros(devices, np.int64),
+            clip=self.method.round_clip,
         )
 
     def _check_options(self) -> None:

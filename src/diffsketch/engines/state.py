@@ -110,6 +110,7 @@ class RunState:
         bytes_down: Sent to all devices so far.
         ended: Why there can be no further round, if so. The accounts have the round of which
             nothing came, and the model has not.
+        clip: The next round's, for methods whose clip moves.
     """
 
     round_index: int
@@ -120,6 +121,7 @@ class RunState:
     bytes_up: int = 0
     bytes_down: int = 0
     ended: str = ""
+    clip: float | None = None
 
     def pack(self, settings: str) -> dict[str, Any]:
         """As tensors, numbers and texts.
@@ -139,6 +141,8 @@ class RunState:
         found |= {f"memory.{name}": value.clone() for name, value in self.model.memory.items()}
         if self.average is not None:
             found["average"] = self.average.clone()
+        if self.clip is not None:
+            found["clip"] = self.clip
         accounts = self.participation.state()
         return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
 
@@ -175,4 +179,5 @@ class RunState:
             bytes_up=state["bytes_up"],
             bytes_down=state["bytes_down"],
             ended=state["ended"],
+            clip=None if self.clip is None else state["clip"],
         )

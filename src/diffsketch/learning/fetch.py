@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.learning.server import Correct, Model, Published, Server
+from diffsketch.learning.server import CLIP_BYTES, Correct, Model, Published, Server
 from diffsketch.methods.base import Method, check_whole
 from diffsketch.methods.sketch import TableMethod
 from diffsketch.sketch.hashing import columns_and_signs
@@ -76,7 +76,9 @@ class FetchSGD(Server):
 
     def start(self, weights: Tensor, method: Method) -> Model:
         """With empty tables."""
-        empty = torch.zeros(method.message_format.shape, device=weights.device)
+        if not isinstance(method, TableMethod):
+            raise ArgumentError(f"method must send tables, got method={method.name!r}")
+        empty = torch.zeros((method.rows, method.cols), device=weights.device)
         names = ("error", "velocity") if self.table_momentum else ("error",)
         return Model(weights, dict.fromkeys(names, empty))
 
@@ -108,9 +110,10 @@ class FetchSGD(Server):
             memory["velocity"] = table * kept
         return Model(weights, memory)
 
-    def round_bytes(self, method: Method) -> int:  # noqa: ARG002
-        """A header, and an index and a value for each coordinate."""
-        return HEADER_BYTES + _PAIR_BYTES * self.top_k
+    def round_bytes(self, method: Method) -> int:
+        """A header, an index and a value for each coordinate, and the next clip if it moves."""
+        clip = 0 if method.round_clip is None else CLIP_BYTES
+        return HEADER_BYTES + _PAIR_BYTES * self.top_k + clip
 
 
 def _cells_without(chosen: Tensor, method: TableMethod, published: Published) -> Tensor:

@@ -21,6 +21,7 @@ from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import HEADER_BYTES
 
 __all__ = [
+    "CLIP_BYTES",
     "Correct",
     "Model",
     "Published",
@@ -30,6 +31,9 @@ __all__ = [
     "check_step",
     "scaled",
 ]
+
+CLIP_BYTES = 8
+"""A clip that moves, for a device that does not see the sums it follows from."""
 
 _LARGEST = 1e38  # float32 has no room for more
 
@@ -63,12 +67,14 @@ class Published:
             expected: a float then.
         seed: The round's hashes.
         round_index: The round.
+        clip: The round's, for methods whose clip moves; else None.
     """
 
     total: Tensor
     count: int | float
     seed: HashSeed
     round_index: int
+    clip: float | None = None
 
     def mean(self, method: Method) -> Tensor:
         """The decoded estimate of the mean."""

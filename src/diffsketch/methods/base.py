@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -98,6 +98,30 @@ class Method(ABC):
         Whole numbers may need more bits for a sum that does not wrap.
         """
         return self.message_format
+
+    @property
+    def round_clip(self) -> float | None:
+        """The round's clip, for methods that find it as they go (`after`); None for the others."""
+        return None
+
+    def at_clip(self, clip: float) -> Self:
+        """The same method in a round with this clip.
+
+        Raises:
+            ArgumentError: The method has no clip that changes, or this is none.
+        """
+        raise ArgumentError(f"method={self.name!r} has no clip that changes, got clip={clip!r}")
+
+    def after(self, total: Tensor, *, count: int | float) -> Self:  # noqa: ARG002
+        """The method of the next round, from this one's published sum: the same, for most.
+
+        Whoever follows what is published computes the same.
+
+        Args:
+            total: The published sum.
+            count: How many messages are in it, or are expected to be.
+        """
+        return self
 
     @property
     def most_messages(self) -> int | None:

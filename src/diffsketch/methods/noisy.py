@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
+from diffsketch.methods.adaptive import check_clip, flag_share, next_clip
 from diffsketch.methods.base import (
     FALSE_REFUSAL,
     Encoded,
@@ -40,7 +42,7 @@ from diffsketch.privacy.mechanisms import (
     Quantizer,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.bounds import Encode
+from diffsketch.privacy.mechanisms.bounds import Encode, FlaggedBound
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.mechanisms.quantize import MAX_BITS, wrap
 from diffsketch.privacy.noise import Noise
@@ -80,19 +82,25 @@ class ClientNoise(Plannable):
     noise, which saves two bits of a cell for 2% and 1%. If `bits` are not given, they are the
     fewest for that probability.
 
+    *Adaptive clipping.* With a `clip_quantile` the clip moves from round to round towards that
+    quantile of the norms (`diffsketch.methods.adaptive`). A message has one more cell for it, which
+    is clipped, noised and accounted for with the others; lengths, noise and steps are all in units
+    of the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
+
     Guarantees (`tests/methods/test_proven_methods.py`): the sensitivity holds for the whole
     numbers that are sent; epsilon and error are within 1% of the real-valued Gaussian mechanism's.
 
     Args:
         dim: Length of the vectors.
         clip: Norm of what is sent. That of a dense vector's table is about `sqrt(rows)` times the
-            vector's.
+            vector's. The first round's, with `clip_quantile`.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
         cohort: Workers of a round, at most. Needed for distributed trust; elsewhere more may come.
         bits: Of a cell of a message.
-        granularity: Width of a step.
+        granularity: Width of a step. It follows the clip, with `clip_quantile`.
         relation: Which data sets are neighbours.
         trust: Who adds the noise.
+        clip_quantile: Share of clients that should not need clipping; None for a fixed clip.
     """
 
     clip: float
@@ -102,6 +110,7 @@ class ClientNoise(Plannable):
     granularity: float | None = None
     relation: Relation = Relation.REPLACE
     trust: Trust = Trust.LOCAL
+    clip_quantile: float | None = None
 
     law: ClassVar[type[DiscreteGaussianMechanism | SkellamMechanism]]
     fineness: ClassVar[float]
@@ -120,6 +129,10 @@ class ClientNoise(Plannable):
             check(not central, "bits", "not be given for central trust; see granularity", self.bits)
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
+        if self.clip_quantile is not None:
+            good = 0 < self.clip_quantile < 1
+            check(good, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
+            check_clip(self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
         object.__setattr__(self, "trust", self.mechanism.trust)
 
@@ -129,8 +142,9 @@ class ClientNoise(Plannable):
         """Shape of what is clipped and sent."""
 
     @property
-    def _cells(self) -> int:
-        return math.prod(self._shape)
+    def _sent_shape(self) -> tuple[int, ...]:
+        """Shape of a message: flat, with a cell for the flag, where the clip moves."""
+        return self._shape if self.clip_quantile is None else (math.prod(self._shape) + 1,)
 
     @abstractmethod
     def _encoder(self, seed: HashSeed) -> Encode | None:
@@ -139,7 +153,14 @@ class ClientNoise(Plannable):
     @cached_property
     def mechanism(self) -> IntegerMechanism:
         """What clips, rounds, adds noise and makes the claim."""
-        grid = Quantizer(NormBound(self.clip), self.granularity or self.clip / _STEPS, self._cells)
+        length = self.clip
+        bound: NormBound | FlaggedBound = NormBound(length)
+        if self.clip_quantile is not None:  # in units of the clip: the same for every round
+            share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=self.trust)
+            length, bound = 1.0, FlaggedBound(share, self.relation)
+        given = self.granularity
+        step = length / _STEPS if given is None else given * (length / self.clip)
+        grid = Quantizer(bound, step, math.prod(self._sent_shape))
         sums = self.cohort if self.trust == Trust.DISTRIBUTED and self.cohort else 1
         start = self.law(
             grid, self.noise_multiplier,
@@ -148,7 +169,7 @@ class ClientNoise(Plannable):
         if self.granularity is None and self.bits is not None:
             return start.with_granularity_for(_WRAPS)
         if self.granularity is None:
-            start = replace(start, quantizer=replace(grid, granularity=self._fine_step(start)))
+            start = replace(start, quantizer=replace(grid, granularity=length / self._steps(start)))
         fits = start.with_bits_for(_WRAPS)
         if self.bits is None:
             return fits
@@ -159,12 +180,13 @@ class ClientNoise(Plannable):
             )
         return start
 
-    def _fine_step(self, mechanism: IntegerMechanism) -> float:
-        """Width of a step by the rule above."""
+    def _steps(self, mechanism: IntegerMechanism) -> float:
+        """Steps of a clip by the rule above."""
         together = 1 if mechanism.trust is Trust.LOCAL else self._together
         change = 2 if mechanism.relation is Relation.REPLACE else 1
         beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
-        return self.clip / (self.fineness * max(_STEPS, _ROUNDING * math.sqrt(self._cells), beside))
+        cells = mechanism.quantizer.cells
+        return self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
 
     @property
     def most_messages(self) -> int | None:
@@ -174,7 +196,7 @@ class ClientNoise(Plannable):
     @property
     def _together(self) -> int:
         """Messages that the grid and the total are made for."""
-        if self.trust is Trust.DISTRIBUTED and self.cohort is not None:
+        if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
             return self.cohort
         return max(self.cohort or 1, _ANY_COHORT)
 
@@ -183,11 +205,11 @@ class ClientNoise(Plannable):
         """Whole numbers: modulo `2**bits` under a secure sum, else signed."""
         mechanism = self.mechanism
         if self.trust is Trust.DISTRIBUTED:
-            return MessageFormat(self.name, self.dim, self._shape, "unsigned", mechanism.bits)
+            return MessageFormat(self.name, self.dim, self._sent_shape, "unsigned", mechanism.bits)
         bits = mechanism.bits
         if self.trust is Trust.CENTRAL:  # without noise: the clip bounds every cell
             bits = mechanism.quantizer.peak.bit_length() + 1
-        return MessageFormat(self.name, self.dim, self._shape, "signed", bits)
+        return MessageFormat(self.name, self.dim, self._sent_shape, "signed", bits)
 
     @cached_property
     def total_format(self) -> MessageFormat:
@@ -207,6 +229,8 @@ class ClientNoise(Plannable):
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         mechanism, encode = self.mechanism, self._encoder(seed)
+        if self.clip_quantile is not None:
+            batch, encode = self._in_clips(batch, encode)
         if self.trust is Trust.DISTRIBUTED:
             return Encoded(mechanism.release(batch, noise, encode=encode))
         values = mechanism.rounded(batch, noise, encode=encode)
@@ -218,7 +242,7 @@ class ClientNoise(Plannable):
         """For central trust, the noise that hides a client in the sum."""
         if self.trust is not Trust.CENTRAL:
             return None
-        return self.mechanism.draw((1, *self._shape), noise)[0]
+        return self.mechanism.draw((1, *self._sent_shape), noise)[0]
 
     def reduced(self, total: Tensor) -> Tensor:
         """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""
@@ -226,19 +250,62 @@ class ClientNoise(Plannable):
             return wrap(total, self.mechanism.bits)
         return fitted(total, self.total_format)
 
+    @property
+    def round_clip(self) -> float | None:
+        """The round's clip, with a `clip_quantile`; else None."""
+        return None if self.clip_quantile is None else self.clip
+
+    def at_clip(self, clip: float) -> Self:
+        """The same method in a round with this clip, with a `clip_quantile`."""
+        if self.clip_quantile is None:
+            return super().at_clip(clip)
+        check_clip(clip)
+        other = copy(self)  # with all that was computed, which does not depend on the clip
+        object.__setattr__(other, "clip", clip)
+        return other
+
+    def after(self, total: Tensor, *, count: int | float) -> Self:
+        """With a `clip_quantile`: with the clip that follows from the flags of the sum."""
+        bound = self.mechanism.quantizer.bound
+        if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
+            return self
+        self._check_total(total)
+        flags, step = total[-1:], self.mechanism.quantizer.granularity
+        spread = self.mechanism.std
+        if self.trust is Trust.DISTRIBUTED:
+            flags = self.mechanism.centred(flags)
+        elif self.trust is Trust.LOCAL:
+            spread *= math.sqrt(count)
+        apart = bound.share - bound.low
+        within = (bound.share - int(flags) * step / count) / apart
+        error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
+        return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
+
+    def _in_clips(self, batch: Tensor, encode: Encode | None) -> tuple[Tensor, Encode | None]:
+        """Vectors, or the function that makes tables of them, in units of the clip."""
+        if encode is None:
+            return batch.double() / self.clip, None
+        return batch, lambda vectors: encode(vectors).double() / self.clip
+
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, its rounding and the noise of so many."""
+        """By the clip, its rounding and the noise of so many; in clips where the clip moves."""
         return self.mechanism.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
-        """Norm of the numbers that the cells stand for."""
-        return float(torch.linalg.vector_norm(self._mean(total, 1).double()))
+        """Norm of the numbers that the cells stand for; in clips where the clip moves."""
+        cells = self.mechanism.centred(total) if self.trust is Trust.DISTRIBUTED else total
+        return (
+            float(torch.linalg.vector_norm(cells.double())) * self.mechanism.quantizer.granularity
+        )
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
         """Mean of what was clipped, without the query: float32."""
+        step = self.mechanism.quantizer.granularity
         if self.trust is Trust.DISTRIBUTED:
             total = self.mechanism.centred(total)
-        return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
+        if self.clip_quantile is not None:
+            total, step = total[:-1].reshape(self._shape), step * self.clip
+        return torch.mul(total, step / count, out=out)
 
     @classmethod
     def planned(
@@ -274,12 +341,13 @@ class ClientNoise(Plannable):
         """Error of one round."""
         mechanism, count, cols = self.mechanism, vectors.count, self._shape[-1]
         drawn = {Trust.LOCAL: count, Trust.CENTRAL: 1.0}.get(self.trust, count / mechanism.cohort)
-        step, rows = mechanism.quantizer.granularity, self._cells // cols
+        unit = self.round_clip or 1.0
+        step, rows = mechanism.quantizer.granularity * unit, math.prod(self._shape) // cols
         cell = min(vectors.norm, self.clip / math.sqrt(rows)) / math.sqrt(cols)
         rounding = step**2 * rounding_variance(cell / step) / count
         return replace(
             self._recovery(vectors),
-            noise=noise_error(vectors, drawn * mechanism.std**2 / count**2, rows=rows),
+            noise=noise_error(vectors, drawn * (mechanism.std * unit) ** 2 / count**2, rows=rows),
             rounding=noise_error(vectors, rounding, rows=rows),
         )
 

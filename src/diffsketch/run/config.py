@@ -126,6 +126,15 @@ class RunConfig:
     clip: float | None = setting(
         None, "Limit of what a worker contributes.", "Method", above=0, cap=1e30
     )
+    clip_quantile: float | None = setting(
+        None,
+        "Share of workers that should not need clipping: --clip is then the first round's, and "
+        "follows that quantile of their norms.",
+        "Method",
+        above=0,
+        below=1,
+        means="a fixed clip",
+    )
     noise_multiplier: float | None = setting(
         None,
         "Noise over sensitivity.",

@@ -204,6 +204,8 @@ class Loop:
         }
         if self._simulation.drift is not None:
             record["drift"] = self._simulation.drift
+        if self._simulation.clip is not None:
+            record["clip"] = self._simulation.clip
         self._metrics.append(record)
         progress.evaluated, progress.loss, progress.accuracy = index, loss, accuracy
         progress.best_accuracy = max(progress.best_accuracy, accuracy)

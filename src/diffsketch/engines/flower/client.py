@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffsketch.engines.flower.account import AccountFile
 from diffsketch.engines.flower.books import Books
-from diffsketch.engines.flower.following import followed
+from diffsketch.engines.flower.following import follow
 from diffsketch.engines.flower.keys import find_client_key, find_sketch_key
 from diffsketch.engines.flower.memory import Memory
 from diffsketch.engines.flower.plan import Plan
@@ -237,6 +237,13 @@ class _Session:
         if own != request.plan:
             raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {own}")
         self._method = self._plan.build(self._dim)
+        if request.clip or self._method.round_clip is not None:
+            # The server may say what it likes: noise is in proportion to the clip, and the claim
+            # is the same for each. The plan, which has to agree, says whether the clip moves.
+            try:
+                self._method = self._method.at_clip(request.clip)
+            except ArgumentError as error:
+                raise WireError(str(error)) from error
         self._memory = self._caught_up(request, base)
         self._memory.write(self._context)
 
@@ -314,13 +321,14 @@ class _Session:
         skip = self._base_version - (request.first - 1)
         if not 0 <= skip <= len(request.totals):
             raise Refusal("model", f"version {self._base_version} is not one to go on from")
-        model = followed(
+        model, self._method = follow(
             base,
-            request.totals[skip:],
-            request.rounds[skip:],
+            request.totals,
+            request.rounds,
             method=self._method,
             key=self._key,
             keep_local=self._settings.keep_local,
+            skip=skip,
         )
         if request.digest and digest_of(model) != request.digest:
             self._memory = Memory(request.series, account=self._memory.account)

@@ -30,6 +30,7 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire import Message as WireMessage
 
 __all__ = ["Desk"]
 
@@ -65,7 +66,8 @@ class Desk:
     ) -> None:
         self._key, self._series = key, secrets.token_bytes(8)
         dim = length_of(arrays, keep_local)
-        self.method = plan.build(dim)
+        self.method = plan.build(dim)  # of the next round
+        self._clips: dict[int, float] = {}  # of rounds that were published
         self._plan, self._text = plan, plan.text(dim) + without_words(keep_local)
         planned = self.claim_of(plan.min_replies, 0)
         check_release(self.method, planned)
@@ -82,10 +84,20 @@ class Desk:
         self.members = Members(budget, planned)
         self.history = History(arrays, keyed=key is not None)
 
+    @property
+    def clip(self) -> float:
+        """The next round's, for methods whose clip moves; else 0."""
+        return self.method.round_clip or 0.0
+
     def claim_of(self, present: int, round_index: int) -> Claim:
         """Of a round with so many messages, without the noise of those that may be corrupt."""
         seed = _ANY_SEED if self._key is None else self._key.seed(round_index)
         return self._plan.claim_for(self.method, present, seed)
+
+    def published(self, total: WireMessage) -> None:
+        """A round's total was published: from now on the method is that of the next round."""
+        self._clips[total.round_index] = self.clip
+        self.method = self.method.after(total.cells, count=total.count)
 
     def fingerprint(self, round_index: int) -> bytes | None:
         """Of a round's hashes, if the server can know it."""
@@ -182,4 +194,5 @@ class Desk:
             digest=download.digest,
             statement=statement,
             known=known,
+            clip=self._clips[download.rounds[0]] if download.rounds else self.clip,
         )

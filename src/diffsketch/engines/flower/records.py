@@ -25,7 +25,7 @@ __all__ = [
     "record_in",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Another number for another meaning of the records. Both sides refuse any other."""
 
 RECORD = "diffsketch"
@@ -95,6 +95,8 @@ class Request(_Record):
         statement: The client's own account, as it has sent it before; empty if there is none.
         known: Digests of eight bytes of members whose statements the server has, for a node that
             it has not heard of yet.
+        clip: For methods whose clip moves: that of the first of the totals, or of this round if
+            there are none; later ones follow from the totals. 0 for other methods.
     """
 
     series: bytes
@@ -111,6 +113,7 @@ class Request(_Record):
     digest: bytes
     statement: bytes
     known: bytes
+    clip: float
 
 
 @dataclass(frozen=True)
@@ -210,9 +213,9 @@ def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
 
 
 def _check_type(name: str, value: object, kind: str) -> None:
-    """By the annotation: `int`, `str`, `bytes`, or a list of one of them."""
+    """By the annotation: `int`, `float`, `str`, `bytes`, or a list of one of them."""
     inner = kind.removeprefix("list[").removesuffix("]")
-    plain = {"int": int, "str": str, "bytes": bytes}[inner]
+    plain = {"int": int, "float": float, "str": str, "bytes": bytes}[inner]
     values = value if kind.startswith("list[") and isinstance(value, list) else [value]
     if kind.startswith("list[") != isinstance(value, list) or not all(
         isinstance(one, plain) and not isinstance(one, bool) for one in values

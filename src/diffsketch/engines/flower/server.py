@@ -160,6 +160,11 @@ class SketchStrategy(Strategy):
         return tuple(self._totals)
 
     @property
+    def clip(self) -> float | None:
+        """The next round's, for methods whose clip moves; else None."""
+        return None if self._desk is None else self._desk.method.round_clip
+
+    @property
     def claim(self) -> Claim | None:
         """What holds for the whole run; None before it."""
         return None if self._desk is None else self._desk.members.claim
@@ -350,14 +355,16 @@ class SketchStrategy(Strategy):
             return None, None, f"{present} messages, and {least} are needed"
         if self.ended:
             return None, None, self.ended
-        published = self._published(desk, summed.total, current.claim)
+        total = self._published(desk, summed.total, current.claim)
+        published = total.to_bytes()
         metrics = mean_metrics([current.contents[node].content for node in summed.present])
         if self._key is None:
             self._totals.append((current.index, published))
             desk.history.followed(published, current.index, None)
+            desk.published(total)
             return None, metrics, ""
         model = desk.history.arrays
-        mean = mean_of(published, current.index, method=desk.method, key=self._key)
+        mean, _ = mean_of(published, current.index, method=desk.method, key=self._key)
         plain = moved(model, mean, self._local)
         if not is_finite(flat(plain)):
             return None, None, "the new model would not be finite: training diverges"
@@ -373,9 +380,10 @@ class SketchStrategy(Strategy):
             desk.history.followed(published, current.index, new)
         else:
             desk.history.replaced(new)
+        desk.published(total)
         return new, metrics, ""
 
-    def _published(self, desk: Desk, total: WireMessage, claim: Claim) -> bytes:
+    def _published(self, desk: Desk, total: WireMessage, claim: Claim) -> WireMessage:
         """What the server makes known, as nodes are sent it: once for each total."""
         return WireMessage(
             total.format,
@@ -384,7 +392,7 @@ class SketchStrategy(Strategy):
             fingerprint=total.fingerprint,
             sender=SERVER,
             count=total.count,
-        ).to_bytes()
+        )
 
     def _inside(
         self,

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
 from diffsketch.privacy.claim import Relation, Unit
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 
-__all__ = ["Bound", "CoordinateBound", "Encode", "NormBound"]
+__all__ = ["Bound", "CoordinateBound", "Encode", "FlaggedBound", "NormBound"]
 
 Encode = Callable[[Tensor], Tensor]
 
@@ -52,6 +53,8 @@ class CoordinateBound:
 
     limit: float
     rows: int = 1
+
+    measure: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_positive("limit", self.limit)
@@ -99,6 +102,8 @@ class NormBound:
     unit: Unit = Unit.CLIENT
     order: Literal[1, 2] = 2
 
+    measure: ClassVar[str] = ""
+
     def __post_init__(self) -> None:
         check_positive("limit", self.limit)
         _check_order(self.order)
@@ -121,6 +126,53 @@ class NormBound:
         if encode is None:
             return clip_norm(vectors, self.limit, order=self.order, dims=1)
         return clip_norm(_tables(encode, vectors), self.limit, order=self.order, dims=2)
+
+
+@dataclass(frozen=True)
+class FlaggedBound:
+    """What is released is clipped to a norm of at most 1, and one more cell says whether it was.
+
+    The cell is `share` for what was longer. For what was not, it is `-share` if data sets are
+    replaced, and 0 if they are added or removed: then nothing but zeros is sent for a vector of
+    zeros. So all cells together have a norm of at most `limit = sqrt(1 + share**2)`, a vector that
+    is replaced moves them by up to `2 limit`, and one that becomes zeros by `limit`.
+
+    Guarantees (`tests/methods/test_adaptive.py`): the worst neighbours are that far apart, and no
+    others are farther.
+
+    Args:
+        share: Size of the cell, over the norm of the rest.
+        relation: Which data sets are neighbours.
+    """
+
+    share: float
+    relation: Relation = Relation.REPLACE
+
+    unit: ClassVar[Unit] = Unit.CLIENT
+    order: ClassVar[Literal[2]] = 2
+    measure: ClassVar[str] = " clips"
+
+    def __post_init__(self) -> None:
+        check_positive("share", self.share)
+        _values_that_differ(self.relation)
+
+    @property
+    def limit(self) -> float:
+        """The largest norm of all cells."""
+        return math.hypot(1.0, self.share)
+
+    @property
+    def low(self) -> float:
+        """The cell of what was not clipped."""
+        return -self.share if self.relation == Relation.REPLACE else 0.0
+
+    def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
+        """Encode, clip, and append the cell: `(..., cells + 1)`."""
+        values = vectors if encode is None else _tables(encode, vectors).flatten(-2)
+        clipped = clip_norm(values, 1.0)
+        longer = (clipped != values).any(dim=-1, keepdim=True)
+        flags = torch.full_like(clipped[..., :1], self.low).masked_fill(longer, self.share)
+        return torch.cat([clipped, flags], dim=-1)
 
 
 def _tables(encode: Encode, vectors: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class IntegerMechanism(ABC):
         Under distributed trust fewer members mean less noise: never go on with `claim` then.
         """
         self._check_count("present", present)
-        text = f"{self._name} of standard deviation {self._std_for(present):.4g} on whole numbers"
+        std = f"{self._std_for(present):.4g}{self.quantizer.bound.measure}"
+        text = f"{self._name} of standard deviation {std} on whole numbers"
         if self.trust is Trust.DISTRIBUTED:
             text += f", shared among {present} members,"
         scope = Scope(self.quantizer.bound.unit, self.relation, self.trust)

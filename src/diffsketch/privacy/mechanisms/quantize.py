@@ -17,7 +17,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.clipping import clip_coordinates
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, Encode, NormBound
+from diffsketch.privacy.mechanisms.bounds import CoordinateBound, Encode, FlaggedBound, NormBound
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["MAX_BITS", "CoordinateQuantizer", "Quantizer", "centre", "stochastic_round", "wrap"]
@@ -84,7 +84,7 @@ class Quantizer:
         Learning with Secure Aggregation, section 4 (conditional randomised rounding).
     """
 
-    bound: NormBound
+    bound: NormBound | FlaggedBound
     granularity: float
     cells: int
     rejection: float = 1e-4
@@ -150,7 +150,7 @@ class Quantizer:
             MismatchError: What is to be sent has not `cells` entries.
         """
         bounded = self.bound.apply(vectors, encode)
-        shape, trailing = bounded.shape, 1 if encode is None else 2
+        shape, trailing = bounded.shape, 1 + bounded.dim() - vectors.dim()
         if math.prod(shape[-trailing:]) != self.cells:
             found = tuple(shape[-trailing:])
             raise MismatchError(f"expected {self.cells} cells in a message, got shape {found}")

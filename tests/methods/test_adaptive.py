@@ -1,0 +1,330 @@
+"""Adaptive clipping: the flag in the sensitivity, the rule, and claims that stay the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods import METHODS, Method, private_mean
+from diffsketch.methods.adaptive import flag_share, next_clip
+from diffsketch.methods.base import Encoded
+from diffsketch.methods.noisy import ClientNoise
+from diffsketch.privacy import FastNoise
+from diffsketch.privacy.claim import Relation, Trust
+from diffsketch.privacy.mechanisms.bounds import FlaggedBound
+from diffsketch.privacy.mechanisms.quantize import Quantizer
+from diffsketch.sketch import SketchKey
+from diffsketch.wire import Message, WireError
+
+DIM, WORKERS = 24, 40
+KEY = SketchKey.from_integer(3)
+SEED = KEY.seed(0)
+TABLE = {"rows": 2, "cols": 8}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gaussian": ("gaussian", {}),
+    "gaussian-central": ("gaussian", {"trust": Trust.CENTRAL}),
+    "skellam": ("skellam", {}),
+    "sketch-gaussian": ("sketch-gaussian", {**TABLE, "relation": Relation.ADD_OR_REMOVE}),
+    "sketch-skellam": ("sketch-skellam", TABLE),
+    "sketch-skellam-removed": ("sketch-skellam", {**TABLE, "relation": Relation.ADD_OR_REMOVE}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def build(kind: str, **more: Any) -> ClientNoise:
+    name, options = KINDS[kind]
+    usual = {"clip": 1.5, "noise_multiplier": 2.0, "cohort": WORKERS, "clip_quantile": 0.5}
+    method = METHODS[name](dim=DIM, **{**usual, **options, **more})
+    assert isinstance(method, ClientNoise)
+    return method
+
+
+def bound_of(method: ClientNoise) -> FlaggedBound:
+    bound = method.mechanism.quantizer.bound
+    assert isinstance(bound, FlaggedBound)
+    return bound
+
+
+def round_of(method: Method, vectors: Tensor, index: int) -> Tensor:
+    noise = FastNoise(index)
+    total = method.encode(vectors, KEY.seed(index), noise).messages.sum(dim=0)
+    return method.publish(total, noise)
+
+
+def fixed_norms(count: int = WORKERS) -> Tensor:
+    """Vectors of one coordinate: norms of vector and (one-row) table are 0.1, 0.2, ..."""
+    vectors = torch.zeros(count, DIM)
+    vectors[torch.arange(count), torch.arange(count) % DIM] = torch.arange(1, count + 1) * 0.1
+    return vectors
+
+
+# Sensitivity
+
+
+def whole_numbers(method: ClientNoise, vector: Tensor, source: int) -> Tensor:
+    """A client's message without its noise."""
+    batch, encode = method._in_clips(vector[None], method._encoder(SEED))
+    return method.mechanism.rounded(batch, FastNoise(source), encode=encode)[0]
+
+
+@every_kind
+@given(source=st.integers(0, 2**32), scales=st.tuples(*2 * [st.floats(0, 1e6)]), same=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_neighbours_are_within_the_sensitivity(
+    kind: str, source: int, scales: tuple[float, float], same: bool
+) -> None:
+    """On the whole numbers that are sent, flag and all; whatever the clip."""
+    method = build(kind, clip_quantile=0.3).at_clip(10.0 ** (source % 7 - 3))
+    generator = torch.Generator().manual_seed(source)
+    one = torch.randn(DIM, generator=generator)
+    other = -one if same else torch.randn(DIM, generator=generator)
+    if method.relation is Relation.ADD_OR_REMOVE:
+        scales = scales[0], 0.0
+    sent = [
+        whole_numbers(method, vector * scale, source + place)
+        for place, (vector, scale) in enumerate(zip((one, other), scales, strict=True))
+    ]
+    change = sent[0] - sent[1]
+    quantizer = method.mechanism.quantizer
+    assert float(change.square().sum()) <= quantizer.sensitivity(2, method.relation) ** 2 + 1e-6
+    assert float(change.abs().sum()) <= quantizer.sensitivity(1, method.relation) + 1e-6
+
+
+@every_kind
+def test_the_worst_neighbours_need_the_flag(kind: str) -> None:
+    """A client just within the clip and one beyond it, opposite: the flags differ as well.
+
+    The control: a sensitivity of the data alone, as if the flag came for free, does not hold.
+    """
+    method = build(kind, noise_multiplier=20.0)  # a large flag
+    beyond = torch.zeros(DIM)
+    beyond[0] = 1e4
+    within = torch.zeros(DIM)
+    if method.relation is Relation.REPLACE:
+        within[0] = -method.clip * 0.999 / (math.sqrt(2) if "sketch" in kind else 1.0)
+    change = whole_numbers(method, beyond, 1) - whole_numbers(method, within, 2)
+    found = math.sqrt(float(change.square().sum()))
+    quantizer = method.mechanism.quantizer
+    without = Quantizer(
+        replace(bound_of(method), share=1e-12), quantizer.granularity, quantizer.cells
+    )
+    assert without.sensitivity(2, method.relation) < found
+    assert found <= quantizer.sensitivity(2, method.relation)
+    # Not by much: the flag takes no more noise than it needs.
+    assert found > 0.97 * quantizer.sensitivity(2, method.relation)
+
+
+def test_a_client_without_data_sends_zeros() -> None:
+    """Add-or-remove compares with zeros, so nothing of a flag may be left of them."""
+    zeros = torch.zeros(DIM)
+    assert not whole_numbers(build("sketch-skellam-removed"), zeros, 1).any()
+    assert int(whole_numbers(build("sketch-skellam"), zeros, 1)[-1]) < 0
+
+
+# The rule
+
+
+@every_kind
+def test_without_noise_it_is_the_papers_update(kind: str) -> None:
+    vectors = fixed_norms()
+    method = build(kind, noise_multiplier=1e-6, clip=2.55, clip_quantile=0.3)
+    if "sketch" in kind:
+        vectors = vectors / math.sqrt(2)  # a coordinate is in both rows
+    shares, clip = [], 2.55
+    for index in range(30):
+        share = min(math.floor(clip * 10 + 1e-9), WORKERS) / WORKERS
+        shares.append(share)
+        following = method.after(round_of(method, vectors, index), count=WORKERS)
+        clip *= math.exp(-0.2 * (share - 0.3))
+        assert following.clip == pytest.approx(clip, rel=1e-3)
+        method = following.at_clip(clip)
+    assert len(set(shares)) > 1
+
+
+@every_kind
+@pytest.mark.parametrize("first", [0.05, 5.0])
+def test_the_clip_finds_the_quantile(kind: str, first: float) -> None:
+    """From far below and above, under noise, to within a tenth of the quantile in share.
+
+    A round's share is known to 0.13 or better, so the logarithm of the clip is a walk with steps
+    of 0.026 that is drawn back by 15% a round: its standard deviation is 0.05, that of the mean of
+    60 rounds below 0.02. That is 5 of them: a chance below 1e-6 for each case.
+    """
+    count = 300
+    local = build(kind).trust is Trust.LOCAL
+    vectors = fixed_norms(count) * (10 / count)  # norms up to 1
+    lengths = torch.linalg.vector_norm(vectors, dim=1) * (math.sqrt(2) if "sketch" in kind else 1)
+    method: Method = build(
+        kind, noise_multiplier=1.0 if local else 5.0, clip=first, clip_quantile=0.75, cohort=count
+    )
+    shares = []
+    for index in range(120):
+        method = method.after(round_of(method, vectors, index), count=count)
+        if index >= 60:
+            shares.append(float((lengths <= (method.round_clip or 0)).double().mean()))
+    assert sum(shares) / len(shares) == pytest.approx(0.75, abs=0.1)
+
+
+def test_a_flag_that_is_read_backwards_never_gets_there() -> None:
+    """The control of the test above: the clip runs away."""
+    vectors, method = fixed_norms(), build("gaussian-central", noise_multiplier=0.01)
+    for index in range(60):
+        total = round_of(method, vectors, index)
+        total[-1] = -total[-1]
+        method = method.after(total, count=WORKERS)
+    assert not 1.0 < method.clip < 3.0
+
+
+def test_noise_that_hides_the_share_slows_the_clip_down() -> None:
+    assert next_clip(1.0, 1.0, 0.5, error=0.4) == pytest.approx(math.exp(-0.1))
+    assert next_clip(1.0, 1.0, 0.5, error=5.0) == pytest.approx(math.exp(-0.001))
+    assert next_clip(1.0, 1e9, 0.5, error=0.1) == pytest.approx(math.exp(-1))
+    assert next_clip(1e-30, 1.0, 0.5, error=0.1) == 1e-30
+    assert next_clip(1e30, 0.0, 0.5, error=0.1) == 1e30
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "cohort", "trust", "expected"),
+    [
+        (1.0, 1000, Trust.CENTRAL, 0.05),
+        (5.0, 1000, Trust.DISTRIBUTED, 0.05),
+        (0.5, 2000, Trust.LOCAL, 0.05),
+        (1.0, 10, Trust.LOCAL, None),
+        (1e-3, 10, Trust.LOCAL, None),
+    ],
+)
+def test_the_flag_is_as_large_as_it_needs(
+    multiplier: float, cohort: int, trust: Trust, expected: float | None
+) -> None:
+    share = flag_share(multiplier, cohort=cohort, trust=trust)
+    count = math.sqrt(cohort) if trust is Trust.LOCAL else cohort
+    error = multiplier * math.hypot(1, share) / (share * count)
+    if expected is None:
+        assert share in (0.02, 0.5)
+    else:
+        assert error == pytest.approx(expected) or (share == 0.02 and error < expected)
+
+
+def test_the_share_is_known_as_well_as_stated() -> None:
+    """The spread of the clip over rounds of noise, against the error that the flag is sized for.
+
+    400 rounds: the relative error of a standard deviation is 3.5%, so 25% off has a chance below
+    1e-10. The control: noise of another multiplier is found.
+    """
+    vectors = fixed_norms()
+    for multiplier, good in ((0.5, True), (1.0, False)):
+        method = build("skellam", noise_multiplier=0.5)
+        noisy = replace(method, noise_multiplier=multiplier)
+        object.__setattr__(
+            noisy, "mechanism", replace(method.mechanism, noise_multiplier=multiplier)
+        )
+        logs = [
+            math.log(method.after(round_of(noisy, vectors, index), count=WORKERS).clip)
+            for index in range(400)
+        ]
+        spread = float(torch.tensor(logs, dtype=torch.float64).std()) / 0.2
+        assert (abs(spread / 0.05 - 1) < 0.25) == good
+
+
+# Claims and messages
+
+
+@every_kind
+def test_the_claim_is_the_fixed_clips_and_the_same_in_every_round(kind: str) -> None:
+    method = build(kind)
+    claims = [one.claim_for(WORKERS, SEED) for one in (method, method.at_clip(7.25e-3))]
+    assert claims[0] == claims[1]
+    assert "clips" in str(claims[0])
+    fixed = build(kind, clip_quantile=None).claim_for(WORKERS, SEED)
+    for rounds in (1, 100):
+        ours, theirs = (float(one.epsilon(delta=1e-5, rounds=rounds)) for one in (claims[0], fixed))
+        assert ours == pytest.approx(theirs, rel=2e-3)
+    # The data pays with a little more noise.
+    ratio = method.mechanism.std * method.clip / build(kind, clip_quantile=None).mechanism.std
+    assert ratio == pytest.approx(math.hypot(1, bound_of(method).share), rel=0.02)
+
+
+@every_kind
+def test_a_round_is_that_of_the_fixed_clip_but_for_the_flag(kind: str) -> None:
+    """Without noise the means are those of a method with this clip, to rounding."""
+    vectors = torch.randn(WORKERS, DIM, generator=torch.Generator().manual_seed(1)) * 0.3
+    method = build(kind, noise_multiplier=1e-4, clip=40.0).at_clip(1.5)
+    fixed = build(kind, noise_multiplier=1e-4, clip=1.5, clip_quantile=None)
+    means = [one.decode(round_of(one, vectors, 0), SEED, count=WORKERS) for one in (method, fixed)]
+    assert float((means[0] - means[1]).norm() / means[1].norm()) < 0.02
+    assert method.message_format.shape == (math.prod(fixed.message_format.shape) + 1,)
+    out = torch.empty(DIM)
+    total = round_of(method, vectors, 0)
+    assert torch.equal(method.decode(total, SEED, count=WORKERS, out=out), means[0])
+
+
+@every_kind
+def test_honest_messages_are_told_from_longer_ones(kind: str) -> None:
+    """With the flag, in clips, whatever the clip; false refusals have a chance of 1e-9 or less."""
+    method = build(kind, noise_multiplier=0.01).at_clip(3e-4)
+    vectors = torch.cat([fixed_norms()[:5], 1e-5 * fixed_norms()[:5]])
+    messages = method.encode(vectors, SEED, FastNoise(2)).messages
+    for message in messages:
+        method.check_honest(message)
+    with pytest.raises(WireError, match="and that of honest clients is at most"):
+        method.check_honest(method.reduced(3 * messages[0]))
+
+
+@every_kind
+def test_names_do_for_trust_and_relation(kind: str) -> None:
+    method = build(kind)
+    same = build(kind, trust=str(method.trust), relation=str(method.relation))
+    assert (same, same.mechanism) == (method, method.mechanism)
+
+
+@every_kind
+def test_messages_survive_the_wire(kind: str) -> None:
+    method = build(kind).at_clip(0.7)
+    found = method.encode(fixed_norms()[:1], SEED, FastNoise(4))
+    assert isinstance(found, Encoded)
+    message = Message(
+        method.message_format, found.messages[0], round_index=0, fingerprint=SEED.fingerprint,
+        sender=4,
+    )  # fmt: skip
+    data = message.to_bytes()
+    assert len(data) == method.wire_bytes
+    again = Message.from_bytes(
+        data, method.message_format, round_index=0, fingerprint=SEED.fingerprint
+    )
+    assert torch.equal(again.cells, found.messages[0])
+
+
+def test_a_single_mean_needs_no_further_round() -> None:
+    method = build("gaussian-central", noise_multiplier=1e-3, clip=5.0)
+    found = private_mean(fixed_norms(), method).mean
+    torch.testing.assert_close(found, fixed_norms().mean(dim=0), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 1.0, -0.5, math.nan])
+def test_bad_quantiles(quantile: float) -> None:
+    with pytest.raises(ArgumentError, match="clip_quantile must be > 0 and < 1"):
+        build("gaussian", clip_quantile=quantile)
+
+
+def test_bad_clips_and_totals() -> None:
+    method = build("gaussian")
+    for clip in (0.0, -1.0, math.inf, math.nan, 1e31, 1e-31):
+        with pytest.raises(ArgumentError, match="clip must be in"):
+            method.at_clip(clip)
+    with pytest.raises(ArgumentError, match="has no clip that changes"):
+        build("gaussian", clip_quantile=None).at_clip(1.0)
+    with pytest.raises(ArgumentError, match="has no clip that changes"):
+        METHODS["none"](dim=3).at_clip(1.0)
+    with pytest.raises(MismatchError, match="total must have the shape"):
+        method.after(torch.zeros(DIM, dtype=torch.int64), count=3)
+    fixed = build("gaussian", clip_quantile=None)
+    assert fixed.after(torch.zeros(DIM, dtype=torch.int64), count=3) is fixed
+    assert fixed.round_clip is None
