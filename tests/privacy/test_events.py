@@ -147,6 +147,15 @@ def test_a_rate_of_one_is_no_sample() -> None:
     assert events.poisson_sampled(1.0, events.gaussian(2.0)) == events.gaussian(2.0)
 
 
+def test_failures_are_not_sampled() -> None:
+    noise, failure = events.gaussian(2.0), events.approximate(0.0, 1e-9)
+    event = events.poisson_sampled(0.1, events.composed(noise, failure))
+    assert event == events.composed(events.poisson_sampled(0.1, noise), failure)
+    for others in ((noise, noise), (noise, events.approximate(0.1, 1e-9)), (failure, failure)):
+        with pytest.raises(ArgumentError, match="Gaussian or Laplace"):
+            events.poisson_sampled(0.1, events.composed(*others))
+
+
 @pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5, 1.0])
 @pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 50.0])
 def test_largest_loss_of_sampled_laplace_noise(scale: float, rate: float) -> None:

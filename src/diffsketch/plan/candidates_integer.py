@@ -43,7 +43,7 @@ _Kind = type[SkellamMechanism] | type[DiscreteGaussianMechanism]
 
 def integer_options(request: PlanRequest, levels: NoiseLevels) -> Iterator[Option]:
     """Skellam and discrete Gaussian noise for secure sums; discrete Gaussian noise elsewhere."""
-    if request.unit is Unit.COORDINATE or levels.concentrated is None:
+    if request.unit is Unit.COORDINATE or levels.gaussian is None:
         return
     for trust in trusts_within(request, Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL):
         kinds: list[_Kind] = [DiscreteGaussianMechanism]
@@ -75,7 +75,7 @@ class _Search:
     @property
     def multiplier(self) -> float:
         """Of the noise, near enough to compare shapes."""
-        return self.levels.concentrated or math.inf
+        return self.levels.gaussian or math.inf
 
     @property
     def _bits(self) -> range:

@@ -106,13 +106,6 @@ class NoiseLevels:
         return least_multiplier(self.request, events.gaussian) if self.request.delta else None
 
     @cached_property
-    def concentrated(self) -> float | None:
-        """The same as `gaussian` for what is known by its Rényi divergence only."""
-        if self.request.delta == 0:
-            return None
-        return least_multiplier(self.request, lambda z: events.concentrated(1 / (2 * z * z)))
-
-    @cached_property
     def laplace(self) -> float | None:
         """Scale over the sensitivity of a single number."""
         return least_multiplier(self.request, events.laplace) if self._few_rounds else None

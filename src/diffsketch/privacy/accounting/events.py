@@ -75,11 +75,20 @@ def approximate(epsilon: float, delta: float = 0.0) -> Event:
 
 
 def poisson_sampled(rate: float, event: Event) -> Event:
-    """`event` on a sample in which each unit is with probability `rate`, independently."""
+    """`event` on a sample in which each unit is with probability `rate`, independently.
+
+    A failure (`approximate` with an epsilon of 0) beside the noise stays as likely as it is.
+    """
     check(0 < rate <= 1, "rate", "be in (0, 1]", rate)
-    if not isinstance(event, dp_event.GaussianDpEvent | dp_event.LaplaceDpEvent):
+    parts = event.events if isinstance(event, dp_event.ComposedDpEvent) else [event]
+    failures = [x for x in parts if isinstance(x, ApproximateDpEvent) and x.epsilon == 0]
+    noises = [x for x in parts if x not in failures]
+    kinds = (dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent)
+    if len(noises) != 1 or not isinstance(noises[0], kinds):
         raise ArgumentError(f"event must be Gaussian or Laplace noise to be sampled, got {event}")
-    return event if rate == 1 else dp_event.PoissonSampledDpEvent(rate, event)
+    if rate == 1:
+        return event
+    return composed(dp_event.PoissonSampledDpEvent(rate, noises[0]), *failures)
 
 
 def repeated(event: Event, count: int) -> Event:

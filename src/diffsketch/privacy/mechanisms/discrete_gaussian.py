@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Trust
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism, lowest_line
+from diffsketch.privacy.mechanisms.domination import gaussian_event
+from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["DiscreteGaussianMechanism"]
@@ -22,24 +22,26 @@ __all__ = ["DiscreteGaussianMechanism"]
 class DiscreteGaussianMechanism(IntegerMechanism):
     """Noise with probabilities proportional to `exp(-x**2 / (2 sigma**2))` on whole numbers.
 
-    `sigma` is `noise_multiplier` times the L2 sensitivity of the rounded tables. One source of it
-    (local or central trust) has a Rényi divergence of order `a` of at most `a D2**2 / (2 sigma**2)`
-    (Canonne et al.): `rho`-zCDP with `rho = 1 / (2 noise_multiplier**2)`, as for real Gaussians.
+    `sigma` is `noise_multiplier` times the L2 sensitivity of the rounded tables. Claims rest on a
+    Gaussian that is at most as private (`domination`): all curvatures of one source of noise (local
+    or central trust) are `1 / sigma**2`. So the epsilon is that of Gaussian noise whose variance is
+    smaller by some 1/12.
 
-    Under distributed trust each of `n` members adds noise of `s = sigma / sqrt(cohort)`. A sum of
-    discrete Gaussians is not one, but nearly so. Proposition 14 of Kairouz et al.: for `s >= 1/2`,
+    Under distributed trust each of `n` members adds noise of `s = sigma / sqrt(cohort)`. The sum is
+    log-concave as its parts are, and its curvatures are at most
 
-        tau = 10 * sum(exp(-2 pi**2 s**2 k / (k + 1)) for k in 1..n-1),
+        1 / (n s**2) + 4 * sum(atanh(2 q(k) / (1 - q(k)**3)) for k in 1..n-1),
+        q(k) = exp(-2 pi**2 s**2 k / (k + 1)).
 
-    whole-number shifts of L1 and L2 norms at most D1 and D2, `d` cells and every order `a` >= 1,
-    the divergence is at most each of
+    For the sum of `k` members has probabilities in proportion to `exp(-x**2 / (2 k s**2)) F(k, x)`,
+    with `F(1, x) = 1`. To add another one makes `F(k + 1, x)` a sum over `y` of `F(k, y)
+    exp(-(y - x k / (k + 1))**2 / (2 v))`, `v = s**2 k / (k + 1)`. By Poisson summation the sum of
+    these exponentials alone is, up to a factor, one and `2 q(k)**(j**2) cos(2 pi j x k / (k + 1))`
+    for every `j >= 1`, which is within `1 +- 2 q(k) / (1 - q(k)**3)`. So `log F(n, x)` is, up to a
+    constant, at most the sum of the `atanh` in size, and its second difference at most four times
+    that. (Kairouz et al. bound `F` in much the same way, also for shares of at least 1/2.)
 
-        a D2**2 / (2 n s**2) + tau d,
-        a/2 (D2**2 / (n s**2) + 2 tau D1 / (sqrt(n) s) + tau**2 d),
-        a/2 (D2 / (sqrt(n) s) + tau sqrt(d))**2.
-
-    Guarantees: exact divergences in one and two dimensions, computed by brute force, obey this
-    (`tests/privacy/test_integer.py::test_shared_discrete_gaussian_bound`).
+    Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`).
 
     References:
         Canonne, Kamath, Steinke (2020), The Discrete Gaussian for Differential Privacy.
@@ -78,20 +80,10 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         return noise.discrete_gaussian(shape, self._share)
 
     def _event(self, present: int) -> Event:
-        if self.trust is not Trust.DISTRIBUTED:
-            return events.concentrated(1 / (2 * self.noise_multiplier**2))
-        cells = self.quantizer.cells
-        sigma = math.sqrt(present) * self._share
-        shift = self.quantizer.sensitivity(2, self.relation) / sigma
-        shift_1 = self.quantizer.sensitivity(1, self.relation) / sigma
-        tau = _excess(self._share, present)
-        return lowest_line(
-            [
-                (shift**2 / 2, tau * cells),
-                ((shift**2 + 2 * tau * shift_1 + tau**2 * cells) / 2, 0.0),
-                ((shift + tau * math.sqrt(cells)) ** 2 / 2, 0.0),
-            ]
-        )
+        members = present if self.trust is Trust.DISTRIBUTED else 1
+        curvature = 1 / (members * self._share**2) + _excess(self._share, members)
+        shift = self.quantizer.sensitivity(2, self.relation)
+        return gaussian_event(curvature, shift, distance=self._distance(present))
 
     def _log_tail(self, room: int) -> float:
         # A discrete Gaussian is sub-Gaussian with its own parameter, and so are sums.
@@ -99,6 +91,7 @@ class DiscreteGaussianMechanism(IntegerMechanism):
 
 
 def _excess(share: float, members: int) -> float:
-    """`tau` above: how far the sum's logarithmic probabilities are from a discrete Gaussian's."""
+    """The second part of the sum's curvature, which one source of noise has not."""
     k = np.arange(1, members, dtype=np.float64)
-    return 10 * float(np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1)).sum())
+    q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
+    return 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
 from diffsketch.privacy.mechanisms.bounds import Encode
@@ -32,7 +30,6 @@ from diffsketch.privacy.noise import Noise
 __all__ = ["IntegerMechanism"]
 
 _Self = TypeVar("_Self", bound="IntegerMechanism")
-_TYPICAL_DELTA = 1e-6
 _HALVINGS = 60
 
 
@@ -63,6 +60,9 @@ class IntegerMechanism(ABC):
     trust: Trust = field(default=Trust.LOCAL, kw_only=True)
     cohort: int = field(default=1, kw_only=True)
     bits: int = field(default=32, kw_only=True)
+
+    _draw_error: ClassVar[float] = 0.0
+    """Total variation distance of one number of secure noise from its distribution, at most."""
 
     def __post_init__(self) -> None:
         good = 0 < self.noise_multiplier < math.inf
@@ -216,6 +216,11 @@ class IntegerMechanism(ABC):
             raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
         check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
 
+    def _distance(self, present: int) -> float:
+        """Total variation distance of a release from the intended one, at most."""
+        draws = present if self.trust is Trust.DISTRIBUTED else 1
+        return draws * self.quantizer.cells * self._draw_error
+
     @property
     @abstractmethod
     def _name(self) -> str:
@@ -237,17 +242,6 @@ class IntegerMechanism(ABC):
     @abstractmethod
     def _log_tail(self, room: int) -> float:
         """A bound on the logarithm of P[a cell of the sum's noise >= room]."""
-
-
-def lowest_line(lines: Sequence[tuple[float, float]]) -> Event:
-    """The best of several bounds `rho * a + xi` on the Rényi divergence of order `a`, as an event.
-
-    All of them hold. Which is lowest depends on the order: here the one that matters for a single
-    round and a delta of 1e-6.
-    """
-    order = 1 + math.sqrt(math.log(1 / _TYPICAL_DELTA) / min(rho for rho, _ in lines))
-    rho, xi = min(lines, key=lambda line: line[0] * order + line[1])
-    return events.concentrated(rho, xi)
 
 
 def _check_failure(failure: float) -> None:

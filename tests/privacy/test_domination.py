@@ -1,0 +1,377 @@
+"""Claims about noise on whole numbers: never below exact enumeration, and hardly above."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+import pytest
+from dp_accounting import dp_event
+from scipy.special import ive
+
+from diffsketch.methods import SketchSkellam
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import delta_for, epsilon_for
+from diffsketch.privacy.accounting.events import Event
+from diffsketch.privacy.claim import Relation, Trust
+from diffsketch.privacy.mechanisms.bounds import NormBound
+from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
+from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism
+from diffsketch.privacy.mechanisms.domination import gaussian_event, widest_step
+from diffsketch.privacy.mechanisms.integer import IntegerMechanism
+from diffsketch.privacy.mechanisms.quantize import Quantizer
+from diffsketch.privacy.mechanisms.skellam import SkellamMechanism, _curvature
+
+Logs: TypeAlias = npt.NDArray[np.float64]
+ONE = Relation.ADD_OR_REMOVE
+EPSILONS = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 15.0)
+
+
+def skellam_logs(variance: float, reach: int) -> Logs:
+    """Log-probabilities of -reach..reach, by the continued fraction of Bessel functions' ratios."""
+    ratio, ratios = 0.0, np.empty(reach)
+    for k in range(reach + 400, 0, -1):
+        ratio = 1 / (2 * k / variance + ratio)
+        if k <= reach:
+            ratios[k - 1] = ratio
+    right = math.log(ive(0, variance)) + np.cumsum(np.log(ratios))
+    return np.concatenate([right[::-1], [math.log(ive(0, variance))], right])
+
+
+def gaussian_logs(sigma: float, reach: int) -> Logs:
+    logs = -(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2)
+    return np.asarray(logs - np.logaddexp.reduce(logs))
+
+
+def laplace_logs(scale: float, reach: int) -> Logs:
+    return np.asarray(
+        math.log(math.tanh(0.5 / scale)) - np.abs(np.arange(-reach, reach + 1)) / scale
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism for shifts of at most `size` steps in all, and its noise in a cell."""
+
+    mechanism: IntegerMechanism
+    logs: Logs
+
+    @property
+    def event(self) -> Event:
+        return self.mechanism.claim.event
+
+
+def case(kind: str, std: float, size: int, cells: int = 1, members: int = 1) -> Case:
+    """Any whole vector of a norm up to `size` may be sent; the zero vector is its neighbour."""
+    trust = Trust.DISTRIBUTED if members > 1 else Trust.LOCAL
+    order = 1 if kind == "laplace" else 2
+    slack = math.sqrt(cells) if order == 2 else cells
+    quantizer = Quantizer(NormBound(size - slack + 1e-9, order=order), 1.0, cells, rejection=0)
+    reach = int(14 * std) + 3 * size + 25
+    options = {"relation": ONE, "trust": trust, "cohort": members}
+    if kind == "skellam":
+        skellam = SkellamMechanism(quantizer, std / size, **options)  # type: ignore[arg-type]
+        return Case(skellam, skellam_logs(std**2, reach))
+    if kind == "laplace":
+        laplace = DiscreteLaplaceMechanism(quantizer, std / size, relation=ONE)
+        return Case(laplace, laplace_logs(laplace.scale, 3 * reach))
+    gaussian = DiscreteGaussianMechanism(quantizer, std / size, **options)  # type: ignore[arg-type]
+    logs = gaussian_logs(std / math.sqrt(members), reach)
+    if members > 1:
+        total = one = np.exp(logs)
+        for _ in range(members - 1):
+            total = np.convolve(total, one)
+        logs = np.log(total[total > 1e-250])  # clear of where floats end
+    return Case(gaussian, logs)
+
+
+def pair(logs: Logs, shift: int) -> tuple[Logs, Logs]:
+    """Log-probabilities of the same results without and with a shift >= 0.
+
+    Results that only one of them has, as the tables end, are left out: that only lowers delta.
+    """
+    return (logs[shift:], logs[: len(logs) - shift])
+
+
+def both(one: tuple[Logs, Logs], other: tuple[Logs, Logs]) -> tuple[Logs, Logs]:
+    """Two independent releases, cells or rounds."""
+    first, second = (np.add.outer(a, b).ravel() for a, b in zip(one, other, strict=True))
+    return first, second
+
+
+def exact_delta(releases: tuple[Logs, Logs], epsilon: float) -> float:
+    """The larger of both directions, term by term."""
+    first, second = releases
+    deltas = [
+        float((np.exp(p) * -np.expm1(np.minimum(0.0, epsilon + q - p))).sum())
+        for p, q in ((first, second), (second, first))
+    ]
+    return max(deltas)
+
+
+def excess(event: Event, *every: tuple[Logs, Logs]) -> float:
+    """Exact delta over the claimed one, the largest for all releases; above 1 it is wrong."""
+    worst = 0.0
+    for epsilon in EPSILONS:
+        delta = max(exact_delta(releases, epsilon) for releases in every)
+        if delta > 1e-11:  # below, composition on a grid has its own margins
+            worst = max(worst, delta / max(delta_for(event, epsilon), 1e-300))
+    return worst
+
+
+def with_more_noise(event: Event, factor: float) -> Event:
+    """The planted error: all of the noise taken to be larger."""
+    parts = []
+    for leaf, count in events.leaves(event):
+        if isinstance(leaf, dp_event.GaussianDpEvent):
+            parts.append(events.repeated(events.gaussian(factor * leaf.noise_multiplier), count))
+        elif isinstance(leaf, dp_event.LaplaceDpEvent):
+            parts.append(events.repeated(events.laplace(factor * leaf.noise_multiplier), count))
+        else:
+            parts.append(events.repeated(leaf, count))
+    return events.composed(*parts)
+
+
+# One number, in one round and in three.
+
+KINDS = [("skellam", 1), ("skellam", 3), ("gaussian", 1), ("laplace", 1)]
+STDS = [0.3, 0.5, 0.8, 1.3, 2.0, 5.0, 20.0]
+
+
+@pytest.mark.parametrize(("kind", "members"), KINDS)
+@pytest.mark.parametrize("std", STDS)
+def test_one_number(kind: str, members: int, std: float) -> None:
+    for size in (1, 2, 5):
+        one = case(kind, std, size, members=members)
+        releases = (pair(one.logs, shift) for shift in range(1, size + 1))
+        assert 0.1 < excess(one.event, *releases) <= 1 + 1e-8
+
+
+@pytest.mark.parametrize("members", [2, 3, 10])
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.8, 1.2])
+def test_shared_discrete_gaussian(members: int, share: float) -> None:
+    for size in (1, 3):
+        one = case("gaussian", share * math.sqrt(members), size, members=members)
+        releases = (pair(one.logs, shift) for shift in range(1, size + 1))
+        assert 0.1 < excess(one.event, *releases) <= 1 + 1e-8
+
+
+def test_shared_discrete_gaussians_need_more() -> None:
+    """The control: as one source of their variance, sums of narrow shares would be misjudged."""
+    shared = case("gaussian", 0.5 * math.sqrt(2), 1, members=2)
+    alone = case("gaussian", 0.5 * math.sqrt(2), 1)
+    assert excess(alone.event, pair(shared.logs, 1)) > 1.05
+
+
+@pytest.mark.parametrize(("kind", "members"), KINDS)
+@pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
+def test_three_rounds(kind: str, members: int, std: float) -> None:
+    one = case(kind, std, 2, members=members)
+    once = pair(one.logs[len(one.logs) // 4 : -(len(one.logs) // 4)], 2)
+    releases = both(both(once, once), once)
+    assert excess(events.repeated(one.event, 3), releases) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("rounds", [10, 100])
+@pytest.mark.parametrize("std", [1.0, 3.0])
+def test_many_rounds_of_discrete_gaussian_noise(rounds: int, std: float) -> None:
+    """The sum of the results has all that they tell: its distribution is computed exactly."""
+    one = case("gaussian", std, 1)
+    noise, total = np.exp(one.logs), np.ones(1)
+    for _ in range(rounds):
+        total = np.convolve(total, noise)
+    sums = np.arange(len(total)) - len(total) // 2
+    loss = (rounds - 2 * sums) / (2 * std**2)
+    event = events.repeated(one.event, rounds)
+    planted = with_more_noise(event, 1.01)
+    missed = 0
+    for epsilon in (0.0, 0.5, 2.0, 5.0, 10.0, 20.0):
+        exact = float((total * -np.expm1(np.minimum(0.0, epsilon - loss))).sum())
+        assert exact <= delta_for(event, epsilon) * (1 + 1e-8)
+        missed += exact <= delta_for(planted, epsilon)
+    assert missed == 0 or std < 2  # the control: 1% too much noise
+
+
+@pytest.mark.parametrize(("kind", "members"), [*KINDS, ("gaussian", 2)])
+@pytest.mark.parametrize("std", [0.8, 2.0, 4.0])
+def test_two_cells(kind: str, members: int, std: float) -> None:
+    """All whole vectors within the norm."""
+    one = case(kind, std, 4, cells=2, members=members)
+    largest = one.mechanism.quantizer.largest
+    keep = min(len(one.logs) // 2, int(8 * std) + 20)
+    middle = len(one.logs) // 2
+    logs = one.logs[middle - keep : middle + keep + 1]
+    every = [
+        both(pair(logs, first), pair(logs, second))
+        for first, second in itertools.product(range(5), repeat=2)
+        if 0 < (first + second if kind == "laplace" else first**2 + second**2) <= largest
+    ]
+    assert len(every) == (14 if kind == "laplace" else 16)
+    assert excess(one.event, *every) <= 1 + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("kind", "std", "members"),
+    [
+        ("skellam", 20.0, 1),
+        ("gaussian", 2.0, 1),
+        ("gaussian", 20.0, 1),
+        ("gaussian", 6.0, 9),
+        ("laplace", 20.0, 1),
+    ],
+)
+def test_one_per_cent_too_much_is_found(kind: str, std: float, members: int) -> None:
+    """The control: the enumeration breaks claims that take the noise to be 1% larger."""
+    one = case(kind, std, 5, members=members)
+    assert excess(with_more_noise(one.event, 1.01), pair(one.logs, 5)) > 1.001
+
+
+def test_samples() -> None:
+    """Central noise on a secret sample, enumerated in both directions."""
+    for kind in ("skellam", "gaussian", "laplace"):
+        one = case(kind, 2.0, 2)
+        absent, there = pair(one.logs, 2)
+        rate = 0.2
+        mixed = np.logaddexp(math.log1p(-rate) + absent, math.log(rate) + there)
+        assert excess(events.poisson_sampled(rate, one.event), (absent, mixed)) <= 1 + 1e-6
+        # The control: a lower rate than that of the sample.
+        assert excess(events.poisson_sampled(0.9 * rate, one.event), (absent, mixed)) > 1
+
+
+# Noise that is drawn from nearly the right distribution.
+
+
+@pytest.mark.parametrize("distance", [1e-9, 1e-5, 1e-3])
+@pytest.mark.parametrize("std", [0.7, 2.0, 8.0])
+def test_distance_is_counted(distance: float, std: float) -> None:
+    """As bad a release as there is: one world loses what speaks for it, the other gains a sign."""
+    logs = case("gaussian", std, 1).logs
+    first, second = (np.exp(x) for x in pair(logs, 1))
+    order = np.argsort(np.subtract(*pair(logs, 1)))[
+        ::-1
+    ]  # what speaks most for the first world comes first
+    left = np.maximum(0.0, distance - (np.cumsum(second[order]) - second[order]))
+    second[order] -= np.minimum(second[order], left)
+    first *= 1 - distance
+    first = np.append(first, [distance, 0.0])
+    second = np.append(second, [0.0, distance])
+    curvature = 1 / std**2
+    for epsilon in EPSILONS:
+        exact = float(np.maximum(0.0, first - math.exp(epsilon) * second).sum())
+        assert exact <= delta_for(gaussian_event(curvature, 1.0, distance=distance), epsilon)
+    assert exact > delta_for(gaussian_event(curvature, 1.0), epsilon)  # the control
+
+
+def test_failures_are_powers_of_two() -> None:
+    """So that rounds with slightly different noise may share a reserve of the budget."""
+    for curvature in (1e-4, 1.01e-4):
+        event = gaussian_event(curvature, 40.0, distance=1e-25)
+        failure = next(leaf.delta for leaf, _ in events.leaves(event) if hasattr(leaf, "delta"))
+        assert math.frexp(failure)[0] == 0.5
+        assert 1e-25 < failure < 1e-21
+    failure = list(events.leaves(gaussian_event(1e-4, 1e4, distance=1e-25)))[1][0].delta
+    assert failure < 1  # however little noise there is
+
+
+# The bound itself.
+
+
+def exact_k(width: mpmath.mpf) -> mpmath.mpf:
+    middle = mpmath.ncdf(width / 2) - mpmath.ncdf(-width / 2)
+    # From the far end: what is left of 1 there would be lost.
+    side = mpmath.ncdf(-width / 2) - mpmath.ncdf(-3 * width / 2)
+    return 2 * mpmath.log(middle / side)
+
+
+@pytest.mark.parametrize(
+    "curvature", [1e-12, 1e-6, 0.01, 0.3, 1.0, 2.04, 2.06, 3.0, 9.0, 60.0, 2e3]
+)
+def test_widest_step(curvature: float) -> None:
+    """Not less than the condition asks for, and 2.2% more at most."""
+    with mpmath.workdps(60):
+        width = mpmath.mpf(widest_step(curvature))
+        assert exact_k(width) >= curvature
+        assert exact_k(width / 1.022) < curvature
+
+
+def test_steps_are_never_wider() -> None:
+    """The theorem itself, step by step into the far tail; the widest is at the centre."""
+    with mpmath.workdps(150):
+        for std in (0.4, 1.0, 4.0):
+            square = mpmath.mpf(std) ** 2
+            reach = int(10 * std) + 3
+            weights = {
+                1 / square: [mpmath.exp(-k * k / (2 * square)) for k in range(2 * reach)],
+                _curvature(std**2): [mpmath.besseli(k, square) for k in range(2 * reach)],
+            }
+            for curvature, right in weights.items():
+                total = right[0] + 2 * mpmath.fsum(right[1:])
+                tails = [mpmath.fsum(right[k:]) / total for k in range(1, reach)]
+                points = [mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * tail) for tail in tails]
+                steps = [2 * points[0], *(b - a for a, b in itertools.pairwise(points))]
+                assert max(steps) == steps[0] <= widest_step(float(curvature))
+
+
+def test_curvature_of_skellam_noise() -> None:
+    """Against Bessel functions of 50 digits; and it falls from the centre on."""
+    with mpmath.workdps(50):
+        for variance in [10 ** (e / 2) for e in range(-8, 25)]:
+            exact = 2 * mpmath.log(mpmath.besseli(0, variance) / mpmath.besseli(1, variance))
+            assert exact * (1 - 1e-14) <= _curvature(variance)
+            assert _curvature(variance) <= exact * (1 + 2e-6)
+        for variance in (0.1, 3.0, 200.0):
+            values = [mpmath.besseli(t, variance) for t in range(60)]
+            ratios = [a * c / b**2 for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+            assert (values[1] / values[0]) ** 2 < ratios[0]
+            assert ratios == sorted(ratios)
+
+
+@pytest.mark.parametrize("kind", ["skellam", "gaussian"])
+def test_more_noise_is_more_private(kind: str) -> None:
+    values = [
+        float(case(kind, std, 3).mechanism.claim.epsilon(delta=1e-6, rounds=2))
+        for std in np.geomspace(0.3, 30, 60)
+    ]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("kind", [SkellamMechanism, DiscreteGaussianMechanism])
+@pytest.mark.parametrize("std", [30.0, 1e3, 1e6])
+def test_close_to_gaussian_noise(
+    kind: type[SkellamMechanism] | type[DiscreteGaussianMechanism], std: float
+) -> None:
+    """Within 0.1% of Gaussian noise of the same multiplier, whoever adds it."""
+    quantizer = Quantizer(NormBound(std / 10), 1.0, 10)
+    for multiplier, members in ((std / quantizer.norm(2), 1), (std / quantizer.norm(2), 50)):
+        trust = Trust.DISTRIBUTED if members > 1 else Trust.CENTRAL
+        mechanism = kind(quantizer, multiplier, relation=ONE, trust=trust, cohort=members)
+        for rounds in (1, 10, 100):
+            claimed = float(mechanism.claim.epsilon(delta=1e-5, rounds=rounds))
+            gaussian = epsilon_for(events.repeated(events.gaussian(multiplier), rounds), 1e-5)
+            assert gaussian <= claimed <= 1.001 * gaussian
+
+
+@pytest.mark.parametrize("rounds", [1, 10, 100])
+def test_close_to_laplace_noise(rounds: int) -> None:
+    """The same event as real noise of the same multiplier; its scale is hardly larger."""
+    quantizer = Quantizer(NormBound(200.0, order=1), 1.0, 30)
+    mechanism = DiscreteLaplaceMechanism(quantizer, 5.0, relation=ONE)
+    for delta in (0.0, 1e-5):
+        claimed = float(mechanism.claim.epsilon(delta=delta, rounds=rounds))
+        real = epsilon_for(events.repeated(events.laplace(5.0), rounds), delta)
+        assert claimed == real
+    shift = quantizer.sensitivity(1, ONE)
+    assert 5 * shift < mechanism.scale <= 5 * shift + 0.25
+
+
+def test_a_run_over_ten_rounds() -> None:
+    """README's private run, at the noise for which Rényi divergences gave an epsilon of 7.994."""
+    method = SketchSkellam(7850, 1, 154, clip=0.3, noise_multiplier=2.07446, cohort=1000)
+    found = float(method.mechanism.claim.epsilon(delta=1e-5, rounds=10))
+    gaussian = epsilon_for(events.repeated(events.gaussian(2.07446), 10), 1e-5)
+    assert gaussian <= found <= 7.1890
