@@ -11,11 +11,12 @@ from scipy import stats
 
 from diffsketch.audit.attacks import (
     Discriminant,
-    GaussianRatio,
     HiddenHashes,
     LaplaceRatio,
+    Quadratic,
     RowParity,
     UnknownOthers,
+    Weighted,
     matrix_of,
 )
 from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
@@ -109,6 +110,21 @@ def test_discriminant_finds_what_cancels() -> None:
     assert score(first).min() > score(second).max()
 
 
+def test_quadratic_is_the_ratio_of_two_gaussians_and_finds_what_cancels() -> None:
+    rng = np.random.default_rng(11)
+    spreads = rng.normal(size=(2, 3, 3))
+    first, second = (rng.normal(size=(40_000, 3)) @ spread.T for spread in spreads)
+    laws = [stats.multivariate_normal(np.zeros(3), spread @ spread.T) for spread in spreads]
+    exact = 2 * (laws[0].logpdf(first) - laws[1].logpdf(first))
+    fitted = Quadratic().fit(first, second, KEY)(first)
+    assert np.corrcoef(exact, fitted)[0, 1] > 0.999
+    # Two messages with one noise that cancels along another direction in each world.
+    noise = rng.normal(size=(2, 1000, 1))
+    first, second = noise[0] * [1.0, 1.0], noise[1] * [1.0, -1.0]
+    score = Quadratic().fit(first, second, KEY)
+    assert score(first).min() > score(second).max()
+
+
 def test_discriminant_without_noise_and_with_many_features() -> None:
     fixed = Discriminant().fit(np.ones((9, 3)), np.zeros((9, 3)), KEY)
     assert np.array_equal(fixed(np.eye(3)), np.ones(3))
@@ -123,10 +139,9 @@ def test_closed_forms_are_likelihood_ratios() -> None:
     rng = np.random.default_rng(9)
     one, two, messages = rng.normal(size=(3, 1, 4))
     messages = messages + rng.normal(size=(50, 4))
-    kept = lambda hashes: (one[0], two[0])  # noqa: E731, ARG005
     for attack, law in (
-        (GaussianRatio(kept), stats.norm(scale=1.0)),
-        (LaplaceRatio(kept, 0.8), stats.laplace(scale=0.8)),
+        (Weighted(one[0] - two[0]), stats.norm(scale=1.0)),
+        (LaplaceRatio((one[0], two[0]), 0.8), stats.laplace(scale=0.8)),
     ):
         exact = (law.logpdf(messages - one) - law.logpdf(messages - two)).sum(axis=1)
         score = attack.fit(NOTHING, NOTHING, KEY)(messages)

@@ -12,10 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from diffsketch.audit import suite
-from diffsketch.audit.catalogue import CASES, DEFAULT, QUICK
+from diffsketch.audit.catalogue import INVERSION, cases, select
+from diffsketch.audit.exploits import EXPLOITS
 from diffsketch.audit.inversion import InversionResult, Recovery
 from diffsketch.audit.planted import PLANTS
-from diffsketch.audit.suite import INVERSION, run_suite, select
+from diffsketch.audit.releases import RELEASES, own_release
+from diffsketch.audit.suite import run_suite
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
@@ -35,8 +37,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     directory = tmp_path_factory.mktemp("audit") / "new"
     result = CliRunner().invoke(
         app,
-        ["audit", "--output", str(directory), "--plant", "shared-seed", "--case", "bare-known",
-         "--case", "bare-client", "--trials", "2000", "--confidence", "0.95"],
+        ["audit", "--output", str(directory), "--plant", "reused-noise", "--case", "bare-known",
+         "--case", "bare-client", "--case", "gaussian-local", "--case", "diffsketch-proven",
+         "--trials", "2000", "--confidence", "0.999999"],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     return directory, plain(result.output)
@@ -55,10 +58,9 @@ def test_table_and_files(run: tuple[Path, str]) -> None:
     assert {path.name for path in directory.iterdir()} == {"audit.json", "audit.png"}
     assert (directory / "audit.png").read_bytes().startswith(b"\x89PNG")
     for text in (
-        "0.95 confidence", "bare-known", "planted-shared-seed", "two workers share a noise seed",
-        "contradicts", "consistent", "nothing is", "public hashes, all else known",
-        "client, replace, local", "with probability at most 0.05", "Planted errors found: 1 of 1",
-        "audit.json",
+        "with 1 confidence", "bare-known", "gaussian-local", "reused", "contradicts", "nothing is",
+        "public hashes, all else known", "client, replace, local", "probability at most 1e-06 in a",
+        "simulated noise: engines refuse it", "Planted errors found: 2 of 2", "audit.json",
     ):  # fmt: skip
         assert text in printed, text
 
@@ -69,34 +71,64 @@ def test_json(run: tuple[Path, str]) -> None:
     assert verdicts == {
         "bare-known": "contradicts the claim",
         "bare-client": "nothing is claimed",
-        "gaussian-workers": "consistent",
-        "planted-shared-seed": "contradicts the claim",
+        "gaussian-local": "consistent",
+        "gaussian-local+reused-noise": "contradicts the claim",
+        "diffsketch-proven": "consistent",
+        "diffsketch-proven+reused-noise": "contradicts the claim",
     }
     found = epsilons(data)
-    assert len(found) == 4 * 2 + 2
+    assert len(found) == 6 * 2 + 2
     for each in found:
         assert each["epsilon"] is None or isinstance(each["epsilon"], float)
         assert set(each) == WORDS or (set(each), each["how"]) == EXACT
-    assert data["confidence_of_each_bound"] == 0.95
-    assert data["false_alarm_probability_of_this_run_at_most"] == pytest.approx(0.05)
+    assert data["confidence_of_each_bound"] == 0.999999
+    assert data["false_alarm_probability_of_this_run_at_most"] == pytest.approx(2e-6)
     (bare,) = (each for each in data["audits"] if each["case"] == "bare-known")
     assert bare["best_possible"]["epsilon"] is None
     (crowd,) = (each for each in data["audits"] if each["case"] == "bare-client")
     assert 0 < crowd["best_possible"]["epsilon"] < 100
     assert bare["judged"]["trials"] * 2 == bare["trials_per_world"] == 2000
+    simulated = {each["case"]: each["simulated_noise"] for each in data["audits"]}
+    assert not simulated["gaussian-local"]
+    assert simulated["diffsketch-proven"]
 
 
 def test_selection() -> None:
-    assert select().cases == DEFAULT
-    assert select().inversion
-    assert select(quick=True).cases == QUICK
-    assert set(QUICK) < set(DEFAULT) < set(CASES)
-    chosen = select(cases=["inversion", "bare-known"], plants=["small-noise", "no-clipping"])
+    everything, quick = select(), select(is_quick=True)
+    assert set(cases()) - set(everything.cases) == {"bare-unknown-10000x2", "bare-unknown-10000x4"}
+    assert everything.inversion
+    assert quick.inversion
+    assert set(quick.cases) == {"bare-known", "bare-parity", *EXPLOITS, *RELEASES}
+    chosen = select(names=["inversion", "laplace"], plants=["small-noise", "no-clip"])
     assert chosen.inversion
-    assert chosen.cases == (
-        "bare-known", "gaussian-client", "planted-small-noise", "planted-no-clipping",
+    assert list(chosen.cases) == ["laplace", "laplace+small-noise", "laplace+no-clip"]
+    assert not select(names=["bare-known"]).inversion
+    assert list(select(plants=["no-draw"]).cases) == [
+        "gaussian-sampled", "gaussian-sampled+no-draw",
+    ]  # fmt: skip
+    own = own_release("gaussian", "clip=1 noise_multiplier=2", dim=5, cohort=1)
+    assert list(select(release=own).cases) == ["gaussian"]
+    assert list(select(release=own, plants=["small-noise", "row-blind"]).cases) == [
+        "gaussian", "gaussian+small-noise",
+    ]  # fmt: skip
+
+
+def test_own_method(tmp_path: Path) -> None:
+    """A false alarm has probability at most 1e-6; the planted error is one that nobody misses."""
+    result = CliRunner().invoke(
+        app,
+        ["audit", "--method", "sketch-gaussian", "--dim", "60", "--trials", "2000",
+         "--settings", "rows=1 cols=30 clip=1.5 noise_multiplier=1", "--plant", "no-clip",
+         "--confidence", "0.999999", "--output", str(tmp_path)],
     )  # fmt: skip
-    assert not select(cases=["bare-known"]).inversion
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    found = [(each["title"], each["verdict"]) for each in data["audits"]]
+    assert found == [
+        ("sketch-gaussian, 1 x 30 cells", "consistent"),
+        ("sketch-gaussian, 1 x 30 cells", "contradicts the claim"),
+    ]
+    assert "standard deviation" in data["audits"][0]["claim"]
 
 
 def fake_inversion(**arguments: Any) -> InversionResult:
@@ -110,7 +142,7 @@ def fake_inversion(**arguments: Any) -> InversionResult:
 def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "invert", fake_inversion)
     told: list[tuple[float, str]] = []
-    selection = select(cases=["bare-parity", INVERSION], quick=True)
+    selection = select(names=["bare-parity", INVERSION], is_quick=True)
     found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
     assert found.results[0].trials == 2000
     assert found.inversion is not None
@@ -144,12 +176,12 @@ def test_what_is_not_guaranteed_is_null() -> None:
     assert one.to_json()["guaranteed"] is None
 
 
-@pytest.mark.parametrize(("trials", "hint"), [("2000", True), ("200000", False)])
-def test_too_few_trials_are_blamed(tmp_path: Path, trials: str, hint: bool) -> None:
-    arguments = ["--plant", "small-noise", "--trials", trials, "--output", str(tmp_path)]
+def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
+    arguments = ["--case", "laplace", "--plant", "small-noise", "--trials", "100",
+                 "--output", str(tmp_path)]  # fmt: skip
     printed = plain(CliRunner().invoke(app, ["audit", *arguments]).output)
-    assert f"Planted errors found: {0 if hint else 1} of 1." in printed
-    assert ("2,000 trials may be too few to find planted-small-noise" in printed) == hint
+    assert "Planted errors found: 0 of 1." in printed
+    assert "100 trials may be too few to find laplace+small-noise" in printed
 
 
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:
@@ -166,7 +198,7 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
     printed = plain(result.output)
     assert result.exit_code == 0
     assert not (tmp_path / "none").exists()
-    for name in [*CASES, INVERSION]:
+    for name in [*(name for name in cases() if "+" not in name), *PLANTS, INVERSION]:
         assert name in printed
 
 
@@ -174,7 +206,11 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["--case", "nonsense"], "--case must be one of bare-known"),
-        (["--plant", "nonsense"], f"--plant must be one of {', '.join(PLANTS)}"),
+        (["--plant", "nonsense"], "--plant must be one of float-noise, reused-noise"),
+        (["--method", "nonsense"], "--method must be one of none, sketch"),
+        (["--method", "sketch"], "method sketch needs rows, cols"),
+        (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),
+        (["--settings", "rows=1"], "--settings must come with --method"),
         (["--case", "bare-known", "--trials", "5"], "--trials must be in 100..100000000"),
         (["--case", "bare-known", "--trials", "0"], "--trials must be in 100..100000000"),
         (["--trials", "1000000000000"], "--trials must be in 100..100000000"),
@@ -193,7 +229,7 @@ def test_errors_are_one_line(tmp_path: Path, arguments: list[str], text: str) ->
 
 def test_negative_seed_is_refused() -> None:
     with pytest.raises(ArgumentError, match="seed"):
-        run_suite(select(cases=["bare-known"]), seed=-1)
+        run_suite(select(names=["bare-known"]), seed=-1)
 
 
 def test_output_that_is_a_file_is_refused(tmp_path: Path) -> None:

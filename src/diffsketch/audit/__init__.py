@@ -1,25 +1,19 @@
 """Audits: attacks that bound a mechanism's epsilon from below, with a stated confidence.
 
 `audit` runs one `Case`: a protocol, two neighbours, an adversary and the claim under test. Ready
-cases are in `catalogue` (`bare` sketches, `proven` mechanisms, `planted` errors); `of_mechanism`
-makes one of any mechanism, and `Case` of anything that sends messages. `inversion` shows what a
-server sees of an image. May import `sketch`, `privacy`, `learning.data`, `files` and `errors`;
-only the command line imports it. `pictures` alone imports matplotlib.
+cases are in `catalogue`: `bare` sketches, `releases` of the registry's methods, `exploits` of the
+engines, and the `planted` errors of both. `Release` makes one of any method, and `Case` of anything
+that sends messages. `inversion` shows what a server sees of an image. Sits above engines and
+methods, whose code it drives; only the command line and the experiments import it. `pictures` alone
+imports matplotlib.
 """
 
-from diffsketch.audit.adversaries import (
-    Adversary,
-    Game,
-    Method,
-    Neighbours,
-    Protocol,
-    every_round,
-    every_worker,
-)
-from diffsketch.audit.cases import Case, of_mechanism
+from diffsketch.audit.adversaries import Adversary, Game, Neighbours, Protocol, every_trial
+from diffsketch.audit.cases import Case
+from diffsketch.audit.releases import Release
 from diffsketch.audit.run import AuditResult, Verdict, audit
 
 __all__ = [
-    "Adversary", "AuditResult", "Case", "Game", "Method", "Neighbours", "Protocol", "Verdict",
-    "audit", "every_round", "every_worker", "of_mechanism",
+    "Adversary", "AuditResult", "Case", "Game", "Neighbours", "Protocol", "Release", "Verdict",
+    "audit", "every_trial",
 ]  # fmt: skip

@@ -24,14 +24,13 @@ from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 __all__ = [
-    "Adversary", "Game", "Method", "Neighbours", "Protocol", "Stream", "every_round",
-    "every_worker",
+    "PUBLIC", "Adversary", "Game", "Neighbours", "Protocol", "Sender", "Stream", "every_trial",
 ]  # fmt: skip
 
 PUBLIC = "public hashes"  # the name of the hashes that all trials of an audit share
 
-# One worker's messages of one round: `(trials, ...)` inputs, noise and hashes to `(trials, ...)`.
-Method: TypeAlias = Callable[[Tensor, Noise, HashSeed], Tensor]
+# One message for each trial: `(trials, ...)` inputs, noise and hashes to `(trials, ...)`.
+Sender: TypeAlias = Callable[[Tensor, Noise, HashSeed], Tensor]
 # All that the adversary sees, from the keys that noise and hashes are derived from.
 Protocol: TypeAlias = Callable[[Tensor, NoiseKey, SketchKey], Tensor]
 
@@ -57,7 +56,7 @@ class Adversary(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Two inputs that differ in one unit: `(dim,)`, or `(units, dim)` for several at once.
+    """Two inputs that differ in one unit: `(dim,)`, or more dimensions for units and rounds.
 
     Where the two agree they hold the values of the others. An adversary who does not know those
     faces independent normal numbers of standard deviation `others_std` there.
@@ -154,27 +153,8 @@ class Game:
         return numbers
 
 
-def every_round(method: Method, *, rounds: int = 1) -> Protocol:
-    """One worker sends a message in each round, with fresh noise and the round's hashes."""
-
-    def protocol(inputs: Tensor, noise: NoiseKey, hashes: SketchKey) -> Tensor:
-        messages = [
-            method(inputs, noise.source(worker=0, round_index=index), hashes.seed(index))
-            for index in range(rounds)
-        ]
-        return torch.stack(messages, dim=1)
-
-    return protocol
-
-
-def every_worker(method: Method) -> Protocol:
-    """Each of the workers, of whom `(trials, workers, dim)` are given, sends one message."""
-
-    def protocol(inputs: Tensor, noise: NoiseKey, hashes: SketchKey) -> Tensor:
-        messages = [
-            method(inputs[:, worker], noise.source(worker=worker, round_index=0), hashes.seed(0))
-            for worker in range(inputs.shape[1])
-        ]
-        return torch.stack(messages, dim=1)
-
-    return protocol
+def every_trial(sender: Sender) -> Protocol:
+    """One worker sends one message."""
+    return lambda inputs, noise, hashes: sender(
+        inputs, noise.source(worker=0, round_index=0), hashes.seed(0)
+    )

@@ -20,13 +20,13 @@ from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 from diffsketch.sketch.hashing import columns_and_signs
 
 __all__ = [
-    "Attack", "Discriminant", "GaussianRatio", "HiddenHashes", "LaplaceRatio", "Noiseless",
-    "RowParity", "Score", "UnknownOthers", "matrix_of",
+    "Attack", "Discriminant", "HiddenHashes", "LaplaceRatio", "Noiseless",
+    "Quadratic", "RowParity", "Score", "UnknownOthers", "Weighted", "matrix_of",
 ]  # fmt: skip
 
 Score: TypeAlias = Callable[[Numbers], Numbers]
-# From the public hashes to both worlds' messages without noise, as flat arrays.
-Noiseless: TypeAlias = Callable[[SketchKey], tuple[Numbers, Numbers]]
+# Both worlds' messages without noise, as flat arrays.
+Noiseless: TypeAlias = tuple[Numbers, Numbers]
 
 _RIDGE = 1e-9  # of the mean variance, so that a direction without noise stands out, finitely
 _MOST_FEATURES = 1000  # beyond, covariances are not estimated
@@ -71,18 +71,46 @@ class Discriminant:
         return lambda messages: messages @ weights
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianRatio:
-    """The likelihood ratio of Gaussian noise: along the difference of the noiseless messages."""
+@dataclass(frozen=True)
+class Quadratic:
+    """The likelihood ratio of two Gaussians with the pilots' means and covariances.
 
-    noiseless: Noiseless
+    Sees what differs in how messages vary: noise that cancels along another direction in each
+    world.
+    """
+
+    name: str = "quadratic discriminant"
+
+    def fit(self, first: Numbers, second: Numbers, hashes: SketchKey) -> Score:  # noqa: ARG002
+        """The difference of two squared distances; constants do not matter."""
+        worlds = [(each.mean(axis=0), np.atleast_2d(np.cov(each.T))) for each in (first, second)]
+        ridge = _RIDGE * np.mean([np.trace(spread) / len(spread) for _, spread in worlds]) + 1e-300
+        inverses = [np.linalg.inv(spread + ridge * np.eye(len(spread))) for _, spread in worlds]
+
+        def score(messages: Numbers) -> Numbers:
+            one, two = (
+                np.einsum("ni,ij,nj->n", messages - mean, inverse, messages - mean)
+                for (mean, _), inverse in zip(worlds, inverses, strict=True)
+            )
+            return np.asarray(two - one)
+
+        return score
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A weighted sum of the message's numbers: the likelihood ratio of Gaussian noise.
+
+    With the same noise in each cell, weights are the difference of the noiseless messages;
+    else that, multiplied by the inverse of the covariance.
+    """
+
+    weights: Numbers
     name: str = "likelihood ratio (Gaussian)"
 
     def fit(self, first: Numbers, second: Numbers, hashes: SketchKey) -> Score:  # noqa: ARG002
-        """Known in advance, but for a factor that does not matter."""
-        one, two = self.noiseless(hashes)
-        weights = one - two
-        return lambda messages: messages @ weights
+        """Known in advance."""
+        return lambda messages: messages @ self.weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +123,7 @@ class LaplaceRatio:
 
     def fit(self, first: Numbers, second: Numbers, hashes: SketchKey) -> Score:  # noqa: ARG002
         """Known in advance."""
-        one, two = self.noiseless(hashes)
+        one, two = self.noiseless
 
         def score(messages: Numbers) -> Numbers:
             losses = (np.abs(messages - two) - np.abs(messages - one)).sum(axis=1) / self.scale

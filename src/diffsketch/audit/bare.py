@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.audit.adversaries import Adversary, Game, Method, Neighbours, every_round
+from diffsketch.audit.adversaries import Adversary, Game, Neighbours, Sender, every_trial
 from diffsketch.audit.attacks import (
     Discriminant,
     HiddenHashes,
@@ -20,7 +20,7 @@ from diffsketch.audit.attacks import (
     UnknownOthers,
     matrix_of,
 )
-from diffsketch.audit.cases import PURE_DELTA, Case, encoder, known_numbers
+from diffsketch.audit.cases import PURE_DELTA, Case, known_numbers
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import (
@@ -52,8 +52,8 @@ def bare_known() -> Case:
         "bare-known",
         _title(sketch),
         claim,
-        Game(every_round(_sketched(sketch)), _coordinates(sketch, -ALPHA)),
-        delta=PURE_DELTA,
+        Game(every_trial(_sketched(sketch)), _coordinates(sketch, -ALPHA)),
+        deltas=(PURE_DELTA,),
         trials=20_000,
         limit=lambda _, delta: _limit(math.inf, delta),
     )
@@ -82,9 +82,9 @@ def bare_unknown(
         name,
         _title(sketch),
         claim,
-        Game(every_round(_sketched(sketch)), neighbours, Adversary.OTHERS_UNKNOWN),
+        Game(every_trial(_sketched(sketch)), neighbours, Adversary.OTHERS_UNKNOWN),
         (attack,),
-        delta=PURE_DELTA,
+        deltas=(PURE_DELTA,),
         trials=trials,
         limit=limit,
     )
@@ -97,9 +97,9 @@ def bare_secret() -> Case:
         "bare-secret",
         _title(sketch),
         _claim(sketch),
-        Game(every_round(_sketched(sketch)), _coordinates(sketch, 0.0), Adversary.SECRET_HASHES),
+        Game(every_trial(_sketched(sketch)), _coordinates(sketch, 0.0), Adversary.SECRET_HASHES),
         (HiddenHashes(sketch, ALPHA, 1.0),),
-        delta=PURE_DELTA,
+        deltas=(PURE_DELTA,),
         trials=10_000,
     )
 
@@ -117,9 +117,9 @@ def bare_parity() -> Case:
         "bare-parity",
         f"{_title(sketch)}, whole numbers",
         claim,
-        Game(every_round(_sketched(sketch)), neighbours, Adversary.SECRET_HASHES_OTHERS_KNOWN),
+        Game(every_trial(_sketched(sketch)), neighbours, Adversary.SECRET_HASHES_OTHERS_KNOWN),
         (RowParity(sketch.cols),),
-        delta=PURE_DELTA,
+        deltas=(PURE_DELTA,),
         trials=4000,
         limit=lambda _, delta: _limit(math.inf, delta),
     )
@@ -141,13 +141,14 @@ def bare_client() -> Case:
     sketch = CountSketch(64, 2, 16)
 
     def method(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:  # noqa: ARG001
-        return encoder(sketch, seed)(inputs).sum(dim=1)
+        tables = sketch.encode(inputs.reshape(-1, sketch.dim), seed)
+        return tables.reshape(*inputs.shape[:2], sketch.rows, sketch.cols).sum(dim=1)
 
     scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
     return _crowd("bare-client", "sum of 4 clients' bare sketches", scope, sketch, method)
 
 
-def _crowd(name: str, title: str, scope: Scope, sketch: CountSketch, method: Method) -> Case:
+def _crowd(name: str, title: str, scope: Scope, sketch: CountSketch, method: Sender) -> Case:
     """One unit among four, of whom the others are unknown and Gaussian."""
     units = 4
     target = known_numbers(sketch.dim) / 2
@@ -162,13 +163,20 @@ def _crowd(name: str, title: str, scope: Scope, sketch: CountSketch, method: Met
         return _limit(math.sqrt(float(square) / (units - 1)), delta)
 
     reason = "without noise only the others' values hide a unit, and they may be known"
-    game = Game(every_round(method), Neighbours(first, second), Adversary.OTHERS_UNKNOWN)
+    game = Game(every_trial(method), Neighbours(first, second), Adversary.OTHERS_UNKNOWN)
     return Case(
-        name, title, NoClaim(scope, reason), game, (Discriminant(),), trials=50_000, limit=limit
+        name,
+        title,
+        NoClaim(scope, reason),
+        game,
+        (Discriminant(),),
+        deltas=(0.01,),
+        trials=50_000,
+        limit=limit,
     )
 
 
-def _sketched(sketch: CountSketch) -> Method:
+def _sketched(sketch: CountSketch) -> Sender:
     return lambda inputs, noise, seed: sketch.encode(inputs, seed)  # noqa: ARG005
 
 

@@ -24,6 +24,7 @@ __all__ = ["audit_picture", "inversion_picture"]
 
 _COLOURS = {
     Verdict.CONTRADICTED: "#c0392b",
+    Verdict.LESS_NOISE: "#c0392b",
     Verdict.CONSISTENT: "#2e6f9e",
     Verdict.NOTHING_CLAIMED: "#8a8a8a",
 }

@@ -1,119 +1,98 @@
-"""Cases with an error put in on purpose, each beside its correct twin: an audit must find them.
+"""Errors that a programmer could make, put into a release on purpose: an audit must find them.
 
-Each error is one that a programmer could make; the claim stays that of the correct mechanism.
+The claim stays that of the correct method. Each is put into every case that it applies to.
 
-* `small-noise`: the noise's standard deviation is 20% too small.
-* `reused-noise`: the noise is derived from the worker alone and not from the round, so that each
-  round adds the same numbers. The hashes are fresh, so differences of rounds cancel the noise and
-  leave `(S_1 - S_2) v`.
-* `no-clipping`: tables are sent as they are, however long.
-* `shared-seed`: the noise is derived from the round alone and not from the worker, so that two
-  workers add the same numbers. Whoever knows one's vector subtracts the messages and has the
-  other's table without any noise.
+* `small-noise`: the noise is 20% too small.
+* `row-blind`: the sensitivity is too small by `sqrt(rows)`, as if a coordinate were in one
+  row of a table.
+* `no-clip`: vectors are sent as long as they are, with the noise for clipped ones.
+* `reused-noise`: two rounds have the same noise, as after a rollback of noise that follows from a
+  key and the round. Differences of messages then have none.
+* `no-draw`: everybody takes part, where the claim counts on a secret sample.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import torch
-from torch import Tensor
+from diffsketch.audit.releases import BEYOND, Release
+from diffsketch.methods.base import Method
 
-from diffsketch.audit.adversaries import Game, Method, Protocol, every_round
-from diffsketch.audit.cases import Case, encoder, released
-from diffsketch.audit.proven import (
-    ROUNDS,
-    SKETCH,
-    gaussian_client,
-    gaussian_rounds,
-    gaussian_workers,
-)
-from diffsketch.errors import ArgumentError
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
-from diffsketch.privacy.noise import Noise, NoiseKey
-from diffsketch.sketch import HashSeed, SketchKey
-
-__all__ = ["PLANTS", "Plant", "plant"]
+__all__ = ["PLANTS", "Plant", "weaker"]
 
 _TOO_SMALL = 0.8
-_REST = GaussianMechanism(NormBound(1.0), 1.0)
+_FEWER = 5000  # trials of each world, for what is plain to see
+# The setting that noise follows from, and how: `(value, factor)` to the value for so much noise.
+_NOISE: Mapping[str, Callable[[Any, float], Any]] = {
+    "noise_multiplier": lambda value, factor: value * factor,
+    "per_round": lambda value, factor: value / factor,
+    "std": lambda value, factor: value * factor,
+    "trials": lambda value, factor: round(value * factor**2),
+}
 
 
 @dataclass(frozen=True)
 class Plant:
-    """An error, the correct case that it is put into, and what the protocol becomes."""
+    """An error.
 
-    name: str
-    text: str
-    twin: Callable[[], Case]
-    protocol: Callable[[], Protocol]
-
-    def case(self) -> Case:
-        """The twin with the error."""
-        twin = self.twin()
-        game = Game(self.protocol(), twin.game.neighbours, twin.game.adversary)
-        name = f"planted-{self.name}"
-        return dataclasses.replace(twin, name=name, game=game, planted=self.text)
-
-
-def plant(name: str) -> Plant:
-    """The planted error of this name.
-
-    Raises:
-        ArgumentError: There is none.
+    Attributes:
+        text: What is wrong, in words.
+        put_in: The release with the error; None where it does not apply.
     """
-    if name not in PLANTS:
-        raise ArgumentError(f"plant must be one of {', '.join(PLANTS)}, got plant={name!r}")
-    return PLANTS[name]
+
+    text: str
+    put_in: Callable[[Release], Release | None]
+
+    def planted(self, release: Release, name: str) -> Release | None:
+        """The release with the error, under the name of both; None where it does not apply."""
+        changed = self.put_in(release)
+        if changed is None:
+            return None
+        return replace(changed, name=f"{release.name}+{name}", planted=self.text)
 
 
-def _small_noise() -> Protocol:
-    return every_round(released(GaussianMechanism(_REST.bound, _TOO_SMALL), SKETCH))
+def weaker(method: Method, factor: float) -> Method:
+    """The same method with `factor` times the noise."""
+    names = {field.name for field in fields(method)}
+    name = next(name for name in _NOISE if name in names)
+    return replace(method, **{name: _NOISE[name](getattr(method, name), factor)})
 
 
-def _reused_noise() -> Protocol:
-    method = released(GaussianMechanism(_REST.bound, ROUNDS**0.5), SKETCH)
-
-    def protocol(inputs: Tensor, noise: NoiseKey, hashes: SketchKey) -> Tensor:
-        messages = [
-            method(inputs, noise.source(worker=0, round_index=0), hashes.seed(index))
-            for index in range(ROUNDS)
-        ]
-        return torch.stack(messages, dim=1)
-
-    return protocol
+def _small_noise(release: Release) -> Release:
+    return replace(release, sent=weaker(release.method, _TOO_SMALL))
 
 
-def _no_clipping() -> Protocol:
-    def method(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:
-        tables = encoder(SKETCH, seed)(inputs)
-        return tables + noise.normal(tuple(tables.shape), _REST.std, dtype=tables.dtype)
-
-    return every_round(method)
+def _row_blind(release: Release) -> Release | None:
+    rows = getattr(release.method, "rows", 1)
+    return replace(release, sent=weaker(release.method, 1 / math.sqrt(rows))) if rows > 1 else None
 
 
-def _shared_seed() -> Protocol:
-    method: Method = released(_REST, SKETCH)
-
-    def protocol(inputs: Tensor, noise: NoiseKey, hashes: SketchKey) -> Tensor:
-        messages = [
-            method(inputs[:, worker], noise.source(worker=0, round_index=0), hashes.seed(0))
-            for worker in range(inputs.shape[1])
-        ]
-        return torch.stack(messages, dim=1)
-
-    return protocol
+def _no_clip(release: Release) -> Release | None:
+    """The clip is where no input reaches it; noise that follows it is made what it was."""
+    method: Any = release.method
+    if method.name == "projunit":
+        return None  # directions are sent, however long the vector is
+    loose = replace(method, clip=BEYOND * method.clip)
+    if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
+        loose = weaker(loose, 1 / BEYOND)
+    return replace(release, sent=loose, trials=_FEWER)
 
 
-PLANTS = {
-    each.name: each
-    for each in (
-        Plant("small-noise", "noise 20% too small", gaussian_client, _small_noise),
-        Plant("reused-noise", "the same noise in every round", gaussian_rounds, _reused_noise),
-        Plant("no-clipping", "tables are not clipped", gaussian_client, _no_clipping),
-        Plant("shared-seed", "two workers share a noise seed", gaussian_workers, _shared_seed),
-    )
+def _reused_noise(release: Release) -> Release:
+    return replace(release, rounds=2, is_reused=True, trials=_FEWER)
+
+
+def _no_draw(release: Release) -> Release | None:
+    return None if release.rate is None else replace(release, is_drawn=False)
+
+
+PLANTS: Mapping[str, Plant] = {
+    "small-noise": Plant("noise 20% too small", _small_noise),
+    "row-blind": Plant("sensitivity short of sqrt(rows)", _row_blind),
+    "no-clip": Plant("vectors are not clipped", _no_clip),
+    "reused-noise": Plant("the same noise in two rounds", _reused_noise),
+    "no-draw": Plant("everybody takes part", _no_draw),
 }

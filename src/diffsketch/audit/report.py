@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 
-from diffsketch.audit.catalogue import CASES, DEFAULT
+from diffsketch.audit.catalogue import INVERSION, cases
+from diffsketch.audit.exploits import EXPLOITS
 from diffsketch.audit.inversion import InversionResult
 from diffsketch.audit.pictures import audit_picture, inversion_picture
 from diffsketch.audit.run import AuditResult, Verdict
-from diffsketch.audit.suite import INVERSION, Suite
+from diffsketch.audit.suite import Suite
 from diffsketch.files import replace_files
 from diffsketch.privacy.claim import Epsilon, Scope
 
@@ -21,6 +23,7 @@ __all__ = ["listing", "report", "write_results"]
 _MANY_IMAGES = 100
 _STYLES = {
     Verdict.CONTRADICTED: "bold red",
+    Verdict.LESS_NOISE: "bold red",
     Verdict.CONSISTENT: "green",
     Verdict.NOTHING_CLAIMED: "dim",
 }
@@ -30,7 +33,11 @@ def report(suite: Suite) -> tuple[Table | str, ...]:
     """What to print: the tables, and how to read them."""
     parts: list[Table | str] = []
     if suite.results:
-        parts += [_audits(suite), *_reading(suite)]
+        plain = [result for result in suite.results if not result.case.planted]
+        planted = [result for result in suite.results if result.case.planted]
+        parts += [_audits(plain, suite.confidence)] if plain else []
+        parts += [_planted(planted)] if planted else []
+        parts += _reading(suite)
     if suite.inversion is not None:
         parts += [_inversion(suite.inversion)]
         parts.append(
@@ -45,14 +52,16 @@ def report(suite: Suite) -> tuple[Table | str, ...]:
 
 def listing() -> Table:
     """The names that can be asked for."""
-    table = Table(title="Cases (* not run unless named)", title_justify="left")
+    table = Table(title="Cases, and the errors that can be planted in them", title_justify="left")
     table.add_column("case", no_wrap=True)
     table.add_column("what, against whom, and what is protected")
-    for name, make in CASES.items():
-        case = make()
-        what = f"{case.title} ({case.planted})" if case.planted else case.title
-        mark = "" if name in DEFAULT else " *"
-        table.add_row(name + mark, f"{what}; {case.game.adversary}; {_scope(case.scope)}")
+    table.add_column("errors")
+    for name, make in cases().items():
+        if "+" not in name:
+            case = make()
+            errors = [other.partition("+")[2] for other in cases() if other.startswith(f"{name}+")]
+            what = f"{case.title}; {case.game.adversary}; {_scope(case.scope)}"
+            table.add_row(name, what, ", ".join(errors))
     table.add_row(INVERSION, "images from gradients; public hashes; client, replace, local")
     return table
 
@@ -62,30 +71,33 @@ def write_results(suite: Suite, directory: Path) -> list[Path]:
     text = json.dumps(suite.to_json(), indent=2, allow_nan=False)
     contents = {"audit.json": text.encode() + b"\n"}
     if suite.results:
-        contents["audit.png"] = audit_picture(suite.results, confidence=suite.confidence)
+        drawn = [
+            each for each in suite.results if not each.case.planted or each.case.name in EXPLOITS
+        ]
+        contents["audit.png"] = audit_picture(drawn, confidence=suite.confidence)
     if suite.inversion is not None:
         contents["inversion.png"] = inversion_picture(suite.inversion)
     replace_files({directory / name: content for name, content in contents.items()})
     return [directory / name for name in contents]
 
 
-def _audits(suite: Suite) -> Table:
+def _audits(results: Sequence[AuditResult], confidence: float) -> Table:
     table = Table(
-        title=f"Lower bounds on epsilon, each with {suite.confidence:.4g} confidence",
+        title=f"Lower bounds on epsilon, each with {confidence:.4g} confidence",
         title_justify="left",
         pad_edge=False,
     )
     table.add_column("case, adversary and\nwhat is protected", no_wrap=True)
-    for heading in ("delta", "epsilon\nclaimed", "epsilon\nmeasured"):
+    for heading in ("delta", "epsilon\nstated", "epsilon\nmeasured"):
         table.add_column(heading, justify="right")
     table.add_column("verdict", min_width=11)
-    for result in suite.results:
+    for result in results:
         case = result.case
         lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), _scope(case.scope)]
-        if case.planted:
-            lines.insert(1, f"[yellow]{case.planted}[/yellow]")
         if case.rounds > 1:
             lines[-1] += f", {case.rounds} rounds"
+        if case.simulated:
+            lines.append("simulated noise: engines refuse it")
         table.add_row(
             "\n".join(lines),
             f"{result.claimed.delta:g}",
@@ -95,6 +107,35 @@ def _audits(suite: Suite) -> Table:
             end_section=True,
         )
     return table
+
+
+def _planted(results: Sequence[AuditResult]) -> Table:
+    """A row for each case, a column for each error: stated, measured, and whether it was found."""
+    errors = dict.fromkeys(result.case.name.partition("+")[2] for result in results)
+    rows: dict[str, dict[str, AuditResult]] = {}
+    for result in results:
+        name, _, error = result.case.name.partition("+")
+        rows.setdefault(name, {})[error] = result
+    table = Table(
+        title="Planted errors: epsilon stated, and measured", title_justify="left", pad_edge=False
+    )
+    table.add_column("case", no_wrap=True)
+    for error in errors:
+        table.add_column(error.replace("-", "\n"), justify="right")
+    for name, found in rows.items():
+        table.add_row(name, *(_cell(found.get(error)) for error in errors))
+    return table
+
+
+def _cell(result: AuditResult | None) -> str:
+    if result is None:
+        return ""
+    bound = float(result.claimed)
+    if result.limit is not None:
+        bound = min(bound, result.limit)
+    colour = "green" if result.is_wrong else "bold red"
+    word = "" if result.is_wrong else "\nmissed"
+    return f"{bound:.2g}\n[{colour}]{result.measured.lower_bound.shown(2)}{word}[/]"
 
 
 def _scope(scope: Scope) -> str:
@@ -121,11 +162,11 @@ def _reading(suite: Suite) -> list[str]:
     ]
     planted = [result for result in suite.results if result.case.planted]
     if planted:
-        found = sum(result.verdict is Verdict.CONTRADICTED for result in planted)
+        found = sum(result.is_wrong for result in planted)
         lines.append(f"Planted errors found: {found} of {len(planted)}.")
     for result in planted:
         few = result.trials < result.case.trials
-        if few and result.verdict is not Verdict.CONTRADICTED:
+        if few and not result.is_wrong:
             lines.append(
                 f"{result.trials:,} trials may be too few to find {result.case.name}: it takes "
                 f"some {result.case.trials:,}."

@@ -21,7 +21,7 @@ __all__ = [
     "DEFAULT_CONFIDENCE", "AuditResult", "Verdict", "audit", "check_settings", "epsilon_to_json",
 ]  # fmt: skip
 
-DEFAULT_CONFIDENCE = 0.99
+DEFAULT_CONFIDENCE = 0.999
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials
 # Numbers in a batch. Below 2**15, PyTorch and the sketches work in one thread: batches of
 # short vectors would else wait for the other threads at every step, for long on a busy machine.
@@ -34,6 +34,7 @@ class Verdict(StrEnum):
     """What a lower bound says about a claim."""
 
     CONTRADICTED = "contradicts the claim"
+    LESS_NOISE = "has less noise than stated"
     CONSISTENT = "consistent"
     NOTHING_CLAIMED = "nothing is claimed"
 
@@ -62,11 +63,20 @@ class AuditResult:
 
     @property
     def verdict(self) -> Verdict:
-        """A correct mechanism is contradicted with probability at most `1 - confidence`."""
+        """A correct mechanism is found wrong with probability at most `1 - confidence`."""
         if isinstance(self.case.claim, NoClaim):
             return Verdict.NOTHING_CLAIMED
-        above = float(self.measured.lower_bound) > float(self.claimed)
-        return Verdict.CONTRADICTED if above else Verdict.CONSISTENT
+        bound = float(self.measured.lower_bound)
+        if bound > float(self.claimed):
+            return Verdict.CONTRADICTED
+        return (
+            Verdict.CONSISTENT if self.limit is None or bound <= self.limit else Verdict.LESS_NOISE
+        )
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the audit found that what is released is not what is stated."""
+        return self.verdict in (Verdict.CONTRADICTED, Verdict.LESS_NOISE)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data; every epsilon with what it means."""
@@ -74,6 +84,7 @@ class AuditResult:
             "case": self.case.name,
             "title": self.case.title,
             "planted_error": self.case.planted,
+            "simulated_noise": self.case.simulated,
             "adversary": str(self.case.game.adversary),
             "claim": str(self.case.claim),
             "claimed": epsilon_to_json(self.claimed),
@@ -141,45 +152,48 @@ def audit(
 ) -> AuditResult:
     """A lower bound on the epsilon of a case that is right with probability `confidence`.
 
-    Half of the trials choose the score, the direction and the threshold; the other half bounds the
-    two probabilities of the event, each with failure probability `(1 - confidence) / 2`.
+    Half of the trials choose the score, the direction, the threshold and delta: those whose bound
+    is largest beside the claim (or beside the exact limit, if that is lower). The other half
+    bounds the two probabilities of the event, each with failure probability `(1 - confidence) / 2`.
+    A claim holds for every delta, so that the choice costs nothing.
 
     Guarantees: a correct mechanism is contradicted with probability at most `1 - confidence`,
     over the randomness of the audit (`tests/audit/test_run.py`).
 
     Args:
-        case: What is audited; `catalogue` has ready ones, `of_mechanism` makes others.
+        case: What is audited; `catalogue` has ready ones.
         trials: Of each of the two worlds; by default what the case needs.
         confidence: Of the bound.
-        delta: Where epsilon is bounded; by default where the case is easiest to judge. A proven
-            claim holds for every delta, so to contradict it one may choose any.
-        seed: Fixes all random numbers.
+        delta: Where epsilon is bounded; by default where it shows most.
+        seed: Fixes all random numbers but those of exact noise, which nothing repeats.
         on_progress: Called with the share of the work that is done, from 0 to 1.
 
     Raises:
         ArgumentError: An argument is out of range.
     """
     count = case.trials if trials is None else trials
-    level = case.delta if delta is None else delta
-    check_settings(trials=count, confidence=confidence, delta=level, seed=seed)
+    check_settings(trials=count, confidence=confidence, delta=delta, seed=seed)
     stream = Stream(seed, case.name)
-    claimed = case.claim.epsilon(delta=level, rounds=case.rounds)
+    levels = case.deltas if delta is None else (delta,)
+    claims = {each: case.claim.epsilon(delta=each, rounds=case.rounds) for each in levels}
+    limits = {each: case.limit and case.limit(stream.hashes(PUBLIC), each) for each in levels}
     half = count // 2
     pilots = min(_MOST_PILOTS, half)
     played = _Trials(case, stream, total=pilots + 2 * half, on_progress=on_progress)
     scores = played.fit(pilots)
-    options = [
-        (*choose_rule(first, second, delta=level, confidence=confidence), place)
-        for place, (first, second) in enumerate(played.score("choose", half, scores))
-    ]
-    rule, _, place = max(options, key=lambda option: option[1])
+    options = []
+    for place, (first, second) in enumerate(played.score("choose", half, scores)):
+        for level, claimed in claims.items():
+            rule, shown = choose_rule(first, second, delta=level, confidence=confidence)
+            stated = min(float(claimed), limits[level] or math.inf)
+            options.append((shown / max(stated, 1e-3), place, level, rule))
+    _, place, level, rule = max(options, key=lambda option: option[0])
     ((first, second),) = played.score("judge", half, [scores[place]])
     outcome = judge(rule, first, second, confidence=confidence)
     attack = case.attacks[place].name
     bound = Epsilon(outcome.log_ratio(level), level, case.rounds, MeasuredClaim.basis, case.scope)
     measured = MeasuredClaim(case.scope, bound, confidence, f"an attack ({attack})")
-    limit = None if case.limit is None else case.limit(stream.hashes(PUBLIC), level)
-    return AuditResult(case, claimed, measured, limit, 2 * half, attack, outcome)
+    return AuditResult(case, claims[level], measured, limits[level], 2 * half, attack, outcome)
 
 
 class _Trials:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from diffsketch.audit.catalogue import CASES, DEFAULT, QUICK, case_of
+from diffsketch.audit.catalogue import INVERSION, Selection
 from diffsketch.audit.inversion import InversionResult, invert
-from diffsketch.audit.planted import plant
 from diffsketch.audit.run import DEFAULT_CONFIDENCE, AuditResult, audit, check_settings
-from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
 
-__all__ = ["INVERSION", "Selection", "Suite", "run_suite", "select"]
+__all__ = ["Suite", "run_suite"]
 
-INVERSION = "inversion"
 _INVERSION_SECONDS = 8.0  # roughly, for the progress bar
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which cases to run, and how thoroughly."""
-
-    cases: tuple[str, ...]
-    inversion: bool
-    quick: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,33 +48,6 @@ class Suite:
         }
 
 
-def select(
-    *, cases: Sequence[str] = (), plants: Sequence[str] = (), quick: bool = False
-) -> Selection:
-    """From names to what is run: everything of the default set, or what was named.
-
-    Args:
-        cases: Names of cases; `inversion` is one, too.
-        plants: Names of planted errors; each runs beside its correct twin.
-        quick: Fewer cases by default, and half of the trials.
-
-    Raises:
-        ArgumentError: There is no such name.
-    """
-    if not cases and not plants:
-        return Selection(QUICK if quick else DEFAULT, inversion=True, quick=quick)
-    names: list[str] = []
-    for name in cases:
-        if name not in CASES and name != INVERSION:
-            options = ", ".join([*CASES, INVERSION])
-            raise ArgumentError(f"case must be one of {options}, got case={name!r}")
-        names.append(name)
-    for name in plants:
-        names += [plant(name).twin().name, f"planted-{name}"]
-    unique = tuple(dict.fromkeys(name for name in names if name != INVERSION))
-    return Selection(unique, inversion=INVERSION in names, quick=quick)
-
-
 def run_suite(
     selection: Selection,
     *,
@@ -103,15 +64,15 @@ def run_suite(
         trials: Of each world; by default what each case needs.
         confidence: Of each bound.
         delta: Of all bounds; by default where each case is easiest to judge.
-        seed: Fixes all random numbers.
+        seed: Fixes all random numbers but those of exact noise.
         on_progress: Called with the share of the work that is done, and what is being done.
 
     Raises:
         ArgumentError: A value is out of range.
     """
     check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
-    cases = [case_of(name) for name in selection.cases]
-    fewer = 2 if selection.quick else 1
+    cases = [make() for make in selection.cases.values()]
+    fewer = 2 if selection.is_quick else 1
     counts = [case.trials // fewer if trials is None else trials for case in cases]
     costs = [case.cost * count * 2e-6 for case, count in zip(cases, counts, strict=True)]
     total = sum(costs) + (_INVERSION_SECONDS if selection.inversion else 0.0) or 1.0
@@ -132,7 +93,7 @@ def run_suite(
     found = None
     if selection.inversion:
         found = invert(
-            per_class=1 if selection.quick else 10,
+            per_class=1 if selection.is_quick else 10,
             seed=seed,
             on_progress=lambda share: on_progress(
                 (done + share * _INVERSION_SECONDS) / total, INVERSION

@@ -9,10 +9,14 @@ import typer
 from rich.console import Console
 
 from diffsketch.cli.errors import errors_in_one_line
+from diffsketch.errors import ArgumentError
 
 __all__ = ["EPILOG", "audit"]
 
-EPILOG = "Example: [bold]diffsketch audit --plant reused-noise[/bold]"
+EPILOG = (
+    "Example: [bold]diffsketch audit --method sketch-gaussian --dim 7850 "
+    '--settings "rows=1 cols=154 clip=1 noise_multiplier=4"[/bold]'
+)
 
 
 def audit(
@@ -29,27 +33,35 @@ def audit(
     plant: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this error, beside its correct twin: small-noise, reused-noise, "
-            "no-clipping or shared-seed; may be repeated."
+            help="Only cases that this error applies to, with it and without: small-noise, "
+            "row-blind, no-clip, reused-noise, no-draw or float-noise; may be repeated."
         ),
     ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Only this method, with the settings that follow.")
+    ] = None,
+    settings: Annotated[
+        str, typer.Option(help="Of the method: name=value, with spaces between.")
+    ] = "",
+    dim: Annotated[int, typer.Option(help="Length of the method's vectors.")] = 100,
+    cohort: Annotated[int, typer.Option(help="Members of the method's round.")] = 2,
     show_list: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer cases, and half of the trials.")
+        bool, typer.Option("--quick", help="Hardly any planted errors, and half of the trials.")
     ] = False,
     trials: Annotated[
         int | None, typer.Option(help="Trials of each world; by default what each case needs.")
     ] = None,
     confidence: Annotated[
         float, typer.Option(help="With which each lower bound holds; the rest are false alarms.")
-    ] = 0.99,
+    ] = 0.999,
     delta: Annotated[
         float | None,
         typer.Option(help="Where epsilon is bounded; by default where a case shows most."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Number that fixes the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Number that fixes all but exact noise.")] = 0,
 ) -> None:
-    """Attack bare sketches, proven mechanisms and planted errors; measure epsilon from below.
+    """Attack bare sketches, what methods send, and planted errors; measure epsilon from below.
 
     Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
     on epsilon: it can refute a claim, never prove one.
@@ -58,16 +70,23 @@ def audit(
         from rich.progress import Progress
 
         from diffsketch.audit import report as reports
+        from diffsketch.audit.catalogue import select
+        from diffsketch.audit.releases import own_release
         from diffsketch.audit.run import check_settings
-        from diffsketch.audit.suite import run_suite, select
+        from diffsketch.audit.suite import run_suite
         from diffsketch.files import prepare_output
 
         console = Console()
         if show_list:
             console.print(reports.listing())
             return
-        selection = select(cases=case or (), plants=plant or (), quick=quick)
         check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
+        release = None
+        if method is not None:
+            release = own_release(method, settings, dim=dim, cohort=cohort)
+        elif settings:
+            raise ArgumentError("--settings must come with --method")
+        selection = select(names=case or (), plants=plant or (), release=release, is_quick=quick)
         prepare_output(output)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Auditing", total=1.0)

@@ -184,16 +184,18 @@ class Method(ABC):
         """What the server makes known of the sum: with `central_noise`, and `reduced`.
 
         Args:
-            total: The sum of the messages.
-            noise: The server's own: of a single row, if it has rows.
+            total: The sum of the messages; or `(sums, ...)`, each to have noise of its own.
+            noise: The server's own: of a single row, if it has rows, or one for each sum.
         """
-        drawn = self.central_noise(noise)
+        single = total.dim() == len(self.total_format.shape)
+        drawn = self.central_noise(noise, sums=None if single else len(total))
         return self.reduced(total if drawn is None else total + drawn.to(total.device))
 
-    def central_noise(self, noise: Noise) -> Tensor | None:  # noqa: ARG002
+    def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:  # noqa: ARG002
         """Noise of the total's shape that a trusted server adds; None if workers add it.
 
-        Whoever sums may add it to any one of the messages instead: sums are sums.
+        Whoever sums may add it to any one of the messages instead: sums are sums. With `sums`, it
+        is for so many: `(sums, ...)`.
         """
         return None
 

@@ -238,11 +238,12 @@ class ClientNoise(Plannable):
             values += mechanism.draw(tuple(values.shape), noise).to(values.device)
         return Encoded(fitted(values, self.message_format))
 
-    def central_noise(self, noise: Noise) -> Tensor | None:
+    def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
         """For central trust, the noise that hides a client in the sum."""
         if self.trust is not Trust.CENTRAL:
             return None
-        return self.mechanism.draw((1, *self._sent_shape), noise)[0]
+        drawn = self.mechanism.draw((sums or 1, *self._sent_shape), noise)
+        return drawn[0] if sums is None else drawn
 
     def reduced(self, total: Tensor) -> Tensor:
         """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
 from diffsketch.methods.sketch import PlainSketch
 
-__all__ = ["METHODS", "build_method", "settings_of"]
+__all__ = ["METHODS", "build_method", "parse_settings", "settings_of"]
 
 _KINDS: tuple[type[Method], ...] = (
     Uncompressed,
@@ -53,6 +54,24 @@ def settings_of(name: str) -> dict[str, bool]:
         for field in fields(METHODS[name])
         if field.init and field.name not in _FROM_TASK
     }
+
+
+def parse_settings(text: str) -> dict[str, object]:
+    """Settings from `name=value`, with spaces between.
+
+    >>> parse_settings("rows=1 clip=1.5 trust=central")
+    {'rows': 1, 'clip': 1.5, 'trust': 'central'}
+    """
+    found: dict[str, object] = {}
+    for part in text.split():
+        name, sign, value = part.partition("=")
+        if not (name and sign and value):
+            raise ArgumentError(f"settings must be name=value, with spaces between: {part!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, object]) -> Method:

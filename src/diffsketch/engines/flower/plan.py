@@ -6,7 +6,6 @@ own is different sends nothing: a server cannot talk a client into a method with
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.base import check_whole
-from diffsketch.methods.registry import settings_of
+from diffsketch.methods.registry import parse_settings, settings_of
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
 from diffsketch.secure_sum import default_threshold
 from diffsketch.sketch.hashing import HashSeed
@@ -100,15 +99,7 @@ identities=True)
         identities: bool = True,
     ) -> Plan:
         """From the texts of a run's configuration: `name=value` with spaces between."""
-        found: dict[str, Any] = {}
-        for part in settings.split():
-            name, sign, value = part.partition("=")
-            if not (name and sign and value):
-                raise ArgumentError(f"settings must be name=value, with spaces between: {part!r}")
-            try:
-                found[name] = json.loads(value)
-            except ValueError:
-                found[name] = value
+        found = parse_settings(settings)
         return cls(method, found, cohort, min_replies, secure_sum, corrupt, identities)
 
     def build(self, dim: int) -> Method:

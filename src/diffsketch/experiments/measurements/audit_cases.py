@@ -22,26 +22,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.audit import Case, Game, Neighbours, every_round
-from diffsketch.audit.attacks import Attack, GaussianRatio, LaplaceRatio, Score
+from diffsketch.audit import Case, Game, Neighbours, every_trial
+from diffsketch.audit.attacks import Weighted
 from diffsketch.audit.bounds import Numbers
-from diffsketch.audit.cases import DELTA, PURE_DELTA
+from diffsketch.audit.cases import PURE_DELTA
+from diffsketch.audit.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import SketchLaplace, add_laplace
-from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.laplace import LaplaceBaseline, SketchLaplace, add_laplace
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms.covariance import gram
-from diffsketch.privacy.noise import FastNoise, Noise
+from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates, theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 __all__ = ["CHANGES", "Padded", "neighbours_of", "of_method", "of_padding", "sent"]
 
 CHANGES = ("alpha", "largest", "client")
+_DELTA = 0.01  # of claims about Gaussian noise
 _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 
 
@@ -115,18 +115,6 @@ class Padded:
         return np.asarray(first - second)
 
 
-@dataclass(frozen=True, eq=False)
-class _Weighted:
-    """A score that is a weighted sum of the message's numbers."""
-
-    weights: Numbers
-    name: str = "likelihood ratio (Gaussian)"
-
-    def fit(self, first: Numbers, second: Numbers, hashes: SketchKey) -> Score:  # noqa: ARG002
-        """Known in advance."""
-        return lambda messages: messages @ self.weights
-
-
 def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
     """The case of a message that DiffSketch sends without Laplace noise.
 
@@ -146,7 +134,7 @@ def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
     shift = padded.difference(neighbours)
     weights, mu = shift, math.inf
     if padded.padding:
-        weights = _solved(padded.covariance, shift)
+        weights = np.asarray(np.linalg.solve(padded.covariance, shift), dtype=np.float64)
         mu = math.sqrt(float(shift @ weights)) / sigma
 
     def limit(_: SketchKey, delta: float) -> float:
@@ -158,18 +146,16 @@ def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
         f"padded-{table}-{padded.padding}-{change}",
         f"DiffSketch where Theorem 1 asks for no noise, {table}, {how}",
         claim,
-        Game(every_round(padded.messages), neighbours),
-        (_Weighted(weights),),
-        delta=PURE_DELTA,
+        Game(every_trial(padded.messages), neighbours),
+        (Weighted(weights),),
+        deltas=(PURE_DELTA,),
         # Of two clients the noise differs, too, and no formula is known.
         limit=None if change == "client" else limit,
     )
 
 
-def of_method(
-    vectors: Tensor, method: Method, *, change: str, title: str, laplace_scale: float | None = None
-) -> Case:
-    """The case of what a method sends, noise and all.
+def of_method(vectors: Tensor, method: Method, *, change: str, title: str) -> Case:
+    """The case of what a method sends, noise and all: simulated noise, so that it can be repeated.
 
     Under hashes that are fixed here, since some claims depend on them.
 
@@ -181,77 +167,43 @@ def of_method(
         method: With Laplace noise of one scale, or Gaussian noise, on what it sends.
         change: What differs.
         title: What it is, in a few words.
-        laplace_scale: Of Laplace noise, for the attack; a wrong one would only make it weak. None
-            for Gaussian noise.
     """
-    neighbours, seed = neighbours_of(vectors, change), SketchKey.from_integer(0).seed(0)
-
-    def noiseless(_: SketchKey | None = None) -> tuple[Numbers, Numbers]:
-        first, second = (
-            method.encode(each, seed, _Silent(0)).messages.double().flatten().numpy()
-            for each in (neighbours.first, neighbours.second)
-        )
-        return np.asarray(first), np.asarray(second)
-
-    attack: Attack = GaussianRatio(noiseless)
-    if laplace_scale is not None:
-        attack = LaplaceRatio(noiseless, laplace_scale)
-    elif isinstance(method, ProvenDiffSketch):
-        own = CountSketch(method.dim, method.rows, method.cols, method.family)
-        first, second = noiseless()
-        covariance = Padded(own, method.padding, seed).covariance
-        attack = _Weighted(_solved(covariance, first - second))
+    neighbours, seed = neighbours_of(vectors, change), KEY.seed(0)
+    first, second = (
+        method.encode(each, seed, Silent()).messages.double().flatten().numpy()
+        for each in (neighbours.first, neighbours.second)
+    )
     claim = method.claim_for(1, seed)
     if change == "client" and claim.scope.unit is Unit.COORDINATE:
         claim = NoClaim(_CLIENT, "what is claimed is about one coordinate")
+
     return Case(
         f"{title}-{change}",
         title,
         claim,
-        Game(every_round(lambda inputs, noise, _: sent(method, inputs, noise, seed)), neighbours),
-        (attack,),
-        delta=PURE_DELTA if laplace_scale is not None else DELTA,
+        Game(every_trial(lambda inputs, noise, _: sent(method, inputs, noise, seed)), neighbours),
+        (likelihood_ratio(method, neighbours, (first, second)),),
+        deltas=(PURE_DELTA,) if isinstance(method, LaplaceBaseline) else (_DELTA,),
+        simulated=True,
     )
 
 
 def sent(method: Method, inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:
     """The messages of a method, as `method.encode` makes them.
 
-    Where all inputs are one vector, as they are for an adversary who knows it, and the noise is
-    added to what is the same in all messages, that is computed once: a thousand times faster.
+    Where all inputs are one vector, as they are for an adversary who knows it, the paper's Laplace
+    noise is added to what is the same in all messages, which is computed once.
     """
     once = _distinct(inputs)
-    if len(once) == len(inputs) or not isinstance(method, SketchLaplace | SketchGaussian):
+    if not isinstance(method, SketchLaplace) or method.clip is not None:
         return method.encode(inputs, seed, noise).messages
-
-    def encode(vectors: Tensor) -> Tensor:
-        tables = method.sketch.encode(vectors[:1], seed)
-        return tables.expand(len(vectors), *tables.shape[1:])
-
-    if method.mechanism is not None:
-        return method.mechanism.release(inputs, noise, encode=encode)
+    tables = method.sketch.encode(once, seed)
     return add_laplace(
-        encode(inputs), once, noise,
+        tables.expand(len(inputs), *tables.shape[1:]), once, noise,
         alpha=estimate_alpha(once), rows=method.rows, per_round=method.per_round,
     )  # fmt: skip
-
-
-def _solved(matrix: Numbers, vector: Numbers) -> Numbers:
-    return np.asarray(np.linalg.solve(matrix, vector), dtype=np.float64)
 
 
 def _distinct(inputs: Tensor) -> Tensor:
     """One vector, if all are the same place in memory; else all."""
     return inputs[:1] if inputs.stride(0) == 0 else inputs
-
-
-class _Silent(FastNoise):
-    """Noise of size 0: what a method would send without."""
-
-    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
-        """Zeros."""
-        return torch.zeros_like(super().normal(shape, std, dtype=dtype))
-
-    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
-        """Zeros."""
-        return torch.zeros_like(super().laplace(shape, scale, dtype=dtype))

@@ -110,17 +110,15 @@ def case_of(settings: Mapping[str, Any], vectors: Tensor) -> Case:
 def _of_laplace(settings: Mapping[str, Any], vectors: Tensor, *, change: str) -> Case:
     dim, per_round = vectors.shape[-1], number(settings, "per_round")
     clip = number(settings, "clip") if "clip" in settings else None
-    alpha = float(estimate_alpha(vectors[0])) if clip is None else clip
     how = "clipped" if clip is not None else "as the paper has it"
     if text(settings, "case") == "laplace":
         raw = RawLaplace(dim, per_round, clip)
-        title, scale = f"Laplace noise on the gradient, {how}", 2 * alpha / per_round
-        return of_method(vectors, raw, change=change, title=title, laplace_scale=scale)
+        title = f"Laplace noise on the gradient, {how}"
+        return of_method(vectors, raw, change=change, title=title)
     rows, cols = whole(settings, "rows"), whole(settings, "cols")
     table = SketchLaplace(dim, rows, cols, per_round=per_round, clip=clip)
     title = f"Laplace noise on tables, {rows} x {cols}, {how}"
-    scale = 2 * alpha * rows / per_round
-    return of_method(vectors, table, change=change, title=title, laplace_scale=scale)
+    return of_method(vectors, table, change=change, title=title)
 
 
 def _gradients(seed: int, round_index: int) -> Tensor:
