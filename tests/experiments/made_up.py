@@ -29,6 +29,7 @@ def run_of(
         "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
         "unit": "client", "value": None, "rounds": 10, **more.pop("epsilon", {}),
     }  # fmt: skip
+    epsilon["simulated"] = epsilon["basis"] == "proven"
     last = curve[-1]
     summary = {
         "outcome": "finished", "diverging": False, "rounds": last["round"],

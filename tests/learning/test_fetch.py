@@ -9,7 +9,6 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.learning.fetch import FetchSGD
 from diffsketch.learning.server import Published
-from diffsketch.methods.noisy import SketchSkellam
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.sketch import PlainSketch
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
@@ -101,9 +100,6 @@ def test_bytes() -> None:
 def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="method whose messages are tables, got method='none'"):
         FetchSGD(3).check_method(Uncompressed(DIM), fresh=False)
-    whole = SketchSkellam(DIM, 3, 16, clip=1.0, noise_multiplier=1.0, cohort=4)
-    with pytest.raises(ArgumentError, match="tables of float32, got method='sketch-skellam'"):
-        FetchSGD(3).check_method(whole, fresh=False)
     with pytest.raises(ArgumentError, match="hashes='fixed'"):
         FetchSGD(3).check_method(SMALL, fresh=True)
     with pytest.raises(ArgumentError, match="top_k must be at most dim=40"):
@@ -113,3 +109,23 @@ def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="table_momentum must be in"):
         FetchSGD(1, table_momentum=1.0)
     FetchSGD(3).check_method(SMALL, fresh=False)
+
+
+@pytest.mark.parametrize("trust", ["local", "central", "distributed"])
+def test_whole_numbers_are_the_tables_that_they_stand_for(trust: str) -> None:
+    """With hardly any noise: what is extracted is that of the bare tables."""
+    settings = {"clip": 50.0, "noise_multiplier": 1e-3, "cohort": 4, "trust": trust}
+    noisy = SketchGaussian(DIM, 3, 16, **settings)  # type: ignore[arg-type]
+    bare = PlainSketch(DIM, 3, 16)
+    vectors = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1))
+    seed, rule = SketchKey.from_integer(2).seed(0), FetchSGD(5)
+    found = []
+    for method in (bare, noisy):
+        noise = CohortNoise(NoiseKey.from_integer(1), range(4), round_index=0)
+        server = CohortNoise(NoiseKey.from_integer(1), [9], round_index=0)
+        total = method.publish(method.encode(vectors, seed, noise).messages.sum(dim=0), server)
+        rule.check_method(method, fresh=False)
+        model = rule.start(torch.zeros(DIM), method)
+        found.append(rule.advance(model, Published(total, 4, seed, 0), method=method, step=1.0))
+    torch.testing.assert_close(found[1].weights, found[0].weights, atol=0.3, rtol=0.1)
+    assert float(found[0].weights.abs().max()) > 1

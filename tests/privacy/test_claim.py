@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import diffsketch.privacy
 from diffsketch.errors import ArgumentError
+from diffsketch.methods import GaussianMean
+from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import (
@@ -28,6 +30,7 @@ from diffsketch.privacy.claim import (
     ProvenClaim,
     Relation,
     Scope,
+    SimulatedClaim,
     Trust,
     Unit,
 )
@@ -279,3 +282,23 @@ def test_no_epsilon_is_a_bare_number() -> None:
     }
     assert set(found) == calculators
     assert bare_epsilons("class A:\n    def epsilon(self) -> float: ...") == {"epsilon"}
+
+
+def test_simulated_claims_say_so_and_are_not_sent() -> None:
+    proven = ProvenClaim(SCOPE, events.gaussian(2.0), "Gaussian noise")
+    claim = SimulatedClaim.of(proven)
+    assert type(claim) is SimulatedClaim
+    assert claim != proven
+    assert SimulatedClaim.of(claim) is claim
+    assert str(claim).startswith("Simulated, with noise from a seed. With exact noise: Proven: ")
+    one, two = (each.epsilon(delta=1e-5, rounds=3) for each in (proven, claim))
+    assert float(one) == float(two)
+    assert "(proven; client unit" in str(one)
+    assert "(proven, simulated; client unit" in str(two)
+    for other in (NoClaim(SCOPE, "nothing"), PaperClaim(SCOPE, number(1.0, Basis.CLAIMED), "x")):
+        assert SimulatedClaim.of(other) is other
+    method = GaussianMean(dim=3, clip=1.0, noise_multiplier=2.0)
+    for call in (check_release, release_noise):
+        with pytest.raises(ArgumentError, match="claim must be about exact noise"):
+            call(method, claim)
+        call(method, proven)

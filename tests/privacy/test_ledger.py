@@ -20,7 +20,15 @@ from diffsketch.privacy.accounting import events, ledger, lookahead
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import (
+    NoClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    SimulatedClaim,
+    Trust,
+    Unit,
+)
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
@@ -427,3 +435,14 @@ def test_arguments(path: Path) -> None:
     with pytest.raises(ArgumentError, match="scope must be"):
         Ledger.create(path, "client")  # type: ignore[arg-type]
     assert not path.exists()
+
+
+def test_simulated_noise_is_not_charged(tmp_path: Path) -> None:
+    book = Ledger.create(tmp_path / "ledger.json", SCOPE)
+    simulated = SimulatedClaim.of(CLAIM)
+    assert isinstance(simulated, SimulatedClaim)
+    with pytest.raises(ArgumentError, match="about exact noise, got one about simulated noise"):
+        book.charge(simulated)
+    assert book.rounds == 0
+    book.charge(CLAIM)
+    assert Ledger.open(tmp_path / "ledger.json", SCOPE).rounds == 1

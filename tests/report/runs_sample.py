@@ -55,6 +55,7 @@ def made(
         "epsilon": {
             "value": None, "delta": 1e-5, "basis": "none", "unit": "client",
             "relation": "replace", "trust": "local", "rounds": last.round_index,
+            "simulated": False,
         },
     }  # fmt: skip
     return Run(

@@ -57,7 +57,7 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
     assert lines[-1]["epsilon"] == {
         "value": 1.0, "delta": 1e-05, "basis": "claimed", "unit": "coordinate",
-        "relation": "replace", "trust": "local", "rounds": 1,
+        "relation": "replace", "trust": "local", "rounds": 1, "simulated": False,
     }  # fmt: skip
     assert not any("second" in key for line in lines for key in line)
 
@@ -215,7 +215,7 @@ def test_budget_stops_the_run(here: Path) -> None:
     assert summary["epsilon"]["basis"] == "proven"
     printed = plain(result.output)
     assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
-    assert "at 1e-05 (proven; client, replace, local)" in printed
+    assert "at 1e-05 (proven, simulated; client, replace, local)" in printed
     assert "Who takes part in which round is taken as public. Simulated: " in printed
 
 
