@@ -9,8 +9,10 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.learning.fetch import FetchSGD
 from diffsketch.learning.server import Published
+from diffsketch.methods.noisy import SketchGaussian
 from diffsketch.methods.none import Uncompressed
 from diffsketch.methods.sketch import PlainSketch
+from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
 
 DIM = 40
@@ -114,7 +116,7 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("trust", ["local", "central", "distributed"])
 def test_whole_numbers_are_the_tables_that_they_stand_for(trust: str) -> None:
     """With hardly any noise: what is extracted is that of the bare tables."""
-    settings = {"clip": 50.0, "noise_multiplier": 1e-3, "cohort": 4, "trust": trust}
+    settings = {"clip": 50.0, "noise_multiplier": 1e-4, "cohort": 4, "trust": trust}
     noisy = SketchGaussian(DIM, 3, 16, **settings)  # type: ignore[arg-type]
     bare = PlainSketch(DIM, 3, 16)
     vectors = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1))

@@ -113,7 +113,11 @@ def test_leads_claims_settings_and_origin(page: Page) -> None:
     assert "Proven privacy: gauss." in page.sections[0].lead
     assert page.sections[-1].name == "privacy"
     text = "\n".join(page.sections[-1].text)
-    for words in ("gauss: Proven: Gaussian noise", "Claimed, not proven", "plain; hot: No claim"):
+    for words in (
+        "With exact noise: Proven: discrete Gaussian noise",
+        "Claimed, not proven",
+        "plain; hot: No claim",
+    ):
         assert words in text
     assert "Simulated: the noise follows from the seed" in text
     settings = {row[0]: row[1] for row in page.sections[0].details["Settings of gauss"].rows}

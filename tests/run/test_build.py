@@ -22,6 +22,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "cpsgd": {"levels": 16, "trials": 64},
     "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
     "sketch-skellam": {"clip": 1.0, "budget": 8.0},
+    "gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
+    "skellam": {"clip": 1.0, "budget": 8.0},
     "projunit": {"clip": 1.0, "size": 32},
 }
 

@@ -33,8 +33,8 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
         (["--workers", "40000", "--samples", "2"], "got --workers=40000, --samples=2"),
         (["--task", "shakespeare", "--workers", "10000"], "error: --workers must be <= 138, the"),
         (
-            ["--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--trust", "central"],
-            "got --trust='central'",
+            ["--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--bits", "2"],
+            "got --bits=2",
         ),
         (
             [

@@ -23,6 +23,8 @@ SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every
 NEEDED = {
     "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
     "sketch-skellam": {"clip": 1.0, "budget": 50.0},
+    "gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
+    "skellam": {"clip": 1.0, "budget": 50.0},
     "diffsketch-proven": {"clip": 1.0, "padding": 40, "std": 1.0},
     "cpsgd": {"levels": 4, "trials": 4000},
     "projunit": {"clip": 1.0, "size": 20},

@@ -158,18 +158,16 @@ class ClientNoise(Plannable):
         if self.clip_quantile is not None:  # in units of the clip: the same for every round
             share = flag_share(self.noise_multiplier, cohort=self.cohort, trust=self.trust)
             length, bound = 1.0, FlaggedBound(share, self.relation)
-        given = self.granularity
-        step = length / _STEPS if given is None else given * (length / self.clip)
-        grid = Quantizer(bound, step, math.prod(self._sent_shape))
-        sums = self.cohort if self.trust == Trust.DISTRIBUTED and self.cohort else 1
+        given, cells = self.granularity, math.prod(self._sent_shape)
+        scope = Scope(Unit.CLIENT, self.relation, self.trust)  # checks, and converts names
+        step = length / self._steps(scope, cells) if given is None else given * length / self.clip
+        shared = self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1
         start = self.law(
-            grid, self.noise_multiplier,
-            relation=self.relation, trust=self.trust, cohort=sums, bits=self.bits or MAX_BITS,
+            Quantizer(bound, step, cells), self.noise_multiplier,
+            relation=self.relation, trust=self.trust, cohort=shared, bits=self.bits or MAX_BITS,
         )  # fmt: skip
-        if self.granularity is None and self.bits is not None:
+        if given is None and self.bits is not None:
             return start.with_granularity_for(_WRAPS)
-        if self.granularity is None:
-            start = replace(start, quantizer=replace(grid, granularity=length / self._steps(start)))
         fits = start.with_bits_for(_WRAPS)
         if self.bits is None:
             return fits
@@ -180,12 +178,11 @@ class ClientNoise(Plannable):
             )
         return start
 
-    def _steps(self, mechanism: IntegerMechanism) -> float:
+    def _steps(self, scope: Scope, cells: int) -> float:
         """Steps of a clip by the rule above."""
-        together = 1 if mechanism.trust is Trust.LOCAL else self._together
-        change = 2 if mechanism.relation is Relation.REPLACE else 1
+        together = 1 if scope.trust is Trust.LOCAL else self._together
+        change = 2 if scope.relation is Relation.REPLACE else 1
         beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
-        cells = mechanism.quantizer.cells
         return self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
 
     @property
