@@ -290,7 +290,7 @@ def test_simulated_claims_say_so_and_are_not_sent() -> None:
     assert type(claim) is SimulatedClaim
     assert claim != proven
     assert SimulatedClaim.of(claim) is claim
-    assert str(claim).startswith("Simulated, with noise from a seed. With exact noise: Proven: ")
+    assert str(claim).startswith("Simulated noise. With exact noise: Proven: ")
     one, two = (each.epsilon(delta=1e-5, rounds=3) for each in (proven, claim))
     assert float(one) == float(two)
     assert "(proven; client unit" in str(one)

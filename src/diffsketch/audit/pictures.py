@@ -111,7 +111,7 @@ def _words(epsilon: Epsilon) -> str:
     scope = epsilon.scope
     return (
         f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
-        f"({epsilon.basis}; {scope.unit} unit, {scope.relation}, {scope.trust} trust)"
+        f"({epsilon.basis_text}; {scope.unit} unit, {scope.relation}, {scope.trust} trust)"
     )
 
 

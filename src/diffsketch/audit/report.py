@@ -143,7 +143,7 @@ def _scope(scope: Scope) -> str:
 
 
 def _claimed(epsilon: Epsilon) -> str:
-    return "none" if math.isinf(float(epsilon)) else f"{epsilon.shown()}\n{epsilon.basis}"
+    return "none" if math.isinf(float(epsilon)) else f"{epsilon.shown()}\n{epsilon.basis_text}"
 
 
 def _measured(result: AuditResult) -> str:
@@ -201,5 +201,5 @@ def _in_words(epsilon: Epsilon, *, none: str) -> str:
         return f"{none}\n({_scope(epsilon.scope)})"
     return (
         f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
-        f"({epsilon.basis}; {_scope(epsilon.scope)})"
+        f"({epsilon.basis_text}; {_scope(epsilon.scope)})"
     )

@@ -181,10 +181,9 @@ class GroupMean:
 
     @property
     def _sum_type(self) -> torch.dtype:
-        form = self.method.total_format
-        if form.cells == "float32":
+        if not self.method.exact:
             return torch.float32
-        return torch.int32 if form.bits <= 32 else torch.int64
+        return torch.int32 if self.method.sum_bits(self.world) <= 32 else torch.int64
 
     def epsilon(self, delta: float) -> Epsilon:
         """What the rounds have cost each rank, with the basis of that number.

@@ -128,6 +128,10 @@ class Method(ABC):
         """How many messages a sum can have; None where it does not matter."""
         return None
 
+    def sum_bits(self, count: int) -> int:  # noqa: ARG002
+        """Bits of a cell of a sum of so many messages, and of the noise that is added to it."""
+        return self.total_format.bits
+
     @property
     def exact(self) -> bool:
         """Whether messages are whole numbers, whose noise `SecureNoise` draws exactly."""

@@ -132,8 +132,12 @@ class LaplaceBaseline(Plannable):
     @cached_property
     def total_format(self) -> MessageFormat:
         """The same with room for a sum."""
+        return replace(self.message_format, bits=self.sum_bits(_MANY))
+
+    def sum_bits(self, count: int) -> int:
+        """Room for a sum of so many messages; of float32, none is needed."""
         form = self.message_format
-        return form if self.mechanism is None else form.for_sums_of(_MANY)
+        return form.bits if self.mechanism is None else form.for_sums_of(count).bits
 
     @cached_property
     def _claim(self) -> ProvenClaim | PaperClaim:

@@ -213,7 +213,13 @@ class ClientNoise(Plannable):
         """The same under a secure sum, which wraps; else with room for the sum and its noise."""
         if self.trust is Trust.DISTRIBUTED:
             return self.message_format
-        return self.message_format.for_sums_of(self._together, noise_bits=self.mechanism.bits)
+        return replace(self.message_format, bits=self.sum_bits(self._together))
+
+    def sum_bits(self, count: int) -> int:
+        """The modulus under a secure sum; else room for the sum and its noise."""
+        if self.trust is Trust.DISTRIBUTED:
+            return self.message_format.bits
+        return self.message_format.for_sums_of(count, noise_bits=self.mechanism.bits).bits
 
     @cached_property
     def _claim(self) -> ProvenClaim:

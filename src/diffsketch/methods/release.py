@@ -23,16 +23,16 @@ def check_release(method: Method, claim: Claim) -> None:
     Raises:
         ArgumentError: The claim is proven, and the method has no exact form; or it is simulated.
     """
-    if isinstance(claim, SimulatedClaim):
-        raise ArgumentError(
-            "claim must be about exact noise for messages that are sent, got a simulated one: "
-            "noise from a seed hides nothing"
-        )
     if isinstance(claim, ProvenClaim) and not method.exact:
         raise ArgumentError(
             f"method={method.name!r} must not be sent: its proof is about real numbers, and noise "
             "in floating point gives values away. It is for simulation; use sketch-gaussian, "
             "gaussian, or sketch-laplace or laplace with a clip, whose noise is exact"
+        )
+    if isinstance(claim, SimulatedClaim):
+        raise ArgumentError(
+            "claim must be about exact noise for messages that are sent, got a simulated one: "
+            "noise from a seed hides nothing"
         )
 
 

@@ -126,8 +126,8 @@ class Epsilon:
         rounds: How many rounds it is about; 0 if nothing was released yet.
         basis: Why one should believe it.
         scope: What it is about.
-        simulated: Whether the noise came from a seed: then it says what the same run would
-            guarantee with exact noise, and nothing of the numbers at hand.
+        simulated: Whether the noise came from a seed, or is on real numbers: then it says what
+            exact noise would guarantee, and nothing of the numbers at hand.
     """
 
     value: float
@@ -231,11 +231,11 @@ class ProvenClaim:
 
 @dataclass(frozen=True)
 class SimulatedClaim(ProvenClaim):
-    """What a round would guarantee if its noise were exact, while it is drawn from a seed.
+    """What a round would guarantee if its noise were exact, while it is not.
 
-    Whoever has the seed has the noise, and noise in floating point gives values away: so this can
-    be computed, shown and composed in a simulation, and nothing that sends accepts it. `of` makes
-    it from a claim about exact noise.
+    Noise from a seed is known to whoever has the seed, and noise on real numbers is rounded, which
+    gives values away: so this can be computed, shown and composed in a simulation, and nothing that
+    sends accepts it. `of` makes it from a claim about exact noise.
     """
 
     @classmethod
@@ -250,7 +250,7 @@ class SimulatedClaim(ProvenClaim):
         return replace(super().epsilon(delta=delta, rounds=rounds), simulated=True)
 
     def __str__(self) -> str:
-        return f"Simulated, with noise from a seed. With exact noise: {super().__str__()}"
+        return f"Simulated noise. With exact noise: {super().__str__()}"
 
 
 @dataclass(frozen=True)

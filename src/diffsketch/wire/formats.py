@@ -57,14 +57,14 @@ class MessageFormat:
         return low, low + (1 << self.bits)
 
     def for_sums_of(self, count: int, *, noise_bits: int = 1) -> MessageFormat:
-        """The format of a sum of so many signed messages, in clear: at least 32 bits a cell.
+        """The format of a sum of so many signed messages, in clear.
 
         Args:
             count: Messages of a sum, at most.
             noise_bits: Of noise that is added to the sum.
         """
         room = self.bits + (count - 1).bit_length()
-        return replace(self, bits=min(62, max(32, 1 + max(room, noise_bits))))
+        return replace(self, bits=min(62, 1 + max(room, noise_bits)))
 
     @property
     def cell_count(self) -> int:

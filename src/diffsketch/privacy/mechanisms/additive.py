@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, Encode, NormBound
 from diffsketch.privacy.noise import Noise
 
@@ -52,10 +52,13 @@ class AdditiveMechanism(ABC):
         return self.noise_multiplier * self.bound.sensitivity(self.order, self.relation)
 
     @property
-    def claim(self) -> ProvenClaim:
-        """What one release guarantees."""
+    def claim(self) -> SimulatedClaim:
+        """What one release would guarantee with real numbers: noise in floating point is simulated.
+
+        For releases there is noise on whole numbers: `DiscreteGaussianMechanism` and its kin.
+        """
         scope = Scope(self.bound.unit, self.relation, self.trust)
-        return ProvenClaim(scope, self._event(), f"{self._name} on what is sent")
+        return SimulatedClaim(scope, self._event(), f"{self._name} on what is sent")
 
     def release(
         self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None, batch: bool = False

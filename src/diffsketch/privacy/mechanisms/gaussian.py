@@ -36,8 +36,9 @@ class GaussianMechanism(AdditiveMechanism):
     >>> mechanism.std
     12.0
     >>> print(mechanism.claim)  # doctest: +NORMALIZE_WHITESPACE
-    Proven: Gaussian noise of standard deviation 12 on what is sent limits how well anyone who
-    sees a client's message can tell which of two data sets one client holds.
+    Simulated noise. With exact noise: Proven: Gaussian noise of standard deviation 12 on what is
+    sent limits how well anyone who sees a client's message can tell which of two data sets one
+    client holds.
 
     References:
         B. Balle, Y.-X. Wang, "Improving the Gaussian mechanism for differential privacy", 2018.

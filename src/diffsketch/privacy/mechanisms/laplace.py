@@ -55,8 +55,9 @@ class LaplaceMechanism(AdditiveMechanism):
     >>> mechanism.scale
     8.0
     >>> print(mechanism.claim)  # doctest: +NORMALIZE_WHITESPACE
-    Proven: Laplace noise of scale 8 on what is sent limits how well anyone who sees a client's
-    message can tell which of two values one coordinate of a vector has.
+    Simulated noise. With exact noise: Proven: Laplace noise of scale 8 on what is sent limits how
+    well anyone who sees a client's message can tell which of two values one coordinate of a vector
+    has.
 
     References:
         C. Dwork, F. McSherry, K. Nissim, A. Smith, "Calibrating noise to sensitivity in private

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Scope, Trust
+from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust
 from diffsketch.privacy.mechanisms.appended import padded_tables
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
@@ -99,7 +99,7 @@ class PaddedGaussian:
         return CountSketch(sketch.dim + self.padding, sketch.rows, sketch.cols, sketch.family)
 
     @cached_property
-    def claim(self) -> ProvenClaim | NoClaim:
+    def claim(self) -> SimulatedClaim | NoClaim:
         """What one release guarantees. Computed once: it takes a factorisation."""
         cells = self.sketch.rows * self.sketch.cols
         if self.padding < cells:
@@ -119,7 +119,7 @@ class PaddedGaussian:
             f"{self.padding} Gaussian numbers of standard deviation {self.std:.4g}, appended to "
             "the vector before it is sketched,"
         )
-        return ProvenClaim(self._scope, event, text)
+        return SimulatedClaim(self._scope, event, text)
 
     @property
     def _reach(self) -> Reach | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.mechanisms.tails import noise_norm
 from diffsketch.privacy.noise import Noise
@@ -99,10 +99,10 @@ class PrivUnitG:
         check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
 
     @property
-    def claim(self) -> ProvenClaim:
+    def claim(self) -> SimulatedClaim:
         """What one message guarantees its client."""
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-        return ProvenClaim(scope, events.approximate(self.per_message), "a PrivUnitG message")
+        return SimulatedClaim(scope, events.approximate(self.per_message), "a PrivUnitG message")
 
     @cached_property
     def _cap(self) -> _Cap:
@@ -200,10 +200,10 @@ class ProjUnit:
         return PrivUnitG(self.size, self.per_message, 1.0)
 
     @property
-    def claim(self) -> ProvenClaim:
+    def claim(self) -> SimulatedClaim:
         """What one message guarantees its client."""
         scope = self._inner.claim.scope
-        return ProvenClaim(scope, events.approximate(self.per_message), "a ProjUnit message")
+        return SimulatedClaim(scope, events.approximate(self.per_message), "a ProjUnit message")
 
     @property
     def squared_norm(self) -> float:
