@@ -22,7 +22,7 @@ from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 
-WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust"}
+WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust", "simulated"}
 EXACT = ({"epsilon", "how"}, "exact best attack")
 
 

@@ -127,7 +127,32 @@ def test_an_account_that_cannot_be_written_sends_nothing(tmp_path: Path) -> None
 def test_an_account_counts_without_a_budget(tmp_path: Path) -> None:
     account = RankAccount(tmp_path / "a.json", CLAIM, None)
     account.charge()
-    account.at_least(1)
+    account.take_over(1, account.name)
     assert account.epsilon(1e-5).rounds == 1
-    account.at_least(4)
-    assert RankAccount(tmp_path / "a.json", CLAIM, None).epsilon(1e-5).rounds == 4
+    account.take_over(4, account.name)
+    again = RankAccount(tmp_path / "a.json", CLAIM, None)
+    assert (again.name, again.epsilon(1e-5).rounds) == (account.name, 4)
+    again.take_over(3, "another file")
+    assert again.epsilon(1e-5).rounds == 7
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_rounds_of_two_objects_are_never_taken_for_each_other(
+    tmp_path: Path, with_file: bool
+) -> None:
+    """Two that each sent three: a state of the one is not what the other has sent."""
+    files = [tmp_path / name / "account.json" if with_file else None for name in ("a", "b")]
+    one, two = (GroupMean(METHOD, key=KEY, account_file=file) for file in files)
+    for mean in (one, two):
+        rounds_of(mean, 3)
+    with pytest.raises(MismatchError, match="before this mean has sent anything, or be its own"):
+        two.load_state_dict(one.state_dict())
+    assert two.epsilon(1e-5).rounds == two.round_index == 3
+    fresh = GroupMean(METHOD, key=KEY, account_file=files[1])
+    fresh.load_state_dict(one.state_dict())
+    # The second file has the rounds of the second object already.
+    assert fresh.epsilon(1e-5).rounds == (6 if with_file else 3)
+    early = fresh.state_dict()
+    rounds_of(fresh, 2)
+    fresh.load_state_dict(early)
+    assert fresh.epsilon(1e-5).rounds == (8 if with_file else 5)

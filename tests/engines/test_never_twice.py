@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class Group(RuleBasedStateMachine):
     @rule(which=st.integers(0, 20))
     def go_back(self, which: int) -> None:
         if self.states:
-            self.mean.load_state_dict(self.states[which % len(self.states)])
+            with suppress(MismatchError):  # of another object, and this one has sent something
+                self.mean.load_state_dict(self.states[which % len(self.states)])
 
     @rule()
     def make_it_anew(self) -> None:

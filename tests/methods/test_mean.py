@@ -90,7 +90,7 @@ def test_bad_input() -> None:
     with pytest.raises(ArgumentError, match="key must be a SketchKey"):
         private_mean(VECTORS, method, key=NOISE)  # type: ignore[arg-type]
     for bad in ("7", -1):
-        with pytest.raises(ArgumentError, match="number must be"):
+        with pytest.raises(ArgumentError, match="simulation_seed must be"):
             private_mean(VECTORS, method, key=KEY, simulation_seed=bad)  # type: ignore[arg-type]
 
 

@@ -140,7 +140,7 @@ def _annotate(axes: Axes, place: float, result: AuditResult) -> None:
 def _label(result: AuditResult) -> str:
     scope = result.case.scope
     error = f": {result.case.planted}" if result.case.planted else ""
-    basis = result.claimed.basis if math.isfinite(float(result.claimed)) else "no claim"
+    basis = result.claimed.basis_text if math.isfinite(float(result.claimed)) else "no claim"
     rounds = f" over {result.case.rounds} rounds" if result.case.rounds > 1 else ""
     return (
         f"{result.case.name}{rounds}{error}\n"

@@ -140,7 +140,8 @@ class Release:
     @property
     def simulated(self) -> bool:
         """Whether noise comes from a seed: for methods that engines refuse, and for reuse."""
-        return self.is_reused or not self.method.exact
+        refused = isinstance(self.claim, ProvenClaim) and not self.method.exact
+        return self.is_reused or refused
 
     def case(self) -> Case:
         """The release as something to audit."""
@@ -180,6 +181,8 @@ class Release:
         else:
             one = size * torch.eye(2, method.dim)[0]
             two = -one if scope.relation is Relation.REPLACE else torch.zeros_like(one)
+            if method.round_clip is not None:  # just within the clip, so that the flag differs too
+                two = two * (0.999 / BEYOND)
             if isinstance(method, ProjUnitMean) and self.rounds > 1:
                 two = size * torch.eye(2, method.dim)[1]  # else reuse would tell nothing more
         others = known_numbers(self.members, method.dim)

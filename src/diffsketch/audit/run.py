@@ -116,6 +116,7 @@ def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
         "delta": epsilon.delta,
         "rounds": epsilon.rounds,
         "basis": str(epsilon.basis),
+        "simulated": epsilon.simulated,
         "unit": str(epsilon.scope.unit),
         "relation": str(epsilon.scope.relation),
         "trust": str(epsilon.scope.trust),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from diffsketch.engines.group_options import (
     check_vector,
 )
 from diffsketch.engines.group_state import GroupState
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.learning.aggregate import NonFiniteUpdate
 from diffsketch.learning.participation import Participation
 from diffsketch.methods.base import Method, check_out, is_finite
@@ -133,6 +134,8 @@ class GroupMean:
         self.method, self.group, self.trusted_group = method, group, trusted_group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self._key, self._round_index = key, 0
+        self._name = secrets.token_hex(8)
+        self._sent = {self._name: 0}  # rounds, by the object that sent them
         self._feedback: ErrorFeedback | None = None
         self._account: RankAccount | None = None
         self._scales = Scales(scaler)
@@ -183,7 +186,9 @@ class GroupMean:
     def _sum_type(self) -> torch.dtype:
         if not self.method.exact:
             return torch.float32
-        return torch.int32 if self.method.sum_bits(self.world) <= 32 else torch.int64
+        signed = self.method.message_format.cells == "signed"
+        few = self.method.sum_bits(self.world) <= (32 if signed else 31)
+        return torch.int32 if few else torch.int64
 
     def epsilon(self, delta: float) -> Epsilon:
         """What the rounds have cost each rank, with the basis of that number.
@@ -216,6 +221,7 @@ class GroupMean:
             raise
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
         self._round_index, self._accounts = index + 1, prepared.accounts
+        self._sent[self._name] += 1
         own = Report.of(index, self._settings_of(seed, layout, prepared.scale), prepared.status)
         total, reports = self._summed(prepared.message, own)
         check_reports(reports, own, rank=self.rank)
@@ -253,15 +259,18 @@ class GroupMean:
         what is sent later: see `account_file`.
         """
         memory = None if self._feedback is None else self._feedback.memory
-        return GroupState(self._accounts, self._round_index, memory).packed(self._settings())
+        account = "" if self._account is None else self._account.name
+        state = GroupState(self._accounts, self._round_index, memory, self._sent, account)
+        return state.packed(self._settings())
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
     ) -> None:
         """Continue where `state_dict` was called. All ranks must load theirs together.
 
-        If one of them cannot, all raise, and none has loaded anything. Rounds that this object has
-        counted stay counted if the state has fewer.
+        If one of them cannot, all raise, and none has loaded anything. Going back to a state of its
+        own leaves all rounds counted that this object has sent. A state of another object is for
+        one that has sent nothing yet: their rounds add up, and neither knows the other's.
 
         Args:
             state: This rank's.
@@ -269,7 +278,8 @@ class GroupMean:
 
         Raises:
             MismatchError: The state belongs to other settings, to another rank's errors, or to
-                another round than those of other ranks; or another rank failed.
+                another round than those of other ranks; it has rounds of another object, and this
+                one has sent some of its own; or another rank failed.
             BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
         """
         own, loaded = self._settings(), None
@@ -278,8 +288,8 @@ class GroupMean:
                 loaded = GroupState.unpacked(
                     state, own, dim=self.method.dim, accounts=self._accounts
                 )
-                if self._account is not None:
-                    self._account.at_least(int(loaded.accounts.rounds.max()))
+                if not self._knows(loaded) and self._account is not None:
+                    self._account.take_over(int(loaded.accounts.rounds.max()), loaded.account)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
         settings = {"round_index": str(loaded.round_index)} if loaded is not None else {}
@@ -287,10 +297,25 @@ class GroupMean:
         if loaded is None:
             return  # not reached: the failure was raised
         self._round_index = loaded.round_index
-        if loaded.accounts.rounds[0] >= self._accounts.rounds[0]:  # what was sent stays sent
-            self._accounts = loaded.accounts
+        if not self._knows(loaded):  # what was sent stays sent
+            self._accounts, self._sent = loaded.accounts, {**loaded.sent, self._name: 0}
         if self._feedback is not None:
             self._feedback.memory = loaded.memory
+
+    def _knows(self, state: GroupState) -> bool:
+        """Whether all rounds of a state are counted here.
+
+        Raises:
+            MismatchError: They are not, and this object has sent rounds that the state lacks.
+        """
+        if all(self._sent.get(name, 0) >= rounds for name, rounds in state.sent.items()):
+            return True
+        if own := sum(self._sent.values()):
+            raise MismatchError(
+                f"the state must be loaded before this mean has sent anything, or be its own: it "
+                f"has rounds of another object, and this one has counted {own}; make a new one"
+            )
+        return False
 
     def _prepare(self, vector: Tensor, seed: HashSeed, out: Tensor | None) -> _Prepared:
         """All that can fail at this rank alone."""

@@ -7,9 +7,11 @@ written before a message is sent, and no checkpoint takes it back.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.files import replace_file
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
@@ -29,6 +31,8 @@ def account_path(path: str | Path, rank: int) -> Path:
 
 class RankAccount:
     """What one rank has sent under a claim, in a file that is opened, or made.
+
+    The file has a random name, in a file beside it, by which a state knows it again.
 
     Guarantees (`tests/engines/test_group_account.py`): rounds that were charged stay charged when
     an older state is loaded; rounds of a state that the file lacks are charged; the budget is never
@@ -57,6 +61,10 @@ class RankAccount:
             if exists
             else Ledger.create(path, claim.scope, budget=budget)
         )
+        name = path.with_suffix(".name")
+        if not exists or not name.exists():
+            replace_file(name, secrets.token_hex(8).encode())
+        self.name = name.read_text(encoding="ascii")
         if self._ledger.budget != budget:
             raise MismatchError(
                 f"budget must be that of {path}, {self._ledger.budget}, got {budget}"
@@ -71,13 +79,19 @@ class RankAccount:
         """
         self._ledger.charge(self._claim)
 
-    def at_least(self, rounds: int) -> None:
-        """Count what a state has, and the file has not: it may be younger than the state.
+    def take_over(self, rounds: int, account: str) -> None:
+        """Count the rounds of a state that the file has not.
+
+        It may be younger than the state; a state of another file, or of none, counts in full.
+
+        Args:
+            rounds: Of the state.
+            account: Name of the file that they were counted in.
 
         Raises:
             BudgetExceeded: The state has more than the budget allows.
         """
-        missing = rounds - self._ledger.rounds
+        missing = rounds - (self._ledger.rounds if account == self.name else 0)
         if missing > 0:
             self._ledger.charge(self._claim, missing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +26,20 @@ class GroupState:
         accounts: What the rounds so far have cost.
         round_index: Rounds that were begun.
         memory: That of error feedback: what this rank has not sent yet, scaled.
+        sent: Rounds that were sent, by the object that sent them: its random name.
+        account: Name of the account file, if there is one.
     """
 
     accounts: Participation
     round_index: int
     memory: Tensor | None
+    sent: Mapping[str, int]
+    account: str = ""
 
     def packed(self, settings: str) -> dict[str, Any]:
         """As tensors, numbers and texts, with what it belongs to."""
         found: dict[str, Any] = {"settings": settings, "round_index": self.round_index}
+        found |= {"sent": json.dumps(dict(self.sent)), "account": self.account}
         if self.memory is not None:
             found["memory"] = self.memory.clone()
         accounts = self.accounts.state()
@@ -60,7 +66,7 @@ class GroupState:
         if state.get("settings") != settings:
             why = difference(settings, str(state.get("settings")))
             raise MismatchError(f"the state must be of the same mean, but {why}")
-        needed = ("round_index", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         memory = state.get("memory")
@@ -72,4 +78,9 @@ class GroupState:
             if name.startswith(_ACCOUNTS)
         }
         kept = None if memory is None else memory.clone()
-        return cls(accounts.restored(paid), int(state["round_index"]), kept)
+        try:
+            sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise MismatchError(f"sent must be what a state has, got {error}") from error
+        restored = accounts.restored(paid)
+        return cls(restored, int(state["round_index"]), kept, sent, str(state["account"]))

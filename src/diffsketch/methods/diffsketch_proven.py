@@ -49,7 +49,8 @@ class ProvenDiffSketch(PaddedTables):
     >>> from diffsketch.sketch import SketchKey
     >>> method = ProvenDiffSketch(7850, 7, 22, clip=1.645, padding=39_250, std=1.0)
     >>> print(method.claim_for(10, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=1))
-    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven; coordinate unit, replace, local trust)
+    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven, simulated; coordinate unit, \
+replace, local trust)
     """
 
     clip: float

@@ -26,7 +26,13 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_positive
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, mean_of
+from diffsketch.methods.base import (
+    FALSE_REFUSAL,
+    Encoded,
+    check_between,
+    fitted,
+    mean_of,
+)
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -92,7 +98,9 @@ class LaplaceBaseline(Plannable):
         super().__post_init__()
         check_positive("per_round", self.per_round)
         if self.clip is not None:
-            check_positive("clip", self.clip)
+            check_between("clip", self.clip, 1e-30, 1e30)
+            check_between("per_round", self.per_round, 1e-9, 1e9)
+            _ = self.mechanism  # checks the rest
 
     @property
     @abstractmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Method, check_whole
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
@@ -96,6 +96,8 @@ def private_mean(
     count, seed = len(vectors), key.seed(round_index)
     check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
     claim = method.claim_for(count, seed)
+    if simulation_seed is not None:
+        check_whole("simulation_seed", simulation_seed, least=0)
     holders: Noise
     server: Noise
     if simulation_seed is None:

@@ -21,6 +21,7 @@ from diffsketch.methods.adaptive import check_clip, flag_share, next_clip
 from diffsketch.methods.base import (
     FALSE_REFUSAL,
     Encoded,
+    check_between,
     check_sums,
     check_whole,
     fitted,
@@ -47,6 +48,7 @@ from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.mechanisms.quantize import MAX_BITS, wrap
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import MAX_COLS, HashSeed
+from diffsketch.wire.errors import WireError
 from diffsketch.wire.formats import MessageFormat
 
 __all__ = ["ClientNoise", "GaussianMean", "SkellamMean", "SketchGaussian", "SketchSkellam"]
@@ -54,6 +56,7 @@ __all__ = ["ClientNoise", "GaussianMean", "SkellamMean", "SketchGaussian", "Sket
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
 _STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
 _ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
+_CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
 _MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
 
@@ -88,7 +91,8 @@ class ClientNoise(Plannable):
     of the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
 
     Guarantees (`tests/methods/test_proven_methods.py`): the sensitivity holds for the whole
-    numbers that are sent; epsilon and error are within 1% of the real-valued Gaussian mechanism's.
+    numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
+    mechanism's.
 
     Args:
         dim: Length of the vectors.
@@ -117,8 +121,8 @@ class ClientNoise(Plannable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("clip", self.clip)
-        check_positive("noise_multiplier", self.noise_multiplier)
+        check_between("clip", self.clip, *_CLIPS)
+        check_between("noise_multiplier", self.noise_multiplier, *_MULTIPLIERS)
         if self.cohort is not None:
             check_whole("cohort", self.cohort, least=1)
         elif self.trust == Trust.DISTRIBUTED:
@@ -130,7 +134,8 @@ class ClientNoise(Plannable):
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
         if self.clip_quantile is not None:
-            good = 0 < self.clip_quantile < 1
+            number = isinstance(self.clip_quantile, float)
+            good = number and 0 < self.clip_quantile < 1
             check(good, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
             check_clip(self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
@@ -294,6 +299,23 @@ class ClientNoise(Plannable):
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
         """By the clip, its rounding and the noise of so many; in clips where the clip moves."""
         return self.mechanism.largest_norm(count, failure)
+
+    def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
+        """Refuse what honest workers do not send: also, where the clip moves, too large a flag.
+
+        Raises:
+            WireError: It is longer, or its flag is larger.
+        """
+        super().check_honest(total, count, limit=limit)
+        bound = self.mechanism.quantizer.bound
+        if isinstance(bound, FlaggedBound):
+            found = self.norm_of(total[-1:])
+            most = self.mechanism.largest_cell(count, bound.share, FALSE_REFUSAL)
+            if found > most:
+                raise WireError(
+                    f"the flag of {count} messages is {found:.4g}, and that of honest clients is "
+                    f"at most {most:.4g}"
+                )
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
         """Norm of the numbers that the cells stand for; in clips where the clip moves."""

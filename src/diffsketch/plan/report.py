@@ -156,9 +156,12 @@ def python_code(option: Option, request: PlanRequest) -> str:
         "    messages = [torch.zeros(method.message_format.shape, dtype=torch.int64), *messages]\n"
     )
     start = start if poisson else ""
-    first = (
-        "import torch\n\n" if poisson else "" if exact else "from secrets import token_bytes\n\n"
-    )
+    first = "import torch\n\n" if poisson else ""
+    if not exact:
+        first = (
+            "# For simulation only: its proof is about real numbers, and engines refuse it.\n"
+            "from secrets import token_bytes\n\n"
+        )
     return f'''{first}from diffsketch import SketchKey, build_method
 from diffsketch.privacy import {", ".join(imports)}
 

@@ -51,7 +51,7 @@ class Loop:
 
     Guarantees: killed at any moment and continued, a run ends with the same files, bit by bit
     (`tests/run/test_resume.py`); an error while writing leaves the last checkpoint as it was
-    (`tests/run/test_full_disk.py`).
+    (`tests/run/test_resume.py`).
 
     Args:
         simulation: As it is before the first round.

@@ -133,7 +133,8 @@ def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
     """The epsilon that an audit wrote, with all its words."""
     scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
     value = math.inf if data["epsilon"] is None else float(data["epsilon"])
-    return Epsilon(value, data["delta"], data["rounds"], Basis(data["basis"]), scope)
+    simulated = data.get("simulated", False)
+    return Epsilon(value, data["delta"], data["rounds"], Basis(data["basis"]), scope, simulated)
 
 
 def plot_of(name: str, title: str, cases: Sequence[Audited]) -> Plot:

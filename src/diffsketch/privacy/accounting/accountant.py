@@ -15,7 +15,7 @@ from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, che
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.lookahead import Lookahead
-from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope
+from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope, SimulatedClaim
 
 __all__ = ["Accountant", "Budget", "BudgetExceeded", "Spending"]
 
@@ -128,7 +128,8 @@ class Accountant:
         value = epsilon_for(self._event(), delta)
         if self._watched and self._budget is not None and delta >= self._budget.delta:
             value = min(value, self._budget.epsilon)  # or no round would have been spent
-        return Epsilon(value, delta, self.rounds, Basis.PROVEN, self._scope)
+        simulated = any(isinstance(each.claim, SimulatedClaim) for each in self.spent)
+        return Epsilon(value, delta, self.rounds, Basis.PROVEN, self._scope, simulated)
 
     def spend(self, claim: ProvenClaim, rounds: int = 1) -> None:
         """Count rounds that do what the claim says. Call it before they are released.

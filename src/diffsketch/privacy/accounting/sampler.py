@@ -6,7 +6,7 @@ that was drawn in the way that the theorem is about.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,4 +89,4 @@ class PoissonSampler:
             raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
         event = events.poisson_sampled(self.rate, claim.event)
         text = f"{claim.mechanism}, on a secret sample that each {self.unit} joins with "
-        return ProvenClaim(scope, event, text + f"probability {self.rate:.4g},")
+        return replace(claim, event=event, mechanism=text + f"probability {self.rate:.4g},")

@@ -160,17 +160,28 @@ class IntegerMechanism(ABC):
         log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(room, self._sources)
         return math.exp(min(0.0, log_tail))
 
+    def largest_cell(self, count: int, value: float, failure: float) -> float:
+        """Of a cell of such a sum whose messages have at most `value` there, in units of the data.
+
+        Rounding adds a step to each.
+        """
+        return count * (value + self.quantizer.granularity) + self._noise_norm(count, 1, failure)
+
+    def _noise_norm(self, count: int, cells: int, failure: float) -> float:
+        """Norm of the noise of `count` messages in so many cells, in units of the data."""
+        if self.trust is Trust.CENTRAL:
+            return 0.0
+        tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
+        variance = count * self._noise_variance / self._parts
+        return self.quantizer.granularity * noise_norm(cells, variance, failure, log_tail=tail)
+
     def largest_norm(self, count: int, failure: float) -> float:
         """Of the sum of `count` messages, in units of the data, but with probability `failure`.
 
         Sums that wrap only get shorter.
         """
-        steps = count * self.quantizer.longest
-        if self.trust is not Trust.CENTRAL:
-            tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
-            variance = count * self._noise_variance / self._parts
-            steps += noise_norm(self.quantizer.cells, variance, failure, log_tail=tail)
-        return self.quantizer.granularity * steps
+        own = count * self.quantizer.longest * self.quantizer.granularity
+        return own + self._noise_norm(count, self.quantizer.cells, failure)
 
     def with_bits_for(self: _Self, failure: float, *, largest: float | None = None) -> _Self:
         """The same with the fewest bits for which `overflow_bound` is at most `failure`."""

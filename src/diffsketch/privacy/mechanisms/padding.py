@@ -67,7 +67,8 @@ class PaddedGaussian:
     >>> sketch, seed = CountSketch(7850, 7, 22), SketchKey.from_integer(0).seed(0)
     >>> noisy = PaddedGaussian(sketch, seed, CoordinateBound(1.645), padding=39_250, std=1.0)
     >>> print(noisy.claim.epsilon(delta=1e-5, rounds=1))
-    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven; coordinate unit, replace, local trust)
+    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven, simulated; coordinate unit, \
+replace, local trust)
     """
 
     sketch: CountSketch

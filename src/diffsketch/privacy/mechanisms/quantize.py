@@ -201,6 +201,8 @@ class CoordinateQuantizer:
     def __post_init__(self) -> None:
         for name in ("steps", "cells", "load"):
             check(getattr(self, name) >= 1, name, "be >= 1", getattr(self, name))
+        most = 2**53 // (self.dim or 1)  # or sums in float64 were not exact
+        check(self.steps <= most, "steps", f"be <= {most} for dim={self.dim}", self.steps)
 
     @property
     def granularity(self) -> float:
