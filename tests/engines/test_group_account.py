@@ -141,7 +141,7 @@ def test_rounds_of_two_objects_are_never_taken_for_each_other(
     tmp_path: Path, with_file: bool
 ) -> None:
     """Two that each sent three: a state of the one is not what the other has sent."""
-    files = [tmp_path / name / "account.json" if with_file else None for name in ("a", "b")]
+    files = [tmp_path / f"{name}.json" if with_file else None for name in ("a", "b")]
     one, two = (GroupMean(METHOD, key=KEY, account_file=file) for file in files)
     for mean in (one, two):
         rounds_of(mean, 3)
