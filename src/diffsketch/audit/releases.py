@@ -131,7 +131,7 @@ class Release:
 
     @cached_property
     def claim(self) -> Claim:
-        """What is stated for one round."""
+        """Claim for one round."""
         claim = self.method.claim_for(self.members, KEY.seed(0))
         if self._sampler is None or not isinstance(claim, ProvenClaim):
             return claim
@@ -215,7 +215,7 @@ class Release:
         return torch.stack(rounds, dim=1)
 
     def noiseless(self, neighbours: Neighbours) -> Noiseless:
-        """What both worlds would show without noise, and with everybody drawn."""
+        """Views of both worlds without noise, and with everybody drawn."""
         quiet = replace(self, is_drawn=False)
         one, two = (
             torch.stack([
@@ -227,7 +227,7 @@ class Release:
         return np.asarray(one), np.asarray(two)
 
     def _round(self, vectors: Tensor, seed: HashSeed, source: _Source) -> Tensor:
-        """What is seen of `(trials, members, dim)` vectors."""
+        """View of `(trials, members, dim)` vectors that the adversary gets."""
         method, trust = self.sent or self.method, self.claim.scope.trust
         trials, members, dim = vectors.shape
         noise = source(trials * members)
@@ -319,7 +319,7 @@ def _standard() -> dict[str, Callable[[], Release]]:
 
 
 RELEASES: Mapping[str, Callable[[], Release]] = _standard()
-"""What is audited of each method, by the names of the cases."""
+"""Releases to audit, by the names of their cases."""
 
 
 def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:

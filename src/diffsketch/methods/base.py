@@ -245,7 +245,7 @@ class Method(ABC):
         return count * self._message_norm(failure / count)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
-        """Of a message, or of the sum of `count` of them: of what it says, in units of the data."""
+        """Euclidean norm of a message, or of the sum of `count`, in units of the data."""
         return float(torch.linalg.vector_norm(total.double()))
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
@@ -271,7 +271,7 @@ class Method(ABC):
             )
 
     def _message_norm(self, failure: float) -> float:  # noqa: ARG002
-        """What one honest message exceeds with a probability of at most `failure`."""
+        """Norm that an honest message exceeds with a probability of at most `failure`."""
         return math.inf
 
     @abstractmethod

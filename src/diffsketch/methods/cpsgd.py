@@ -186,7 +186,7 @@ class CpSgd(Plannable):
         return self._unrotated.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
-        """Of the numbers that the cells stand for, less the noise's mean."""
+        """Norm of the numbers that the cells stand for, less the noise's mean."""
         return float(torch.linalg.vector_norm(self._unrotated.centred(total, count)))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:

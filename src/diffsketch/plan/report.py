@@ -276,7 +276,7 @@ def _plain(value: object) -> str:
 
 
 def _size(compression: float) -> str:
-    """Of a message beside the vector."""
+    """Bytes of a message beside the vector."""
     if 0.95 < compression < 1.05:
         return "about as many as"
     if compression < 1:

@@ -134,7 +134,7 @@ class PlanRequest:
 
     @property
     def sampler(self) -> PoissonSampler | None:
-        """What draws a secret sample, if there is one."""
+        """Sampler of a secret sample, if there is one."""
         if self.sampling != "poisson":
             return None
         return PoissonSampler(self.members, self.cohort / self.members)

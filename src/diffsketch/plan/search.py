@@ -54,7 +54,7 @@ class Option:
 
     @property
     def shape(self) -> str:
-        """Of a message, as people write it."""
+        """Shape of a message, as people write it."""
         return " x ".join(str(size) for size in self.method.message_format.shape)
 
     @property

@@ -231,7 +231,7 @@ class ProvenClaim:
 
 @dataclass(frozen=True)
 class SimulatedClaim(ProvenClaim):
-    """What a round would guarantee if its noise were exact, while it is not.
+    """Guarantee of a round if its noise were exact, while it is not.
 
     Noise from a seed is known to whoever has the seed, and noise on real numbers is rounded, which
     gives values away: so this can be computed, shown and composed in a simulation, and nothing that

@@ -323,7 +323,7 @@ class Server:
         return Total(cells_of(words, params), tuple(sorted(present)))
 
     def _secrets(self) -> dict[int, bytes]:
-        """What is to be uncovered of each member; an error only after all were looked at."""
+        """Secrets to uncover of each member; an error only after all were looked at."""
         found, errors = dict[int, bytes](), list[RefusedError]()
         for owner in sorted(self._fates):
             try:
@@ -361,7 +361,7 @@ class Server:
         )
 
     def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
-        """What shares by members give back; None if they belong to no one secret."""
+        """Secret that members' shares give back; None if they belong to no one secret."""
         points = tuple(self.params.points[index] for index in shares)
         if points not in self._recoveries:
             self._recoveries[points] = Recovery(

@@ -142,7 +142,7 @@ identities=True)
         return min(max(default_threshold(members), self._least(members)), self.min_replies)
 
     def claim_for(self, method: Method, present: int, seed: HashSeed) -> Claim:
-        """What a round with so many messages guarantees, without the noise of the corrupt.
+        """Claim of a round with so many messages, without the noise of the corrupt.
 
         Args:
             method: As `build` gives it.

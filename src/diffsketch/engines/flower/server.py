@@ -384,7 +384,7 @@ class SketchStrategy(Strategy):
         return new, metrics, ""
 
     def _published(self, desk: Desk, total: WireMessage, claim: Claim) -> WireMessage:
-        """What the server makes known, as nodes are sent it: once for each total."""
+        """Publish a total, once, as the bytes that nodes are sent."""
         return WireMessage(
             total.format,
             desk.method.publish(total.cells, release_noise(desk.method, claim)),

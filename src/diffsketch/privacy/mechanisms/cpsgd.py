@@ -235,7 +235,7 @@ class BinomialMechanism:
         return (total.double() - expected) * self.step - count * self.limit
 
     def largest_norm(self, count: int, failure: float) -> float:
-        """Of such a sum, but with probability `failure`: rounding moves a number by a step."""
+        """Norm of such a sum, but with probability `failure`: rounding moves a number by a step."""
         root = math.sqrt(self.length)
         own = min(self.clip + root * self.step, root * self.limit)
         # By Hoeffding's lemma a trial is sub-Gaussian with a parameter of 1/4.

@@ -161,7 +161,7 @@ class IntegerMechanism(ABC):
         return math.exp(min(0.0, log_tail))
 
     def largest_cell(self, count: int, value: float, failure: float) -> float:
-        """Of a cell of such a sum whose messages have at most `value` there, in units of the data.
+        """Largest size of a cell in which messages have at most `value`, in units of the data.
 
         Rounding adds a step to each.
         """
@@ -176,7 +176,7 @@ class IntegerMechanism(ABC):
         return self.quantizer.granularity * noise_norm(cells, variance, failure, log_tail=tail)
 
     def largest_norm(self, count: int, failure: float) -> float:
-        """Of the sum of `count` messages, in units of the data, but with probability `failure`.
+        """Norm of the sum of `count` messages, in units of the data, but with `failure`.
 
         Sums that wrap only get shorter.
         """

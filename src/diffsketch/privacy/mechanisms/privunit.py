@@ -131,7 +131,7 @@ class PrivUnitG:
         return self.clip**2 * self._length(self._cap) / self._cap.mean**2
 
     def largest_norm(self, failure: float) -> float:
-        """Of a message, but with probability `failure`: its density is a multiple of the normal."""
+        """Norm of a message, but with `failure`: its density is a multiple of the normal."""
         return noise_norm(self.dim, 1.0, failure * self._cap.mass / self._cap.inside)
 
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
@@ -224,7 +224,7 @@ class ProjUnit:
         return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
 
     def largest_norm(self, failure: float) -> float:
-        """Of a message, but with probability `failure`."""
+        """Norm of a message, but with probability `failure`."""
         return self._inner.largest_norm(failure)
 
     def release(
