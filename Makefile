@@ -32,7 +32,7 @@ test: $(VENV)/dev.stamp  ## Run the tests.
 test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-flower.
 	@# Where it is missing these tests are skipped, and here they must not be.
 	$(FLOWER)/bin/python -c 'import flwr'
-	$(FLOWER)/bin/python -m pytest -n 2 tests/engines/test_flower*.py src/diffsketch/engines/flower
+	$(FLOWER)/bin/python -m pytest -n 2 tests/flower src/diffsketch/flower
 
 lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff check

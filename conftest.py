@@ -7,4 +7,4 @@ collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/ker
 
 # Flower is an extra.
 if not find_spec("flwr"):
-    collect_ignore_glob += ["src/diffsketch/engines/flower/*.py", "tests/engines/flower_*.py"]
+    collect_ignore_glob += ["src/diffsketch/flower/*.py", "tests/flower/*.py"]

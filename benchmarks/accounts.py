@@ -26,7 +26,7 @@ import torch
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.files import replace_file, synchronise
-from diffsketch.learning.participation import Participation
+from diffsketch.training.participation import Participation
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger

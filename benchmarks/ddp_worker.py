@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.links import counted_bytes
-from diffsketch.engines.ddp import sketch_hook, sketch_state
-from diffsketch.learning.data import load_mnist
+from diffsketch.ddp.ddp import sketch_hook, sketch_state
+from diffsketch.training.data import load_mnist
 
 __all__ = ["HOOKS", "Job", "perceptron", "pixels", "work"]
 

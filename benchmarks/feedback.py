@@ -5,7 +5,7 @@
 
 Two-layer perceptrons on MNIST, trained by two ranks with 32 images each, whose messages one process
 makes and sums: the loss on the training images after 500 steps, for gradients as they are, for
-sketches without feedback, and for feedback with several `immediate` (`diffsketch.engines.feedback`
+sketches without feedback, and for feedback with several `immediate` (`diffsketch.ddp.feedback`
 says what that is). Batches are the same for all. Nothing is timed.
 """
 
@@ -28,8 +28,8 @@ from benchmarks.ddp_worker import perceptron, pixels
 from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
-from diffsketch.engines.feedback import ErrorFeedback
-from diffsketch.learning.data import load_mnist
+from diffsketch.ddp.feedback import ErrorFeedback
+from diffsketch.training.data import load_mnist
 from diffsketch.methods.base import Method
 from diffsketch.methods.registry import build_method
 from diffsketch.privacy.noise import CohortNoise, NoiseKey

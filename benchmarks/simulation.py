@@ -39,14 +39,14 @@ from benchmarks.simulation_peers import (
     vmap_loop,
 )
 from benchmarks.timing import Job, environment, measure
-from diffsketch.engines.simulate import Simulation
-from diffsketch.learning.devices import Batches, Examples
-from diffsketch.learning.fedavg import FedAvg
-from diffsketch.learning.local import TrainerKind, trainer_for
-from diffsketch.learning.models import flatten
-from diffsketch.learning.sampling import UniformSampler
-from diffsketch.learning.task import Task
-from diffsketch.learning.tasks import load_task
+from diffsketch.training.simulate import Simulation
+from diffsketch.training.devices import Batches, Examples
+from diffsketch.training.fedavg import FedAvg
+from diffsketch.training.local import TrainerKind, trainer_for
+from diffsketch.training.models import flatten
+from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.task import Task
+from diffsketch.training.tasks import load_task
 from diffsketch.methods.registry import build_method
 
 COHORTS = (10, 100, 1000)

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from diffsketch.learning.models import flatten, load
-from diffsketch.learning.task import Task
+from diffsketch.training.models import flatten, load
+from diffsketch.training.task import Task
 
 __all__ = ["LEARNING_RATE", "flower_seconds", "pfl_seconds", "torch_loop", "vmap_loop"]
 

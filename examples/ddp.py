@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.engines.ddp import sketch_hook, sketch_state
-from diffsketch.learning.data import load_mnist
+from diffsketch.ddp.ddp import sketch_hook, sketch_state
+from diffsketch.training.data import load_mnist
 
 PROCESSES, STEPS, BATCH, LEARNING_RATE = 2, 300, 32, 0.5
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from diffsketch.engines.simulate import Simulation
-from diffsketch.learning.devices import Devices, Examples
-from diffsketch.learning.fedavg import FedAvg
-from diffsketch.learning.local import trainer_for
-from diffsketch.learning.models import flatten
-from diffsketch.learning.sampling import UniformSampler
-from diffsketch.learning.task import Task
+from diffsketch.training.simulate import Simulation
+from diffsketch.training.devices import Devices, Examples
+from diffsketch.training.fedavg import FedAvg
+from diffsketch.training.local import trainer_for
+from diffsketch.training.models import flatten
+from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.task import Task
 from diffsketch.methods import SketchSkellam
 from diffsketch.privacy import Budget
 

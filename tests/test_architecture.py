@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "diffsketch/files.py": set[str](),
     "diffsketch/sketch/*": {"errors"},
     "diffsketch/privacy/*": {"errors", "files", "sketch"},
-    "diffsketch/audit/*": {
+    "diffsketch/auditing/*": {
         "engines",
         "errors",
         "files",
@@ -29,13 +29,13 @@ MAY_IMPORT = {
         "privacy",
         "sketch",
     },
-    "diffsketch/plan/*": {"errors", "methods", "privacy", "sketch", "wire"},
+    "diffsketch/planning/*": {"errors", "methods", "privacy", "sketch", "wire"},
     "diffsketch/wire/*": {"errors"},
     "diffsketch/secure_sum/*": {"errors", "wire"},
     "diffsketch/methods/*": {"errors", "privacy", "sketch", "wire"},
-    "diffsketch/learning/[!d]*": {"errors", "methods", "privacy", "sketch", "wire"},
-    "diffsketch/learning/devices.py": {"errors"},
-    "diffsketch/learning/data/*": {"errors"},
+    "diffsketch/training/[!d]*": {"errors", "methods", "privacy", "sketch", "wire"},
+    "diffsketch/training/devices.py": {"errors"},
+    "diffsketch/training/data/*": {"errors"},
     "diffsketch/engines/*": {
         "errors",
         "files",
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "sketch",
         "wire",
     },
-    "diffsketch/run/*": {
+    "diffsketch/app/*": {
         "__version__",
         "engines",
         "errors",
@@ -57,9 +57,9 @@ MAY_IMPORT = {
         "sketch",
         "wire",
     },
-    "diffsketch/report/[!r]*": {"errors", "files", "privacy"},
-    "diffsketch/report/runs*.py": {"errors", "files", "privacy", "run"},
-    "diffsketch/experiments/*": {
+    "diffsketch/pages/[!r]*": {"errors", "files", "privacy"},
+    "diffsketch/pages/runs*.py": {"errors", "files", "privacy", "run"},
+    "diffsketch/reproduction/*": {
         "__version__",
         "audit",
         "engines",
@@ -74,8 +74,8 @@ MAY_IMPORT = {
         "wire",
     },
     "diffsketch/__init__.py": {"errors", "methods", "sketch"},
-    "diffsketch/demo.py": {"errors", "files", "learning", "sketch"},
-    "diffsketch/demo_report.py": {"demo"},
+    "diffsketch/app/demo.py": {"errors", "files", "learning", "sketch"},
+    "diffsketch/app/demo_report.py": {"demo"},
     "diffsketch/cli/*": {
         "__version__",
         "audit",
@@ -94,15 +94,15 @@ MAY_IMPORT = {
 ONLY_IN = {
     "cryptography": "diffsketch/secure_sum/primitives.py",
     "triton": "diffsketch/sketch/kernels/gpu*.py",
-    "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/learning/local/closed_cpu.py "
+    "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/training/local/closed_cpu.py "
     "diffsketch/wire/digits.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
-    "matplotlib": "diffsketch/demo.py diffsketch/audit/pictures.py diffsketch/report/static.py",
-    "plotly": "diffsketch/report/interactive.py",
+    "matplotlib": "diffsketch/app/demo.py diffsketch/auditing/pictures.py diffsketch/pages/static.py",
+    "plotly": "diffsketch/pages/interactive.py",
     "dp_accounting": "diffsketch/privacy/accounting/*.py",
-    "safetensors": "diffsketch/run/*.py",
+    "safetensors": "diffsketch/app/*.py",
     "typer": "diffsketch/cli/*.py",
-    "flwr": "diffsketch/engines/flower/*.py",
+    "flwr": "diffsketch/flower/*.py",
 }
 
 
@@ -156,7 +156,7 @@ def test_imports_are_allowed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "source", "expected"),
     [
-        ("sketch/value.py", "from diffsketch.learning import data", "diffsketch.learning"),
+        ("sketch/value.py", "from diffsketch.training import data", "diffsketch.training"),
         ("sketch/value.py", "from diffsketch import cli", "diffsketch.cli"),
         ("sketch/value.py", "from diffsketch import CountSketch", "diffsketch.CountSketch"),
         ("learning/data/idx.py", "import diffsketch.sketch", "diffsketch.sketch"),

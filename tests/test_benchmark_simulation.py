@@ -13,10 +13,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from diffsketch.learning.devices import Batches
-from diffsketch.learning.models import flatten
-from diffsketch.learning.task import Task
-from diffsketch.learning.tasks import load_task
+from diffsketch.training.devices import Batches
+from diffsketch.training.models import flatten
+from diffsketch.training.task import Task
+from diffsketch.training.tasks import load_task
 
 
 @pytest.fixture

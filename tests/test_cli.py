@@ -13,11 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from diffsketch import __version__, demo
+from diffsketch import __version__
+from diffsketch.app import demo
 from diffsketch.cli import FamilyName, app, main
 from diffsketch.errors import DataError
 from diffsketch.files import replace_file, replace_files
-from diffsketch.learning.data import ImageDataset
+from diffsketch.training.data import ImageDataset
 from diffsketch.sketch.hashing import FAMILIES
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"

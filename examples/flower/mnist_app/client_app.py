@@ -7,7 +7,7 @@ import time
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from diffsketch.engines.flower import sketch_mod
+from diffsketch.flower import sketch_mod
 from mnist_app.task import model_of, plan_of, task_of, train
 
 app = ClientApp(mods=[sketch_mod(lambda context: plan_of(context.run_config))])

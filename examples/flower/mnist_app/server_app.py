@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.engines.flower import SketchStrategy, find_sketch_key
+from diffsketch.flower import SketchStrategy, find_sketch_key
 from mnist_app.task import accuracy_of, model_of, plan_of, task_of
 
 app = ServerApp()

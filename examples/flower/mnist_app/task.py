@@ -8,9 +8,9 @@ from flwr.app.user_config import UserConfig
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.engines.flower import Plan
-from diffsketch.learning.task import Task
-from diffsketch.learning.tasks import load_task
+from diffsketch.flower import Plan
+from diffsketch.training.task import Task
+from diffsketch.training.tasks import load_task
 
 
 def plan_of(config: UserConfig) -> Plan:

@@ -69,11 +69,11 @@ def audit(
     with errors_in_one_line(context):
         from rich.progress import Progress
 
-        from diffsketch.audit import report as reports
-        from diffsketch.audit.catalogue import select
-        from diffsketch.audit.releases import own_release
-        from diffsketch.audit.run import check_settings
-        from diffsketch.audit.suite import run_suite
+        from diffsketch.auditing import report as reports
+        from diffsketch.auditing.catalogue import select
+        from diffsketch.auditing.releases import own_release
+        from diffsketch.auditing.run import check_settings
+        from diffsketch.auditing.suite import run_suite
         from diffsketch.files import prepare_output
 
         console = Console()

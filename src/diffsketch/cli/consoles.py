@@ -13,7 +13,7 @@ __all__ = ["LastingConsole"]
 class LastingConsole(Console):
     """Goes on silently where a pipe is closed, as by `| head`: a run is more than what it prints.
 
-    Guarantees (`tests/run/test_cli_words.py`): a run whose reader is gone ends as it would have.
+    Guarantees (`tests/app/test_cli_words.py`): a run whose reader is gone ends as it would have.
     """
 
     def on_broken_pipe(self) -> None:

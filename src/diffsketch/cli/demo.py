@@ -36,8 +36,8 @@ def demo(
     with errors_in_one_line(context):
         from rich.progress import Progress
 
-        from diffsketch import demo as logic
-        from diffsketch.demo_report import report
+        from diffsketch.app import demo as logic
+        from diffsketch.app.demo_report import report
         from diffsketch.files import prepare_output
 
         console = Console()

@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from diffsketch.run.config import RunConfig
-from diffsketch.run.settings import Setting, describe
+from diffsketch.app.config import RunConfig
+from diffsketch.app.settings import Setting, describe
 
 __all__ = ["with_settings"]
 

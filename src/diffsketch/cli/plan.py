@@ -82,7 +82,7 @@ def plan(
     with errors_in_one_line(context):
         import json
 
-        from diffsketch import plan as logic
+        from diffsketch import planning as logic
 
         if as_json and code:
             raise ArgumentError("--json and --code do not go together: the JSON has the code, too")

@@ -56,14 +56,14 @@ def reproduce(
         console = LastingConsole()
         processes = jobs if jobs is not None else _cores()
         if show_list:
-            from diffsketch.experiments.listing import listing
+            from diffsketch.reproduction.listing import listing
 
             for part in listing(processes):
                 console.print(part, highlight=False)
             return
         default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
         # Imported here: `--help` and `--list` need neither PyTorch nor pictures.
-        from diffsketch.experiments import reproduce as logic
+        from diffsketch.reproduction import reproduce as logic
 
         status = logic.reproduce(
             name or [], output or default, console, reduced=quick, jobs=processes

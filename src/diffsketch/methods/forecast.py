@@ -98,7 +98,7 @@ class RelativeError:
 class Plannable(Method):
     """A method that the planner can propose: it chooses its own settings and knows its error.
 
-    Guarantees (`tests/plan`): for dense vectors the mean squared error of simulated rounds is that
+    Guarantees (`tests/planning`): for dense vectors the mean squared error of simulated rounds is that
     of `forecast`, within 15%.
     """
 

@@ -1,0 +1,233 @@
+"""The demonstration: how well a gradient comes back from its sketch, at several compressions.
+
+The only module that imports matplotlib. May import `sketch`, `learning`, `files` and `errors`;
+`demo_report` and the command line import it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from diffsketch.errors import DataError
+from diffsketch.files import replace_files
+from diffsketch.training.data import ImageDataset, load_mnist
+from diffsketch.sketch import CountSketch, Family, SketchKey
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "DemoResult",
+    "Recovery",
+    "logistic_gradient",
+    "run_demo",
+    "write_results",
+]
+
+ROWS = 7
+COMPRESSIONS = (2, 5, 10, 25, 51, 100, 200)
+AVERAGED_COMPRESSION = 51
+ROUNDS = (10, 100, 1000)
+_TRIALS = 20
+_MAX_ROUNDS = 2000  # of all trials of one measurement together; bounds the time that it takes
+_SAMPLES = 2000
+_STEPS = 10
+_LEARNING_RATE = 0.5
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How well the average of `rounds` estimates, each with fresh hashes, matches the gradient.
+
+    Errors are `||estimate - gradient|| / ||gradient||`, and cosines are those of the angle between
+    the two; both are means over `trials`.
+    """
+
+    rows: int
+    cols: int
+    compression: float
+    rounds: int
+    trials: int
+    median_error: float
+    mean_error: float
+    predicted_mean_error: float
+    median_cosine: float
+    mean_cosine: float
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What a run measured: one round at each compression, and many rounds at one of them."""
+
+    dim: int
+    seed: int
+    family: Family
+    by_compression: tuple[Recovery, ...]
+    by_rounds: tuple[Recovery, ...]
+
+
+def run_demo(
+    *,
+    seed: int = 0,
+    family: Family = "blocked",
+    data_dir: Path | None = None,
+    on_progress: Callable[[float], None] = lambda _: None,
+) -> DemoResult:
+    """Sketch the gradient of a logistic regression and measure how well it comes back.
+
+    Args:
+        seed: Fixes all hashes.
+        family: The hash family of the sketches.
+        data_dir: Where MNIST's idx files are; None takes the copy in the package.
+        on_progress: Called with the share of the work that is done, from 0 to 1.
+
+    Raises:
+        ArgumentError: `seed` or `family` is not valid.
+        DataError: The data cannot be read, or has nothing to learn from.
+    """
+    key = SketchKey.from_integer(seed)
+    gradient = logistic_gradient(load_mnist(data_dir, split="train"))
+    dim = len(gradient)
+    plan = [(compression, 1) for compression in COMPRESSIONS]
+    plan += [(AVERAGED_COMPRESSION, rounds) for rounds in ROUNDS]
+    sizes = [_trials(rounds) * rounds for _, rounds in plan]
+    measured: list[Recovery] = []
+    for i, (compression, rounds) in enumerate(plan):
+        sketch = CountSketch(dim, ROWS, max(1, round(dim / (ROWS * compression))), family)
+        # No two measurements share a round, so no two share hashes.
+        measured.append(
+            _measure(gradient, sketch, key=key, rounds=rounds, first_round=sum(sizes[:i]))
+        )
+        on_progress(sum(sizes[: i + 1]) / sum(sizes))
+    one_round = tuple(measured[: len(COMPRESSIONS)])
+    start = one_round[COMPRESSIONS.index(AVERAGED_COMPRESSION)]
+    return DemoResult(dim, seed, family, one_round, (start, *measured[len(COMPRESSIONS) :]))
+
+
+def logistic_gradient(dataset: ImageDataset) -> Tensor:
+    """The gradient of a logistic regression after some full-batch steps from zero.
+
+    Weights and biases in one vector: `classes * (pixels + 1)` coordinates, 7,850 for MNIST.
+
+    Raises:
+        DataError: There is no image, or the gradient is zero.
+    """
+    if len(dataset) == 0:
+        raise DataError("the training data must have at least one image, found none")
+    inputs = dataset.images[:_SAMPLES].flatten(start_dim=1).float() / 255
+    labels = dataset.labels[:_SAMPLES]
+    bias_input = torch.ones(len(inputs), 1)
+    inputs = torch.cat([inputs, bias_input], dim=1)
+    weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1)
+    for step in range(_STEPS + 1):
+        weights.requires_grad_()
+        (gradient,) = torch.autograd.grad(cross_entropy(inputs @ weights, labels), weights)
+        if step < _STEPS:
+            weights = weights.detach() - _LEARNING_RATE * gradient
+    if not gradient.any():
+        raise DataError("the training data must have at least two classes: the gradient is zero")
+    return gradient.T.flatten()
+
+
+def _trials(rounds: int) -> int:
+    return min(_TRIALS, _MAX_ROUNDS // rounds)
+
+
+def _measure(
+    gradient: Tensor, sketch: CountSketch, *, key: SketchKey, rounds: int, first_round: int
+) -> Recovery:
+    """Average the estimates of `rounds` rounds, several times over, and compare."""
+    trials = _trials(rounds)
+    averages = torch.zeros(2, trials, len(gradient))
+    for trial in range(trials):
+        for index in range(rounds):
+            hashes = key.seed(first_round + trial * rounds + index)
+            table = sketch.encode(gradient, hashes)
+            averages[0, trial] += sketch.query(table, hashes, combine="median") / rounds
+            averages[1, trial] += sketch.query(table, hashes, combine="mean") / rounds
+    errors = (averages - gradient).norm(dim=-1) / gradient.norm()
+    median_error, mean_error = errors.mean(dim=-1).tolist()
+    cosines = cosine_similarity(averages, gradient, dim=-1)
+    median_cosine, mean_cosine = cosines.mean(dim=-1).tolist()
+    return Recovery(
+        rows=sketch.rows,
+        cols=sketch.cols,
+        compression=sketch.compression,
+        rounds=rounds,
+        trials=trials,
+        median_error=median_error,
+        mean_error=mean_error,
+        # One row's variance is ||g||^2 / cols per coordinate; rows and rounds are independent.
+        predicted_mean_error=math.sqrt(sketch.compression / rounds),
+        median_cosine=median_cosine,
+        mean_cosine=mean_cosine,
+    )
+
+
+def write_results(result: DemoResult, directory: Path) -> tuple[Path, Path]:
+    """Write `recovery.png` and `recovery.csv`, both or none of them."""
+    picture, table = directory / "recovery.png", directory / "recovery.csv"
+    replace_files({picture: _png(result), table: _csv(result)})
+    return picture, table
+
+
+def _csv(result: DemoResult) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Recovery)], lineterminator="\n")
+    writer.writeheader()
+    # The first of by_rounds is one of by_compression.
+    writer.writerows(asdict(recovery) for recovery in result.by_compression + result.by_rounds[1:])
+    return text.getvalue().encode()
+
+
+def _png(result: DemoResult) -> bytes:
+    """The picture: error against compression, and against rounds."""
+    # Objects instead of pyplot, which would keep global state and look for a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), dpi=160, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw(left, result.by_compression, [r.compression for r in result.by_compression])
+    left.set_title(f"One sketch of a gradient ({result.dim:,} coordinates)", fontsize=12)
+    left.set_xlabel("compression (coordinates per cell)", fontsize=12)
+    left.set_ylabel("relative error of the estimate", fontsize=12)
+    _draw(right, result.by_rounds, [r.rounds for r in result.by_rounds])
+    compression = result.by_rounds[0].compression
+    right.set_title(f"Average over rounds of fresh hashes, {compression:.0f}x", fontsize=12)
+    right.set_xlabel("rounds", fontsize=12)
+    left.annotate(
+        "error as large as the gradient", (1, 1), xycoords=left.get_yaxis_transform(),
+        xytext=(-4, 3), textcoords="offset points", ha="right", va="bottom", color="0.4",
+    )  # fmt: skip
+    left.legend(fontsize=11, loc="lower right")
+    stream = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(stream, format="png")
+    return stream.getvalue()
+
+
+def _draw(axes: Axes, recoveries: tuple[Recovery, ...], places: Sequence[float]) -> None:
+    theory = [recovery.predicted_mean_error for recovery in recoveries]
+    axes.plot(places, theory, color="0.8", linewidth=6, label="theory, mean query", zorder=1)
+    for query, style in (("mean", "o"), ("median", "s")):
+        errors = [getattr(recovery, f"{query}_error") for recovery in recoveries]
+        axes.plot(places, errors, style + "-", markersize=6, linewidth=1.5, label=f"{query} query")
+    axes.axhline(1, color="0.6", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:.0f}" for place in places], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.tick_params(labelsize=11)

@@ -1,0 +1,183 @@
+"""Work in several processes, which end together: when it is done, interrupted, or has failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.synchronize import Event
+from typing import Protocol, TypeVar
+
+from diffsketch.errors import DiffSketchError
+
+__all__ = ["PoolBroken", "Stop", "Tell", "Watch", "Work", "run_all"]
+
+Tell = Callable[[float], None]
+"""Told the share of an item that is done."""
+
+Stop = Callable[[], bool]
+"""Asked now and then whether to interrupt."""
+
+Watch = Callable[[Sequence[float | None]], None]
+"""Told the share of each item that is done; None before it is begun."""
+
+_Item = TypeVar("_Item")
+_Given = TypeVar("_Given", contravariant=True)
+_Result = TypeVar("_Result")
+_Made = TypeVar("_Made", covariant=True)
+
+_LOOK_SECONDS, _TELL_SECONDS = 0.25, 0.1
+_NOT_BEGUN = -1.0
+
+
+class PoolBroken(DiffSketchError):  # noqa: N818 - it says what happened
+    """A process that did a part of the work is gone."""
+
+
+class Work(Protocol[_Given, _Made]):
+    """What is done with each item: a function of a module, so that processes can be given it."""
+
+    def __call__(self, item: _Given, *, tell: Tell, stop: Stop) -> _Made:
+        """The result; after `stop` says so, whatever stands for an item that is not done."""
+
+
+def run_all(
+    work: Work[_Item, _Result],
+    items: Sequence[_Item],
+    *,
+    processes: int,
+    watch: Watch,
+    stop: Stop,
+    quiet: tuple[type[Warning], ...] = (),
+) -> list[_Result]:
+    """Do the work with each item, the first ones first.
+
+    One process is this one. Several are new ones that ignore Ctrl-C, since the parent decides
+    what it means, and that end with their parent, however it ends.
+
+    Guarantees: results are in the order of the items, the same for any number of processes
+    (`tests/app/test_pool.py`, `tests/app/test_cli_compare.py`).
+
+    Args:
+        work: What to do.
+        items: With what; sent to the processes.
+        processes: At a time.
+        watch: Called now and then while the work goes on.
+        stop: Asked now and then; from then on `work` is told to stop, and called for the items
+            that are left, which it is to leave alone.
+        quiet: Warnings that are not shown by other processes than this one: their lines would get
+            into each other.
+
+    Raises:
+        PoolBroken: A process was killed.
+        Exception: What the work has raised; nothing new is begun then.
+    """
+    if min(processes, len(items)) <= 1:
+        return _in_this_process(work, items, watch=watch, stop=stop)
+    task = partial(_in_process, work, quiet=quiet)
+    return _in_processes(task, items, processes=processes, watch=watch, stop=stop)
+
+
+def _in_this_process(
+    work: Work[_Item, _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
+) -> list[_Result]:
+    shares = [_NOT_BEGUN] * len(items)
+    due = 0.0
+
+    def told(index: int, share: float, *, now: bool = False) -> None:
+        nonlocal due
+        shares[index] = share
+        # A step may take less time than to show that it is done.
+        if now or time.monotonic() >= due:
+            watch(_shown(shares))
+            due = time.monotonic() + _TELL_SECONDS
+
+    results = []
+    for index, item in enumerate(items):
+        told(index, 0.0, now=True)
+        results.append(work(item, tell=lambda share, index=index: told(index, share), stop=stop))  # type: ignore[misc]
+        told(index, 1.0, now=True)
+    return results
+
+
+def _shown(shares: Sequence[float]) -> list[float | None]:
+    return [None if share == _NOT_BEGUN else share for share in shares]
+
+
+def _in_processes(
+    task: Callable[[_Item, int], _Result],
+    items: Sequence[_Item],
+    *,
+    processes: int,
+    watch: Watch,
+    stop: Stop,
+) -> list[_Result]:
+    # Not forked: threads of PyTorch and Numba do not survive that.
+    context = multiprocessing.get_context("spawn")
+    event = context.Event()
+    shares = context.Array("d", [_NOT_BEGUN] * len(items), lock=False)
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
+    ) as pool:
+        futures: dict[Future[_Result], int] = {
+            pool.submit(task, item, index): index for index, item in enumerate(items)
+        }
+        waiting = set(futures)
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    shares[futures[future]] = 1.0
+                watch(_shown(list(shares)))
+                if stop():
+                    event.set()
+            return [future.result() for future in futures]
+        except BaseException as error:
+            event.set()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise PoolBroken("a process that did a part of the work was ended") from error
+            raise
+
+
+_stopped: Event | None = None  # in a process of the pool: set when the work is interrupted
+_shares: MutableSequence[float] = []  # shared with the parent
+
+
+def _enter_process(event: Event, shares: MutableSequence[float]) -> None:
+    global _stopped, _shares  # how a pool hands something to its processes
+    _stopped, _shares = event, shares
+    # The parent decides: Ctrl-C reaches all processes of a terminal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _in_process(
+    work: Work[_Item, _Result], item: _Item, index: int, *, quiet: tuple[type[Warning], ...]
+) -> _Result:
+    def tell(share: float) -> None:
+        _shares[index] = share
+
+    def stop() -> bool:
+        return _stopped is not None and _stopped.is_set()
+
+    with warnings.catch_warnings():
+        for kind in quiet:
+            warnings.simplefilter("ignore", kind)
+        tell(0.0)
+        return work(item, tell=tell, stop=stop)

@@ -1,0 +1,233 @@
+"""From a request to a plan: the best method, its rivals, and what to beware of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.methods import build_method
+from diffsketch.planning.request import PlanRequest
+from diffsketch.planning.search import TIE, TRUSTS, Option, search
+from diffsketch.privacy.claim import Trust, Unit
+from diffsketch.wire.formats import HEADER_BYTES
+
+__all__ = ["Plan", "bytes_needed", "clients_needed", "epsilon_needed", "plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, what else one could do, and what to beware of.
+
+    Attributes:
+        request: What was asked.
+        best: The method with the least predicted error.
+        alternatives: The next ones, by their error.
+        warnings: In plain words; empty if the prediction is better than sending nothing.
+        advice: What would help, if there is a warning about the error.
+        notes: What the prediction takes for granted.
+    """
+
+    request: PlanRequest
+    best: Option
+    alternatives: tuple[Option, ...]
+    warnings: tuple[str, ...]
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
+    """The method of the registry, with all its settings, that should estimate the mean best.
+
+    Every method that needs no more trust than there is, fits the bytes and has a proof for the
+    unit is tried, each with its best settings. Of methods whose errors are within 1% of each other
+    the one that needs less trust, then the one with the smaller message, comes first. Methods
+    without exact noise, which engines refuse, are listed only if there is no other.
+
+    Guarantees (`tests/planning`): each option's epsilon, from its own claim, is at most the target; its
+    bytes are those of its messages; predicted errors agree with simulations; its command runs.
+
+    Args:
+        request: What is wanted.
+        alternatives: How many others to list, at most.
+
+    Raises:
+        ArgumentError: No method can do it.
+
+    >>> wanted = PlanRequest(
+    ...     dim=1000, cohort=500, rounds=1, target_epsilon=4.0, message_bytes=5000
+    ... )
+    >>> found = plan(wanted)
+    >>> found.best.method.name, float(found.best.total) <= 4.0, found.best.error.total < 1
+    ('gaussian', True, True)
+    """
+    check(alternatives >= 0, "alternatives", "be >= 0", alternatives)
+    options = list(search(request))
+    options = [option for option in options if option.method.exact] or options
+    if not options:
+        raise ArgumentError(_nothing(request))
+    options.sort(key=lambda option: option.error.total)
+    close = [o for o in options if o.error.total <= TIE * options[0].error.total]
+    best = min(close, key=lambda o: (TRUSTS.index(o.trust), o.method.wire_bytes))
+    options.remove(best)
+    return Plan(
+        request=request,
+        best=best,
+        alternatives=tuple(options[:alternatives]),
+        warnings=tuple(_warnings(best, request)),
+        advice=tuple(_advice(best, request)),
+        notes=tuple(_notes(best, request)),
+    )
+
+
+def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
+    """Clients of a round whose mean has noise smaller by this factor."""
+    return math.ceil(request.cohort * math.pow(factor, 1 / option.scaling))
+
+
+def bytes_needed(option: Option, request: PlanRequest) -> int:
+    """Bytes of a message with the vector itself, in float32 unless the noise has a finer form."""
+    dense = option.method.name.removeprefix("sketch-")
+    if dense == option.method.name:
+        return HEADER_BYTES + 4 * request.dim
+    sizes = ("rows", "cols", "bits", "granularity")
+    settings = {name: value for name, value in option.settings.items() if name not in sizes}
+    return build_method(dense, dim=request.dim, cohort=request.cohort, settings=settings).wire_bytes
+
+
+def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> float | None:
+    """Epsilon of the same method if the noise's part of the error is smaller by this factor."""
+    powers = {"noise_multiplier": -0.5, "per_round": 0.5}
+    changed = {
+        name: value * factor ** powers[name]
+        for name, value in option.settings.items()
+        if name in powers
+    }
+    if not changed:
+        return None
+    try:
+        method = build_method(
+            option.method.name, dim=request.dim, cohort=request.cohort,
+            settings={**option.settings, **changed},
+        )  # fmt: skip
+        total = request.total(method)
+    except ArgumentError:
+        return None
+    return None if total is None else float(total)
+
+
+def _nothing(request: PlanRequest) -> str:
+    what = f"epsilon {request.target_epsilon:g} over {request.paying_rounds} rounds"
+    scope = f"the {request.unit} unit and {request.trust} trust"
+    if request.delta == 0:
+        return f"no method gives {what} without a delta for {scope}: allow a delta"
+    return (
+        f"no method gives {what} at delta {request.delta:g} within {request.message_bytes} bytes "
+        f"for {scope}"
+    )
+
+
+def _warnings(option: Option, request: PlanRequest) -> list[str]:
+    """What the user must know before relying on it; empty if all is well."""
+    found, error = [], option.error
+    if error.total > 1:
+        parts = [f"{_brief(error.noise + error.rounding)} from the noise"]
+        if error.recovery:
+            cells = option.method.message_format.cell_count
+            parts.insert(
+                0, f"{_brief(error.recovery)} from {request.dim:,} coordinates in {cells:,} cells"
+            )
+        found.append(
+            "One round alone is worse than sending nothing: its predicted error is "
+            f"{_brief(error.total)} times the squared norm of the mean ({', '.join(parts)}); "
+            "an estimate of zero has 1."
+        )
+    if not option.method.exact:
+        found.append(
+            "Simulation only: no exact sampler is known for this noise, so engines that send "
+            "anything refuse it."
+        )
+    if request.unit is Unit.COORDINATE:
+        found.append(
+            "Only one coordinate of a client's vector is protected, not what a client holds: data "
+            "that changes many coordinates can still be told apart."
+        )
+    return found
+
+
+def _advice(option: Option, request: PlanRequest) -> list[str]:
+    """What would bring the error down to 1; empty if it is there."""
+    error, found = option.error, list[str]()
+    if error.total <= 1:
+        return found
+    rounds = request.rounds
+    over = f"{rounds:,} rounds" if rounds > 1 else "several rounds"
+    found.append(
+        "Averages over rounds: hashes and noise are fresh in each, so for a mean that stays the "
+        f"same the error over {over} is that of one divided by their number"
+        + (f", {_brief(error.total / rounds)}." if rounds > 1 else ".")
+    )
+    if error.recovery >= 1:
+        found.append(
+            "Larger messages: no number of clients makes up for the sketch; with some "
+            f"{_brief(bytes_needed(option, request))} bytes the vector itself fits."
+        )
+    goal = 1 - error.recovery if error.recovery < 1 else 0.5
+    factor = (error.noise + error.rounding) / goal
+    if factor <= 1:
+        return found
+    against = f" against the noise, down to {_brief(goal)}" if error.recovery >= 1 else ""
+    count = clients_needed(option, request, factor=factor)
+    found.append(f"More clients a round{against}: {_brief(count)} instead of {request.cohort:,}.")
+    larger = epsilon_needed(option, request, factor=factor)
+    if larger is not None:
+        found.append(
+            f"A larger epsilon: about {_brief(larger)} instead of {request.target_epsilon:g}."
+        )
+    if request.paying_rounds / factor >= 1 and request.delta:
+        fewer = (
+            f"about {_brief(request.paying_rounds / factor)} instead of {request.paying_rounds:,}"
+        )
+        found.append(f"Fewer rounds of each client: {fewer}.")
+    if request.trust is Trust.LOCAL and request.unit is Unit.CLIENT and request.delta:
+        found.append(
+            "Distributed trust: if a secure sum hides single messages, noise is needed once and "
+            f"not in each of them; its part falls by a factor of up to {request.cohort:,}."
+        )
+    return found
+
+
+def _notes(option: Option, request: PlanRequest) -> list[str]:
+    """What the prediction takes for granted."""
+    found = [
+        f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
+        "clipped) nor shorter (the noise would be larger beside them): --norm sets it."
+    ]
+    if request.members > request.cohort:
+        if request.sampling == "shuffled":
+            found.append(
+                f"Each of the {request.members:,} clients takes part in "
+                f"{request.paying_rounds:,} of the {request.rounds:,} rounds at most, and pays "
+                "for these."
+            )
+        elif request.sampling == "poisson":
+            found.append(
+                "The guarantee counts on who takes part being secret, and on every client being "
+                f"drawn on its own, with probability {request.cohort / request.members:.3g}."
+            )
+        else:
+            passes = -(-request.rounds // (request.members // request.cohort))
+            found.append(
+                "All rounds count for every client, since one may be drawn in each of them; "
+                f"--sampling shuffled would count {passes:,} of {request.rounds:,}."
+            )
+    if option.trust is Trust.DISTRIBUTED:
+        found.append(
+            f"The noise of all {request.cohort:,} clients of a round counts: if fewer answer, the "
+            "claim is weaker (Flower's min_replies makes up for it)."
+        )
+    return found
+
+
+def _brief(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 10**9 else f"{value:.3g}"

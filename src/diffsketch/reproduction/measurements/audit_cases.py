@@ -1,0 +1,209 @@
+"""What is audited at the sizes of the paper's figures: messages of real gradients.
+
+The adversary is the standard one: it knows the hashes and all of the vector but what is to be
+hidden. What differs between the two worlds is named by `change`:
+
+* `alpha`: one coordinate, at the paper's bound alpha or at -alpha;
+* `largest`: the vector's largest coordinate, or its negative: one that alpha does not bound;
+* `client`: the whole vector, or that of another worker in the same round.
+
+A message of DiffSketch where Theorem 1 asks for no noise is the table of a vector with appended
+Gaussian numbers. These need not be drawn one by one: their table is Gaussian itself, with the
+covariance `sigma^2 S_pad S_pad'` (`diffsketch.privacy.mechanisms.padding`), and is drawn from that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffsketch.auditing import Case, Game, Neighbours, every_trial
+from diffsketch.auditing.attacks import Weighted
+from diffsketch.auditing.bounds import Numbers
+from diffsketch.auditing.cases import PURE_DELTA
+from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
+from diffsketch.errors import check
+from diffsketch.methods.base import Method
+from diffsketch.methods.laplace import LaplaceBaseline, SketchLaplace, add_laplace
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.mechanisms.covariance import gram
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates, theorem1
+from diffsketch.sketch import CountSketch, HashSeed, SketchKey
+
+__all__ = ["CHANGES", "Padded", "neighbours_of", "of_method", "of_padding", "sent"]
+
+CHANGES = ("alpha", "largest", "client")
+_DELTA = 0.01  # of claims about Gaussian noise
+_CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+
+
+def neighbours_of(vectors: Tensor, change: str) -> Neighbours:
+    """The two worlds: `vectors` has the worker's, and another worker's for `client`."""
+    check(change in CHANGES, "change", f"be one of {', '.join(CHANGES)}", change)
+    vector = vectors[0]
+    if change == "client":
+        return Neighbours(vector, vectors[1])
+    first = vector.clone()
+    place = int(vector.abs().argmax())
+    if change == "alpha":
+        # The coordinate nearest to alpha: to replace it leaves alpha and sigma as they are.
+        alpha = float(estimate_alpha(vector))
+        place = int((vector.abs() - alpha).abs().argmin())
+        first[place] = alpha
+    second = first.clone()
+    second[place] = -first[place]
+    return Neighbours(first, second)
+
+
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Messages of DiffSketch without Laplace noise: tables of vectors with appended noise.
+
+    Guarantees: the same distribution as `diffsketch.methods.DiffSketch` sends where it adds no
+    Laplace noise (`tests/reproduction/test_audit_cases.py`).
+
+    Args:
+        sketch: Of the vectors.
+        padding: How many numbers are appended, each of the vector's own standard deviation.
+        seed: The hashes.
+    """
+
+    sketch: CountSketch
+    padding: int
+    seed: HashSeed
+
+    @cached_property
+    def extended(self) -> CountSketch:
+        """The sketch of the extended vectors."""
+        sketch = self.sketch
+        return CountSketch(sketch.dim + self.padding, sketch.rows, sketch.cols, sketch.family)
+
+    @cached_property
+    def covariance(self) -> Numbers:
+        """Of the appended numbers' table, for numbers of variance 1."""
+        return gram(self.extended, self.seed, self.sketch.dim, self.extended.dim)
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        lower: Tensor = torch.linalg.cholesky(torch.from_numpy(self.covariance))
+        return lower
+
+    def messages(self, inputs: Tensor, noise: Noise, _: HashSeed) -> Tensor:
+        """For `(trials, dim)` vectors, which may be one vector many times over."""
+        vectors = _distinct(inputs)
+        tables = self.extended.encode(vectors, self.seed, offset=0).double()
+        if self.padding:
+            sigma = estimates(vectors)[1]
+            drawn = noise.normal((len(inputs), len(self._factor)), 1.0, dtype=torch.float64)
+            tables = tables + ((drawn @ self._factor.T) * sigma[:, None]).view(
+                -1, *tables.shape[1:]
+            )
+        return tables.expand(len(inputs), *tables.shape[1:])
+
+    def difference(self, neighbours: Neighbours) -> Numbers:
+        """Of the two worlds' messages without the appended noise."""
+        both = torch.stack([neighbours.first, neighbours.second])
+        first, second = self.extended.encode(both, self.seed, offset=0).double().flatten(1).numpy()
+        return np.asarray(first - second)
+
+
+def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
+    """The case of a message that DiffSketch sends without Laplace noise.
+
+    The claim is Theorem 1's for this vector; at the unit of a client there is none. Without
+    appended numbers the message is no random variable at all.
+
+    Raises:
+        ArgumentError: Theorem 1 claims nothing for the vector, so that DiffSketch adds noise.
+    """
+    neighbours, sketch = neighbours_of(vectors, change), padded.extended
+    alpha, sigma = (float(value) for value in estimates(neighbours.first))
+    claim: Claim = theorem1(sketch.dim, sketch.rows, sketch.cols, alpha=alpha, sigma=sigma)
+    accepted = isinstance(claim, PaperClaim)
+    check(accepted, "padding", "be so long that Theorem 1 claims something", padded.padding)
+    if change == "client":
+        claim = NoClaim(_CLIENT, "Theorem 1 is about one coordinate")
+    shift = padded.difference(neighbours)
+    weights, mu = shift, math.inf
+    if padded.padding:
+        weights = np.asarray(np.linalg.solve(padded.covariance, shift), dtype=np.float64)
+        mu = math.sqrt(float(shift @ weights)) / sigma
+
+    def limit(_: SketchKey, delta: float) -> float:
+        return math.inf if math.isinf(mu) else epsilon_for(events.gaussian(1 / mu), delta)
+
+    how = f"{padded.padding / padded.sketch.dim:g}n appended" if padded.padding else "bare"
+    table = f"{sketch.rows} x {sketch.cols}"
+    return Case(
+        f"padded-{table}-{padded.padding}-{change}",
+        f"DiffSketch where Theorem 1 asks for no noise, {table}, {how}",
+        claim,
+        Game(every_trial(padded.messages), neighbours),
+        (Weighted(weights),),
+        deltas=(PURE_DELTA,),
+        # Of two clients the noise differs, too, and no formula is known.
+        limit=None if change == "client" else limit,
+    )
+
+
+def of_method(vectors: Tensor, method: Method, *, change: str, title: str) -> Case:
+    """The case of what a method sends, noise and all: simulated noise, so that it can be repeated.
+
+    Under hashes that are fixed here, since some claims depend on them.
+
+    Guarantees: what is audited is bit for bit what the method sends
+    (`tests/reproduction/test_audit_cases.py`).
+
+    Args:
+        vectors: As in `neighbours_of`.
+        method: With Laplace noise of one scale, or Gaussian noise, on what it sends.
+        change: What differs.
+        title: What it is, in a few words.
+    """
+    neighbours, seed = neighbours_of(vectors, change), KEY.seed(0)
+    first, second = (
+        method.encode(each, seed, Silent()).messages.double().flatten().numpy()
+        for each in (neighbours.first, neighbours.second)
+    )
+    claim = method.claim_for(1, seed)
+    if change == "client" and claim.scope.unit is Unit.COORDINATE:
+        claim = NoClaim(_CLIENT, "what is claimed is about one coordinate")
+
+    return Case(
+        f"{title}-{change}",
+        title,
+        claim,
+        Game(every_trial(lambda inputs, noise, _: sent(method, inputs, noise, seed)), neighbours),
+        (likelihood_ratio(method, neighbours, (first, second)),),
+        deltas=(PURE_DELTA,) if isinstance(method, LaplaceBaseline) else (_DELTA,),
+        simulated=True,
+    )
+
+
+def sent(method: Method, inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:
+    """The messages of a method, as `method.encode` makes them.
+
+    Where all inputs are one vector, as they are for an adversary who knows it, the paper's Laplace
+    noise is added to what is the same in all messages, which is computed once.
+    """
+    once = _distinct(inputs)
+    if not isinstance(method, SketchLaplace) or method.clip is not None:
+        return method.encode(inputs, seed, noise).messages
+    tables = method.sketch.encode(once, seed)
+    return add_laplace(
+        tables.expand(len(inputs), *tables.shape[1:]), once, noise,
+        alpha=estimate_alpha(once), rows=method.rows, per_round=method.per_round,
+    )  # fmt: skip
+
+
+def _distinct(inputs: Tensor) -> Tensor:
+    """One vector, if all are the same place in memory; else all."""
+    return inputs[:1] if inputs.stride(0) == 0 else inputs

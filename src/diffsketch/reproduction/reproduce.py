@@ -1,0 +1,271 @@
+"""All of it: the jobs of the experiments, then the page. For `diffsketch reproduce`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as PrintedTable
+
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.reproduction import claims
+from diffsketch.reproduction.costs import minutes_in_words, wall_seconds
+from diffsketch.reproduction.details import command_of
+from diffsketch.reproduction.document import write_document
+from diffsketch.reproduction.drawings.drawn import Drawn
+from diffsketch.reproduction.drawings.registry import drawing
+from diffsketch.reproduction.experiment import Experiment
+from diffsketch.reproduction.loading import SETTINGS, load, names
+from diffsketch.reproduction.records import records
+from diffsketch.reproduction.sections import notice_of, origin_of, page_of, reductions
+from diffsketch.reproduction.showing import showing
+from diffsketch.reproduction.store import Store
+from diffsketch.reproduction.verdicts.verdict import Standing
+from diffsketch.reproduction.work import Failure, Outcome, do_jobs
+from diffsketch.files import prepare_output, replace_file
+from diffsketch.pages.write import pictures_of, write_page
+from diffsketch.app.directory import locked
+from diffsketch.app.interrupts import Interrupts
+from diffsketch.app.sealed import read_json
+from diffsketch.app.versions import versions
+
+__all__ = ["JobsFailed", "reproduce"]
+
+_MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
+_FORMAT = "diffsketch reproduction 1"
+_NOTES = 3  # that are shown: after a change of version there is one for each job
+
+
+class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
+    """Some runs or measurements failed. What the others came to is kept, and drawn."""
+
+
+def reproduce(
+    wanted: Sequence[str],
+    output: Path,
+    console: Console,
+    *,
+    reduced: bool,
+    jobs: int,
+    folder: Path = SETTINGS,
+) -> int:
+    """Run what is not in the cache of the output directory, and draw all; the exit status.
+
+    Guarantees (`tests/reproduction/test_reproduce.py`): a second call only draws; interrupted and
+    called again, it writes the same numbers; a directory that is not its own stays as it is.
+
+    Args:
+        wanted: Names of experiments; all of them if none.
+        output: Directory for the page, numbers and cache; new, empty, or of an earlier call.
+        console: Where to show it.
+        reduced: Whether as `--quick` has it.
+        jobs: Processes at a time.
+        folder: Of the settings files.
+
+    Raises:
+        ArgumentError: A name is none, or the directory is somebody else's.
+        JobsFailed: Some jobs failed, after the others were done and drawn.
+        DiffSketchError: Something cannot be read or written.
+    """
+    begin = time.monotonic()
+    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
+    every = names(folder)
+    for name in wanted:
+        load(name, reduced=reduced, folder=folder)  # which says what is wrong with a name
+    chosen = [name for name in every if name in wanted or not wanted]
+    experiments = [load(name, reduced=reduced, folder=folder) for name in chosen]
+    full = [load(name, reduced=False, folder=folder) for name in chosen]
+    left_out = [name for name in every if name not in chosen]
+    with _owned(output, reduced=reduced):
+        if notice := notice_of(full, experiments, left_out=left_out):
+            _print(console, notice.replace("`", ""))
+        with Interrupts() as interrupts:
+            outcome = _work(experiments, output, console, jobs=jobs, interrupts=interrupts)
+        if outcome.interrupted:
+            _print(console, "Interrupted; what is done is kept. Continue with the same command.")
+            return interrupts.exit_status
+        good = [one for one in experiments if all(job in outcome.results for job in one.jobs)]
+        failed = [one.name for one in experiments if one not in good]
+        notice = notice_of(full, experiments, left_out=left_out, failed=failed)
+        if good:
+            asked = chosen if left_out else []
+            less = {
+                new.name: reductions(old, new) for old, new in zip(full, experiments, strict=True)
+            }
+            with console.status("Drawing, and writing the page"):
+                stand, written = _write(
+                    good, outcome, output, notice=notice, asked=asked, less=less
+                )
+            seconds = time.monotonic() - begin
+            _say_end(console, stand, outcome, page=written[0], seconds=seconds)
+        (output / _ERRORS).unlink(missing_ok=True)
+        if outcome.failures:
+            _raise(outcome.failures, output)
+    return 0
+
+
+def _work(
+    experiments: Sequence[Experiment],
+    output: Path,
+    console: Console,
+    *,
+    jobs: int,
+    interrupts: Interrupts,
+) -> Outcome:
+    pieces = {job for one in experiments for job in one.jobs}
+    estimate = minutes_in_words(wall_seconds(pieces, jobs))
+    _print(
+        console,
+        f"{_count(len(experiments), 'experiment')}, {_count(len(pieces), 'job')}: about {estimate} "
+        f"with {_count(jobs, 'process')}, less what is in {output / _CACHE} already.",
+    )
+    with showing(console, experiments=len(experiments)) as show:
+        outcome = do_jobs(
+            experiments,
+            Store(output / _CACHE),
+            processes=jobs,
+            command=["diffsketch", "reproduce"],
+            show=show,
+            stop=lambda: interrupts.signal is not None,
+        )
+    for note in outcome.notes[:_NOTES]:
+        _print(console, f"note: {note}")
+    if more := len(outcome.notes[_NOTES:]):
+        _print(console, f"note: {_count(more, 'other')} as well")
+    return outcome
+
+
+def _write(
+    experiments: Sequence[Experiment],
+    outcome: Outcome,
+    output: Path,
+    *,
+    notice: str,
+    asked: Sequence[str],
+    less: Mapping[str, Mapping[str, str]],
+) -> tuple[dict[str, int], list[Path]]:
+    """Draw the experiments, judge the claims, and write the page and `results.json`.
+
+    Of a full run of all of them also `reproduction.md`. How many claims stand how, and the files.
+    """
+    drawn = [(one, _drawn(one, outcome)) for one in experiments]
+    facts = {one.name: figure.facts for one, figure in drawn}
+    reduced = any(one.reduced for one in experiments)
+    here, verdicts = versions(), claims.judged(facts)
+    page = page_of(
+        drawn,
+        reduced=less,
+        claims=(claims.in_short(verdicts), *claims.in_tables(verdicts, reduced=reduced)),
+        result=claims.in_words(verdicts),
+        notice=notice,
+        origin=origin_of(experiments, here, names=asked),
+    )
+    content = records(
+        drawn,
+        outcome.results,
+        command=command_of(asked, reduced=reduced),
+        versions=here,
+        verdicts=verdicts,
+    )
+    replace_file(output / _RESULTS, content)
+    pictures = pictures_of(page)
+    written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
+    if not reduced and not asked:
+        written += write_document(page, verdicts, output, pictures=pictures)
+    _remove_others(output, written)
+    return claims.summary(verdicts), written
+
+
+def _drawn(experiment: Experiment, outcome: Outcome) -> Drawn:
+    try:
+        return drawing(experiment.drawing)(experiment, outcome.results)
+    except DiffSketchError as error:
+        error.args = (f"{error} (while drawing {experiment.name})",)
+        raise
+
+
+def _remove_others(output: Path, written: Sequence[Path]) -> None:
+    """Pictures and numbers of an earlier page that are not on this one."""
+    kept = set(written)
+    for folder in ("figures", "data", "images/reproduction"):
+        for path in sorted((output / folder).glob("*")):
+            if path.suffix in (".svg", ".png", ".csv") and path not in kept:
+                path.unlink()
+
+
+def _say_end(
+    console: Console, stand: Mapping[str, int], outcome: Outcome, *, page: Path, seconds: float
+) -> None:
+    table = PrintedTable(title="The paper's claims", title_justify="left", pad_edge=False)
+    for standing in Standing:
+        table.add_column(str(standing), justify="right")
+    table.add_row(*(str(stand[standing]) for standing in Standing))
+    console.print(table, highlight=False)
+    old = len(outcome.results) - outcome.made
+    took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+    _print(console, f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}.")
+    _print(console, f"Wrote {page}")
+
+
+def _raise(failures: Sequence[Failure], output: Path) -> None:
+    """Say what failed, now that all else is kept."""
+    path = output / _ERRORS
+    text = "\n".join(f"{one.label}: {one.reason}\n\n{one.trace}" for one in failures)
+    replace_file(path, text.encode(errors="replace"))
+    first, more = failures[0], len(failures) - 1
+    others = f" (and {_count(more, 'other')}: see {path})" if more else f" (see {path})"
+    raise JobsFailed(
+        f"{first.label}: {first.reason}{others}; what is done is kept, and the same command tries "
+        "the rest again"
+    )
+
+
+@contextmanager
+def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
+    """Make the directory ours, alone, while the work goes on; raise if it is somebody else's."""
+    mark, shown = output / _MARK, str(output)
+    others = [path for path in _entries(output) if not path.name.startswith(f".{_MARK}.")]
+    if others and not mark.is_file():
+        raise ArgumentError(
+            "output must be new, empty, or of an earlier diffsketch reproduce, got "
+            f"output={shown!r}, which has other files, such as {others[0].name!r}"
+        )
+    if others:
+        found = read_json(mark)
+        if found.get("format") != _FORMAT:
+            raise MismatchError(
+                f"{mark}: must have the format {_FORMAT!r}, got {found.get('format')!r}"
+            )
+        if found.get("reduced") != reduced:
+            there = "a reduced" if found.get("reduced") else "a full"
+            raise ArgumentError(
+                f"output must be another directory, since this one has the page of {there} run, "
+                f"got output={shown!r}"
+            )
+    prepare_output(output)
+    lock = locked(output)
+    try:
+        content = json.dumps({"format": _FORMAT, "reduced": reduced}).encode() + b"\n"
+        replace_file(mark, content)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _count(number: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number:,} {word if number == 1 else plural}"
+
+
+def _print(console: Console, text: str) -> None:
+    # Not wrapped, so that it can be copied.
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,35 @@
+"""The data sets that training runs on: MNIST and Shakespeare, shipped inside the package.
+
+Each loader reads the embedded files by default (verified by checksum, no download) or the user's
+own directory: idx files for MNIST, LEAF's JSON for Shakespeare. What a user's file gets wrong is a
+`DataError` that names the file, what was expected and what was found. Imports nothing of ours but
+`errors`; anything in `learning` and above may import it.
+"""
+
+from diffsketch.training.data.mnist import ImageDataset, load_mnist
+from diffsketch.training.data.roles import (
+    LETTERS,
+    WINDOW,
+    RoleSamples,
+    RoleText,
+    encode_text,
+    role_samples,
+    select_roles,
+    split_roles,
+)
+from diffsketch.training.data.shakespeare import load_role_texts, load_shakespeare
+
+__all__ = [
+    "LETTERS",
+    "WINDOW",
+    "ImageDataset",
+    "RoleSamples",
+    "RoleText",
+    "encode_text",
+    "load_mnist",
+    "load_role_texts",
+    "load_shakespeare",
+    "role_samples",
+    "select_roles",
+    "split_roles",
+]

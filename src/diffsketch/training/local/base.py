@@ -1,0 +1,142 @@
+"""What a round asks of local training: one vector for each worker of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diffsketch.errors import MismatchError, check
+from diffsketch.training.devices import Batches, Examples
+
+__all__ = [
+    "LocalTrainer",
+    "check_batches",
+    "check_chosen",
+    "check_one_step",
+    "clear_absent",
+    "mean_scores",
+    "own_places",
+]
+
+_EVALUATED = 4096  # examples at a time
+
+
+class LocalTrainer(Protocol):
+    """Trains all workers of a cohort from the same weights, as one computation where it can.
+
+    Weights are flat: all parameters of the model, in the order of `named_parameters`.
+
+    Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
+    loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
+    what a worker's examples hold, NaN for one, shows in its own row only.
+    """
+
+    @property
+    def dim(self) -> int:
+        """Length of the weights."""
+
+    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
+        """The gradient of the mean loss of each worker's only step: `(workers, dim)`, float32."""
+
+    def updates(
+        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+    ) -> Tensor:
+        """The weights after all steps of SGD less those before: `(workers, dim)`, float32."""
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy on examples, computed in parts that fit into memory."""
+
+
+def check_batches(batches: Batches) -> None:
+    """Raise unless the batches have the shapes that `Batches` documents.
+
+    Raises:
+        ArgumentError: The types are others.
+        MismatchError: The shapes are others.
+    """
+    indices, present = batches.indices, batches.present
+    check(indices.dtype == torch.int64, "indices", "be int64", indices.dtype)
+    if indices.dim() != 3:
+        raise MismatchError(
+            f"indices must be (workers, steps, batch_size), got {tuple(indices.shape)}"
+        )
+    if present is not None:
+        check(present.dtype == torch.bool, "present", "be bool", present.dtype)
+        if present.shape != indices.shape:
+            raise MismatchError(
+                f"present must have the shape of indices, {tuple(indices.shape)}, "
+                f"got {tuple(present.shape)}"
+            )
+
+
+def check_chosen(indices: Tensor, examples: Examples, *, classes: int) -> None:
+    """Raise unless all indices are of examples, with labels of the classes: loops do not check.
+
+    Raises:
+        ArgumentError: One is not.
+    """
+    chosen = indices.numpy().reshape(-1)
+    # As unsigned numbers, negative ones are very large: one look for both ends.
+    most, count = int(chosen.view(np.uint64).max()), examples.labels.shape[0]
+    check(most < count, "indices", f"be in [0, {count})", chosen)
+    low, high = examples.label_range
+    if low >= 0 and high < classes:
+        return  # all of them are, so these are
+    own = examples.labels.numpy()[chosen]
+    most = int(own.view(np.uint64).max())
+    check(most < classes, "labels", f"be in [0, {classes})", own)
+
+
+def check_one_step(batches: Batches) -> None:
+    """Raise unless there is one step: the gradient of several is not defined.
+
+    Raises:
+        MismatchError: There are more, or none.
+    """
+    if batches.indices.shape[1] != 1:
+        raise MismatchError(f"gradients need exactly one step, got {batches.indices.shape[1]}")
+
+
+def own_places(batches: Batches) -> tuple[Tensor, Tensor | None]:
+    """Indices for a batched computation, and what each place weighs in its step's mean loss.
+
+    An empty place gets the worker's own first example, with weight zero: zero times another
+    worker's NaN would be NaN. The weights are None if all places are taken.
+    """
+    indices, present = batches.indices, batches.present
+    if present is None:
+        return indices, None
+    first = present.flatten(1).byte().argmax(1, keepdim=True)
+    own = indices.flatten(1).gather(1, first).unsqueeze(2)
+    count = present.sum(2, keepdim=True).clamp_(min=1)
+    return torch.where(present, indices, own), present / count
+
+
+def clear_absent(rows: Tensor, batches: Batches) -> Tensor:
+    """Zeros to those workers' rows who have no example at all: their places are not their own."""
+    if batches.present is not None:
+        rows[~batches.present.flatten(1).any(1)] = 0
+    return rows
+
+
+def mean_scores(forward: Callable[[Tensor], Tensor], examples: Examples) -> tuple[float, float]:
+    """Mean cross-entropy and accuracy of what `forward` says of examples.
+
+    Raises:
+        ArgumentError: There are no examples.
+    """
+    check(len(examples) >= 1, "examples", "not be empty", len(examples))
+    loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
+    correct = torch.zeros((), dtype=torch.int64, device=examples.labels.device)
+    with torch.no_grad():
+        for start in range(0, len(examples), _EVALUATED):
+            labels = examples.labels[start : start + _EVALUATED]
+            scores = forward(examples.inputs[start : start + _EVALUATED])
+            loss += functional.cross_entropy(scores, labels, reduction="sum")
+            correct += (scores.argmax(1) == labels).sum()
+    return float(loss) / len(examples), int(correct) / len(examples)

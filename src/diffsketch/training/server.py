@@ -1,0 +1,247 @@
+"""What is done with the mean of a round: the server's step, and the same step at each device.
+
+A step is a pure function of the model and of what the server publishes. So a device that applies
+the published sums that it missed, one after another, has exactly the server's model.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check, check_positive
+from diffsketch.methods.base import Method
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import HEADER_BYTES
+
+__all__ = [
+    "CLIP_BYTES",
+    "Correct",
+    "Model",
+    "Published",
+    "Schedule",
+    "Server",
+    "ServerOptimizer",
+    "check_step",
+    "scaled",
+]
+
+CLIP_BYTES = 8
+"""A clip that moves, for a device that does not see the sums it follows from."""
+
+_LARGEST = 1e38  # float32 has no room for more
+
+Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
+_SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+Correct: TypeAlias = Callable[[Tensor], Tensor]
+"""What else is done to the decoded mean, such as the paper's error correction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The weights, and what a server's rule remembers besides. Never changed in place.
+
+    Attributes:
+        weights: `(dim,)`, float32; or `(workers, dim)` where workers' models drift apart.
+        memory: Named tensors: a momentum, accumulated tables.
+    """
+
+    weights: Tensor
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """What the server makes known in a round.
+
+    Attributes:
+        total: The sum of the messages, with the server's noise if it adds any.
+        count: How many messages are in it; or, for samples whose size is secret, how many are
+            expected: a float then.
+        seed: The round's hashes.
+        round_index: The round.
+        clip: The round's, for methods whose clip moves; else None.
+    """
+
+    total: Tensor
+    count: int | float
+    seed: HashSeed
+    round_index: int
+    clip: float | None = None
+
+    def mean(self, method: Method) -> Tensor:
+        """The decoded estimate of the mean."""
+        if isinstance(self.count, int):
+            return method.decode(self.total, self.seed, count=self.count)
+        return method.decode(self.total, self.seed, count=1) / self.count
+
+
+@dataclass(frozen=True)
+class Server(ABC):
+    """What all rules share. With the defaults the mean is applied as it is.
+
+    Args:
+        server_step: Factor of what is applied.
+        schedule: Of that factor, over the rounds `r = 0, 1, ...` of `R` planned ones: `constant`;
+            `sqrt`, `1 / sqrt(r + 1)`; `linear`, `1 - r / R`; `cosine`, `(1 + cos(pi r / R)) / 2`.
+            In distributed SGD that is the learning rate's; devices of FedAvg keep their own.
+        update_clip: Largest norm of a round's mean (of the gradient estimate, for distributed
+            SGD); longer ones are scaled down to it.
+        averaging: Weight of the past in the exponential average of the models, which is what is
+            evaluated then; 0 is off. Training goes on from the last model, not from the average.
+    """
+
+    server_step: float = field(default=1.0, kw_only=True)
+    schedule: Schedule = field(default="constant", kw_only=True)
+    update_clip: float | None = field(default=None, kw_only=True)
+    averaging: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_step("server_step", self.server_step)
+        check(self.schedule in _SCHEDULES, "schedule", f"be one of {_SCHEDULES}", self.schedule)
+        if self.update_clip is not None:
+            check_positive("update_clip", self.update_clip)
+        check(0 <= self.averaging < 1, "averaging", "be in [0, 1)", self.averaging)
+
+    def factor(self, round_index: int, rounds: int) -> float:
+        """The step of a round, schedule included.
+
+        >>> ServerOptimizer(server_step=0.5, schedule="linear").factor(25, 100)
+        0.375
+        """
+        if self.schedule == "constant":
+            return self.server_step
+        if self.schedule == "sqrt":
+            return self.server_step / math.sqrt(round_index + 1)
+        check(round_index < rounds, "round_index", f"be below rounds={rounds}", round_index)
+        done = round_index / rounds
+        share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.server_step * share
+
+    def check_factor(self, step: float) -> None:
+        """Raise an `ArgumentError` if the step of an algorithm times ours is too large."""
+        most = _LARGEST / max(abs(step), 1.0)
+        requirement = f"be at most {most:g} with such a learning_rate"
+        check(self.server_step <= most, "server_step", requirement, self.server_step)
+
+    @abstractmethod
+    def check_method(self, method: Method, *, fresh: bool) -> None:
+        """Raise an `ArgumentError` unless it works with the method and with such hashes."""
+
+    @abstractmethod
+    def start(self, weights: Tensor, method: Method) -> Model:
+        """The model of the first round."""
+
+    @abstractmethod
+    def advance(
+        self,
+        model: Model,
+        published: Published,
+        *,
+        method: Method,
+        step: float,
+        correct: Correct | None = None,
+    ) -> Model:
+        """The model after a round. Servers and devices compute it alike.
+
+        Args:
+            model: Before the round.
+            published: What the server made known.
+            method: That the messages were encoded with.
+            step: What the mean is multiplied by before it is added: `factor`, times minus the
+                learning rate if it is a mean of gradients.
+            correct: Changes the decoded mean first.
+        """
+
+    @abstractmethod
+    def round_bytes(self, method: Method) -> int:
+        """What one round's result costs a device that downloads it."""
+
+    def model_bytes(self, dim: int) -> int:
+        """What a device downloads that takes the model as it is, header included."""
+        return HEADER_BYTES + 4 * dim
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(Server):
+    """Clip the mean, add it to the momentum, take a step: `v = momentum v + mean; w = w + step v`.
+
+    Guarantees (`tests/training/test_server.py`): with the defaults this is the plain step; with
+    momentum it is `torch.optim.SGD`'s.
+
+    Args:
+        momentum: Share of the last direction that is kept; 0 is off.
+
+    >>> rule = ServerOptimizer(momentum=0.9)
+    >>> rule.momentum, rule.server_step
+    (0.9, 1.0)
+    """
+
+    momentum: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
+
+    def check_method(self, method: Method, *, fresh: bool) -> None:
+        """Any will do."""
+
+    def start(self, weights: Tensor, method: Method) -> Model:  # noqa: ARG002
+        """With no momentum yet."""
+        return Model(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
+
+    def advance(
+        self,
+        model: Model,
+        published: Published,
+        *,
+        method: Method,
+        step: float,
+        correct: Correct | None = None,
+    ) -> Model:
+        """Decode the mean and take the step."""
+        direction = published.mean(method)
+        if correct is not None:
+            direction = correct(direction)
+        if self.update_clip is not None:
+            direction = scaled(direction, self.update_clip)
+        if not self.momentum:
+            return Model(torch.add(model.weights, direction, alpha=step), model.memory)
+        direction = torch.add(direction, model.memory["momentum"], alpha=self.momentum)
+        weights = torch.add(model.weights, direction, alpha=step)
+        return Model(weights, {"momentum": direction})
+
+    def round_bytes(self, method: Method) -> int:
+        """The published sum."""
+        return method.total_format.wire_bytes
+
+    def model_bytes(self, dim: int) -> int:
+        """The weights; and the momentum, without which a device could not apply further sums."""
+        return super().model_bytes(dim) * (2 if self.momentum else 1)
+
+
+def check_step(name: str, value: float) -> None:
+    """Raise an `ArgumentError` unless it is a number > 0 that float32 can be multiplied by."""
+    check_positive(name, value)
+    check(value <= _LARGEST, name, f"be at most {_LARGEST:g}", value)
+
+
+def scaled(vectors: Tensor, limit: float) -> Tensor:
+    """Vectors `(..., dim)` whose norm is above the limit, scaled down to it.
+
+    Raises:
+        ArgumentError: A norm is not finite: nothing could be said about the direction.
+    """
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    if not bool(torch.isfinite(norms).all()):
+        raise ArgumentError("vectors must be finite to be clipped")
+    factors: Tensor = (limit / norms).clamp(max=1.0)
+    shorter: Tensor = vectors * factors.to(vectors.dtype)
+    return shorter

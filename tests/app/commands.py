@@ -1,0 +1,74 @@
+"""Commands as tests run them: in this process, and interrupted where a test wants it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from typer.testing import CliRunner, Result
+
+from diffsketch.cli import app
+from diffsketch.training.simulate import Simulation
+
+
+def invoke(*arguments: str | Path, columns: int = 100) -> Result:
+    """Run `diffsketch` with these arguments, on a terminal of so many columns."""
+    words = [str(argument) for argument in arguments]
+    return CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+
+
+def refused(result: Result) -> str:
+    """What a command said that failed: one line, and nothing but it on its standard error."""
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert result.stderr.startswith("error: ")
+    return result.stderr
+
+
+def uncoloured(text: str) -> str:
+    """Without colours, where they are forced."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def plain(text: str) -> str:
+    """Without colours, and without line breaks of a narrow terminal."""
+    return " ".join(uncoloured(text).split())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """JSON objects, one a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def before_round(number: int, act: Callable[[], object]) -> Iterator[None]:
+    """Do something right before a round, counted from 1 over all that is simulated meanwhile."""
+    real, rounds = Simulation.step, 0
+
+    def step(self: Simulation) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == number:
+            act()
+        return real(self)
+
+    with mock.patch.object(Simulation, "step", step):
+        yield
+
+
+@contextmanager
+def interrupted_in_round(number: int) -> Iterator[None]:
+    """Press Ctrl-C in a round: it is the last one."""
+    with before_round(number, lambda: signal.raise_signal(signal.SIGINT)):
+        yield

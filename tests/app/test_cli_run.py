@@ -1,0 +1,331 @@
+"""`diffsketch run`: its files, what it prints, and errors in one line that write nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffsketch import files
+from diffsketch.methods import SketchGaussian
+from diffsketch.privacy.claim import NoClaim
+from diffsketch.app.build import build
+from diffsketch.app.config import RunConfig
+from diffsketch.app.config_files import read_settings
+from diffsketch.app.settings import describe
+from diffsketch.app.words import epsilon_in_words
+from diffsketch.sketch import HashSeed, SketchKey
+from tests.app.commands import interrupted_in_round, invoke, plain, read, read_lines, refused
+
+SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run and what it printed."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    result = invoke("run", *SMALL, "--output", path)
+    assert result.exit_code == 0, result.output
+    return path, plain(result.output)
+
+
+def test_help_shows_every_setting() -> None:
+    printed = plain(invoke("run", "--help", columns=120).output)
+    for item in describe(RunConfig).values():
+        assert f"{item.flag} " in printed
+    for text in ("--resume", "--config", "Task", "Privacy", "sketch-skellam", "[default: (fresh)]"):
+        assert text in printed
+
+
+def test_files_of_a_run(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    assert {item.name for item in path.iterdir()} == {
+        "config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json",
+        "times.json", "checkpoint.safetensors", "command.txt",
+    }  # fmt: skip
+    lines = read_lines(path / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [0, 10, 20, 30]
+    # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
+    assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
+    assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
+    assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
+    assert lines[-1]["epsilon"] == {
+        "value": 1.0, "delta": 1e-05, "basis": "claimed", "unit": "coordinate",
+        "relation": "replace", "trust": "local", "rounds": 1, "simulated": False,
+    }  # fmt: skip
+    assert not any("second" in key for line in lines for key in line)
+
+
+def test_summary(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    summary = read(path / "summary.json")
+    assert summary["outcome"] == "finished"
+    assert summary["rounds"] == summary["planned_rounds"] == 30
+    assert summary["bytes_up"] == 30 * 4 * 664
+    assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
+    assert 0 <= summary["noised_share"] <= 1
+    assert summary["claim"].startswith("Claimed, not proven")
+    assert len(summary["assumes"]) == 1
+    assert summary["config"]["rows"] == 7
+    assert summary["versions"]["torch"] == torch.__version__
+    assert set(read(path / "times.json")) == {"training", "total"}
+
+
+def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    weights = load_file(path / "model.safetensors")
+    built = build(RunConfig(**read_settings(path / "config.toml")))  # type: ignore[arg-type]
+    assert {name: tuple(part.shape) for name, part in weights.items()} == {
+        name: tuple(part.shape) for name, part in built.model.named_parameters()
+    }
+    for name, part in built.model.named_parameters():
+        part.data.copy_(weights[name])
+    test = built.simulation.task.test
+    with torch.no_grad():
+        right = built.model(test.inputs).argmax(dim=1) == test.labels
+    assert float(right.double().mean()) == pytest.approx(read(path / "summary.json")["accuracy"])
+
+
+def test_what_is_printed(finished: tuple[Path, str]) -> None:
+    path, printed = finished
+    for text in (
+        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
+        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "Simulated: the noise follows from the seed", "do not publish it as a private release",
+        f"Wrote {path / 'summary.json'}",
+    ):  # fmt: skip
+        assert text in printed, text
+
+
+def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    before = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    result = invoke("run", "--resume", path)
+    assert result.exit_code == 0
+    assert "is finished: there is nothing to continue" in plain(result.output)
+    assert "compression 47.3x" in plain(result.output)
+    after = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    assert after == before
+
+
+def test_config_file_and_flags(here: Path) -> None:
+    (here / "run.toml").write_text('method = "none"\nrounds = 5\nworkers = 3\nsamples = 20\n')
+    result = invoke("run", "--config", "run.toml", "--rounds", "4", "--output", "out")
+    assert result.exit_code == 0, result.output
+    settings = read_settings(here / "out" / "config.toml")
+    assert (settings["method"], settings["rounds"], settings["workers"]) == ("none", 4, 3)
+    assert "no claim" in plain(result.output)
+    # The resolved file is a file of settings like any other, and gives the same run.
+    again = invoke("run", "--config", "out/config.toml", "--output", "again")
+    assert again.exit_code == 0, again.output
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
+        assert (here / "again" / name).read_bytes() == (here / "out" / name).read_bytes()
+
+
+def test_runs_get_names_of_their_own(here: Path) -> None:
+    for _ in range(2):
+        assert invoke("run", *SMALL, "--rounds", "1", "--method", "none").exit_code == 0
+    names = sorted(item.name for item in (here / "runs").iterdir())
+    assert names == ["mnist-none", "mnist-none-2"]
+
+
+def test_existing_run_is_kept_unless_told(here: Path) -> None:
+    arguments = ["run", *SMALL, "--rounds", "1", "--method", "none", "--output", "out"]
+    assert invoke(*arguments).exit_code == 0
+    before = (here / "out" / "summary.json").read_bytes()
+    said = refused(invoke(*arguments, "--seed", "1"))
+    assert "--output must be a new or empty directory" in said
+    assert (here / "out" / "summary.json").read_bytes() == before
+    replaced = invoke(*arguments, "--seed", "1", "--overwrite")
+    assert replaced.exit_code == 0, replaced.output
+    assert read(here / "out" / "summary.json")["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "--rounds must be a whole number >= 1, got --rounds=0"),
+        (["--workers", "0"], "--workers must be a whole number >= 1, got --workers=0"),
+        (["--learning-rate", "nan"], "--learning-rate must be a number > 0"),
+        (["--local-epochs", "2"], "--local-epochs must not be given with --algorithm sgd"),
+        (["--method", "none", "--rows", "7"], "--rows must not be given with --method none"),
+        (["--method", "projunit"], "--size must be given for --method projunit"),
+        (
+            ["--method", "sketch-skellam", "--clip", "1"],
+            "--noise-multiplier must be given for --method sketch-skellam, or a --budget",
+        ),
+        (["--budget", "1"], "--budget must not be given where nothing is proven"),
+        (["--top-k", "5"], "--top-k needs --hashes='fixed'"),
+        (["--data-dir", "none"], "none"),
+        (["--workers", "40000", "--samples", "2"], "--workers"),
+        (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
+        (["--config", "none.toml"], "none.toml: No such file"),
+        (["--overwrite"], "--overwrite needs --output"),
+        (["--resume", "none"], "none: not the directory of a run"),
+        (["--resume", "none", "--seed", "1"], "--resume takes all settings from none/config.toml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_writes_nothing(
+    here: Path, arguments: list[str], said: str
+) -> None:
+    assert said in refused(invoke("run", *arguments))
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda_device(here: Path) -> None:
+    result = invoke("run", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "--device must be cpu where PyTorch finds no CUDA device" in result.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "x"], ["--method", "x"], ["--round", "3"]])
+def test_wrong_usage(here: Path, arguments: list[str]) -> None:
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_unknown_key_in_a_file(here: Path) -> None:
+    (here / "run.toml").write_text("learning_rat = 1\n")
+    result = invoke("run", "--config", "run.toml")
+    assert result.exit_code == 2
+    assert "run.toml: unknown key 'learning_rat'; did you mean learning_rate?" in result.stderr
+    assert [item.name for item in here.iterdir()] == ["run.toml"]
+
+
+def test_budget_stops_the_run(here: Path) -> None:
+    result = invoke(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--budget", "3", "--output", "out",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "budget"
+    assert 1 <= summary["rounds"] < 30
+    assert summary["epsilon"]["value"] <= 3
+    assert summary["epsilon"]["basis"] == "proven"
+    printed = plain(result.output)
+    assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
+    assert "at 1e-05 (proven, simulated; client, replace, local)" in printed
+    assert "Who takes part in which round is taken as public. Simulated: " in printed
+
+
+def test_claim_is_that_of_the_whole_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round without a claim, and the run has none, whatever the last round has."""
+    real, bad = SketchGaussian._claim_for, SketchKey.from_integer(0).seed(5)
+
+    def claim_for(self: SketchGaussian, present: int, seed: HashSeed) -> Any:
+        claim = real(self, present, seed)
+        return NoClaim(claim.scope, "of a test") if seed == bad else claim
+
+    monkeypatch.setattr(SketchGaussian, "_claim_for", claim_for)
+    result = invoke(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--output", "out",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["claim"].startswith("No claim: of a test")
+    assert (summary["epsilon"]["basis"], summary["assumes"]) == ("none", [])
+    assert "No claim: of a test" in plain(result.output)
+
+
+def test_proven_rounds_that_add_up_to_nothing(here: Path) -> None:
+    """A share of the run's delta for each round is what keeps cpSGD's epsilon finite."""
+    arguments = [
+        "run", *SMALL, "--rounds", "3", "--method", "cpsgd", "--levels", "4", "--trials", "4000",
+        "--output",
+    ]  # fmt: skip
+    result = invoke(*arguments, "out")
+    assert result.exit_code == 0, result.output
+    epsilon = read(here / "out" / "summary.json")["epsilon"]
+    assert (epsilon["basis"], epsilon["rounds"]) == ("proven", 3)
+    assert epsilon["value"] is not None
+    built = build(RunConfig(**read_settings(here / "out" / "config.toml")))  # type: ignore[arg-type]
+    # With all of it for each round, nothing is left.
+    whole = dataclasses.replace(built.simulation.method, delta=1e-5)  # type: ignore[call-arg]
+    lost = whole.claim_for(4, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=3)
+    assert float(lost) == math.inf
+    assert epsilon_in_words(lost).startswith("proven per round, nothing at 1e-05 over 3 rounds")
+
+
+def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = files._write, 0
+
+    def full(path: Path, content: bytes) -> None:
+        nonlocal calls
+        calls += "checkpoint" in path.name
+        if calls == 4:  # the first one is before the first round
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, content)
+
+    monkeypatch.setattr(files, "_write", full)
+    said = refused(invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", "out"))
+    assert "No space left on device; the checkpoint after 2 rounds is intact" in said
+    assert "diffsketch run --resume out" in said
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert invoke("run", "--resume", "out").exit_code == 0
+    assert read(here / "out" / "summary.json")["rounds"] == 30
+
+
+def test_damaged_checkpoint_is_named(here: Path) -> None:
+    with interrupted_in_round(5):
+        result = invoke("run", *SMALL, "--output", "out")
+    assert result.exit_code == 130
+    assert "Interrupted after 5 rounds. Continue with: diffsketch run --resume out" in result.output
+    path = here / "out" / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    said = refused(invoke("run", "--resume", "out"))
+    assert "out/checkpoint.safetensors: damaged checkpoint" in said
+    assert path.read_bytes() == content
+
+
+def test_divergence_is_said_and_kept(here: Path) -> None:
+    result = invoke("run", *SMALL, "--method", "none", "--learning-rate", "1e38", "--output", "out")
+    assert result.exit_code == 2, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "diverged"
+    assert summary["diverging"]
+    assert "diverged" in plain(result.output)
+    assert all(math.isfinite(float(part.sum())) for part in load_file(
+        here / "out" / "model.safetensors"
+    ).values())  # fmt: skip
+
+
+def test_drifting_models_are_measured(here: Path) -> None:
+    masks = ["--method", "sketch", "--hashes", "fixed", "--correction", "drift"]
+    result = invoke("run", *SMALL, *masks, "--output", here / "run")
+    assert result.exit_code == 0, result.output
+    drifts = [line["drift"] for line in read_lines(here / "run" / "metrics.jsonl")]
+    assert drifts[0] == 0
+    assert drifts[-1] > 0.01
+
+
+def test_a_clip_that_moves_is_measured_and_continued(here: Path) -> None:
+    noised = ["--method", "sketch-skellam", "--clip", "4", "--noise-multiplier", "0.2"]
+    moving = [*noised, "--clip-quantile", "0.5", "--checkpoint-seconds", "0"]
+    result = invoke("run", *SMALL, *moving, "--output", here / "whole")
+    assert result.exit_code == 0, result.output
+    lines = read_lines(here / "whole" / "metrics.jsonl")
+    clips = [line["clip"] for line in lines]
+    assert clips[0] == 4.0
+    assert len(set(clips)) == len(clips)
+    with interrupted_in_round(15):
+        assert invoke("run", *SMALL, *moving, "--output", here / "part").exit_code == 130
+    assert invoke("run", "--resume", here / "part").exit_code == 0
+    assert read_lines(here / "part" / "metrics.jsonl") == lines
+    assert "--clip-quantile must be a number > 0 and < 1" in refused(
+        invoke("run", *SMALL, *noised, "--clip-quantile", "1")
+    )

@@ -1,0 +1,220 @@
+"""No two messages that leave a machine share noise, whatever is restored, copied or tried again.
+
+A machine of Hypothesis drives the group engine through rounds, going back to old states, new
+objects, restarts from a directory, copies of it, and rounds that fail; a test drives forks. Every
+message is taken where it leaves, in the collective, and there its round must be charged already.
+`test_flower_never_twice.py` does the same to Flower's nodes and servers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from torch import Tensor
+
+from diffsketch.ddp.group import GroupMean
+from diffsketch.errors import MismatchError
+from diffsketch.methods import Method, private_mean
+from diffsketch.methods.release import release_noise
+from diffsketch.privacy import CohortNoise, Ledger, Noise, NoiseKey, ProvenClaim
+from diffsketch.sketch import SketchKey
+from tests.ddp.group_alone import alone
+from tests.helpers.releases import DIM, NOISED, Releases, noised
+
+KEY = SketchKey.from_integer(5)
+VECTORS = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1)) / 10
+FEW = settings(
+    max_examples=8, stateful_step_count=12, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with alone(tmp_path_factory.mktemp("group")):
+        yield
+
+
+class Group(RuleBasedStateMachine):
+    """One rank: its objects, its old states, and the directories in which it keeps its account."""
+
+    method: Method
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.releases = Releases(self.method)
+        self.proven = isinstance(self.method.claim_for(1, KEY.seed(0)), ProvenClaim)
+        self.place = self._new_folder()
+        self.charged = {self.place: 0}
+        self.states: list[Any] = []
+        self.patch = pytest.MonkeyPatch()
+        self.sum = dist.all_reduce
+        self.patch.setattr(dist, "all_reduce", self._leaving)
+        self.vector: Tensor | None = None
+        self.mean = self._opened()
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        assert self.releases.shared() == 0
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def _opened(self) -> GroupMean:
+        file = self.place / "account.json" if self.proven else None
+        return GroupMean(self.method, key=KEY, trusted_group=True, account_file=file)
+
+    def _leaving(self, payload: Tensor, **options: Any) -> None:
+        """The collective: what it is given leaves the machine."""
+        if self.vector is not None:
+            cells = self.method.message_format.cell_count
+            message = payload[:cells].clone().reshape(self.method.message_format.shape)
+            message = message if message.is_floating_point() else message.long()
+            # Before it leaves, it is paid for.
+            self.charged[self.place] += 1
+            if self.proven:
+                account = self.place / "account-0.json"
+                ledger = Ledger.open(account, self.method.claim_for(1, KEY.seed(0)).scope)
+                assert ledger.rounds >= self.charged[self.place]
+            seed = KEY.seed(self.mean.round_index - 1)
+            self.releases.add(message, self.vector, seed)
+        self.sum(payload, **options)
+
+    @rule(which=st.integers(0, len(VECTORS) - 1))
+    def do_a_round(self, which: int) -> None:
+        self.vector = VECTORS[which]
+        self.mean.mean(self.vector)
+        self.vector = None
+
+    @rule()
+    def fail_a_round(self) -> None:
+        with pytest.raises(MismatchError):
+            self.mean.mean(VECTORS[0][:3])
+
+    @rule()
+    def keep_the_state(self) -> None:
+        self.states.append(self.mean.state_dict())
+
+    @rule(which=st.integers(0, 20))
+    def go_back(self, which: int) -> None:
+        if self.states:
+            with suppress(MismatchError):  # of another object, and this one has sent something
+                self.mean.load_state_dict(self.states[which % len(self.states)])
+
+    @rule()
+    def make_it_anew(self) -> None:
+        self.mean = self._opened()
+
+    @rule(which=st.integers(0, 20))
+    def restart_from_a_state(self, which: int) -> None:
+        self.make_it_anew()
+        self.go_back(which)
+
+    @rule()
+    def copy_the_directory(self) -> None:
+        other = self._new_folder()
+        shutil.copytree(self.place, other, dirs_exist_ok=True)
+        self.charged[other] = self.charged[self.place]
+        self.place = other
+        self.make_it_anew()
+
+
+def machine_of(name: str, folder: Path) -> type[Group]:
+    return type("Group", (Group,), {"method": noised(name, 1), "folder": folder})
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_a_group_never_shares_noise(name: str, tmp_path: Path) -> None:
+    run_state_machine_as_test(machine_of(name, tmp_path), settings=FEW)
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_noise_that_follows_from_the_round_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the noise of a key and the round, as it once was."""
+    machine = machine_of(name, tmp_path)()
+    key = NoiseKey.from_integer(1)
+
+    def repeating(*_: object, **__: object) -> Noise:
+        return CohortNoise(key, [0], round_index=machine.mean.round_index)
+
+    monkeypatch.setattr("diffsketch.ddp.group.release_noise", repeating)
+    machine.keep_the_state()
+    machine.do_a_round(0)
+    machine.go_back(0)
+    machine.do_a_round(1 if machine.method.exact else 0)  # the paper's noise follows the vector
+    assert machine.releases.shared() == 1
+    machine.patch.undo()
+
+
+def test_a_message_that_is_not_charged_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: an account that forgets."""
+    machine = machine_of("gaussian", tmp_path)()
+    monkeypatch.setattr("diffsketch.ddp.group_account.RankAccount.charge", lambda _: None)
+    with pytest.raises(AssertionError):
+        machine.do_a_round(0)
+    machine.patch.undo()
+
+
+def in_a_child(task: Callable[[], Tensor]) -> Tensor:
+    """What a forked copy of this process computes."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.write(write, task().to(torch.float64).numpy().tobytes())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    os.wait()
+    return torch.frombuffer(bytearray(data), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_forks_have_noise_of_their_own(name: str) -> None:
+    """Two children and their parent, with a source that was made before the fork."""
+    torch.set_num_threads(1)  # threads of the parent are not there in a child
+    method, seed = noised(name, 1), KEY.seed(0)
+    claim = method.claim_for(1, seed)
+    before = release_noise(method, claim)
+
+    def message() -> Tensor:
+        noise = before if method.exact else release_noise(method, claim)
+        sent = method.encode(VECTORS[0], seed, noise).messages
+        return method.publish(sent, noise).reshape(-1)
+
+    releases = Releases(method)
+    for found in (in_a_child(message), in_a_child(message), message()):
+        kind = torch.int64 if method.exact else torch.float32
+        cells = found.reshape(method.message_format.shape).to(kind)
+        releases.add(cells, VECTORS[0], seed)
+    assert releases.shared() == 0
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_means_in_one_call_never_share_noise(name: str) -> None:
+    """The same arguments each time: nothing of one mean is in another."""
+    method = noised(name, 4)
+    means = [private_mean(VECTORS, method, key=KEY).mean for _ in range(5)]
+    for i, one in enumerate(means):
+        for other in means[:i]:
+            assert float((one == other).double().mean()) < 0.5
+    seeded = [private_mean(VECTORS, method, key=KEY, simulation_seed=3).mean for _ in range(2)]
+    assert torch.equal(*seeded)  # the control

@@ -1,0 +1,169 @@
+"""No two messages or totals of Flower's engine share noise, whatever is restarted or copied."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from torch import Tensor
+
+from diffsketch.flower import Plan, SketchStrategy
+from diffsketch.flower.account import AccountFile
+from diffsketch.methods.release import release_noise
+from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
+from diffsketch.privacy.claim import Trust
+from diffsketch.sketch import SketchKey
+from diffsketch.wire import Message as WireMessage
+from tests.flower.flower_world import DIM, World, one_round, our_record, record_of
+from tests.helpers.releases import NOISED, Releases, noised
+
+KEY = SketchKey.from_integer(5)
+VECTORS = torch.randn(2, DIM, generator=torch.Generator().manual_seed(1)) / 10
+FIRST = record_of(torch.zeros(DIM))
+NODES = 2
+FEW = settings(
+    max_examples=5, stateful_step_count=10, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+
+
+def train(number: int, weights: Tensor, server_round: int) -> Tensor:
+    del server_round
+    return weights + VECTORS[number]
+
+
+class Network(RuleBasedStateMachine):
+    """Two nodes with accounts on their disks, and a server with its record."""
+
+    name: str
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        kind, own = NOISED[self.name]
+        self.plan = Plan(kind, own, NODES, 1)
+        self.method = noised(self.name, NODES, DIM)
+        self.proven = isinstance(self.method.claim_for(NODES, KEY.seed(0)), ProvenClaim)
+        self.sent, self.totals = Releases(self.method), Releases(self.method)
+        self.places = [self._new_folder() for _ in range(NODES)]
+        self.charged = dict.fromkeys(self.places, 0)
+        self.record = self._new_folder() / "record.json"
+        self.world, self.losing, self.arrays = World(), False, FIRST
+        self.world.tamper = self._leaving
+        for number in range(NODES):
+            self.restart_a_node(number)
+        self.restart_the_server()
+
+    def teardown(self) -> None:
+        assert self.sent.shared() == 0
+        assert self.totals.shared() == 0
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def _leaving(self, replies: list[Message]) -> list[Message]:
+        """What nodes have sent, before anything becomes of it."""
+        for reply in replies:
+            data = our_record(reply)["message"]
+            if not data:
+                continue
+            assert isinstance(data, bytes)
+            number = reply.metadata.src_node_id - 1000
+            place = self.places[number]
+            self.charged[place] += 1
+            if self.proven:
+                account = AccountFile(place / "account.json").read(None)
+                assert account is not None
+                assert account.serial >= self.charged[place]
+            index = self.strategy._index - 1
+            seed = KEY.seed(index)
+            message = WireMessage.from_bytes(
+                data, self.method.message_format, round_index=index, fingerprint=seed.fingerprint
+            )
+            central = getattr(self.method, "trust", None) is Trust.CENTRAL
+            if not central:  # their messages have no noise: the total has
+                self.sent.add(message.cells, VECTORS[number], seed)
+        return [] if self.losing else replies
+
+    @rule(lost=st.booleans())
+    def do_a_round(self, lost: bool = False) -> None:
+        self.losing = lost
+        before = len(self.strategy.totals)
+        self.arrays = one_round(self.strategy, self.world, self.arrays, 1)
+        for index, data in self.strategy.totals[before:]:
+            seed = KEY.seed(index)
+            total = WireMessage.from_bytes(
+                data, self.method.total_format, round_index=index, fingerprint=seed.fingerprint
+            )
+            if total.count == NODES and getattr(self.method, "trust", None) is Trust.CENTRAL:
+                self.totals.add(total.cells, VECTORS.sum(dim=0), seed)
+
+    @rule(number=st.integers(0, NODES - 1))
+    def restart_a_node(self, number: int) -> None:
+        file = self.places[number] / "account.json"
+        options: dict[str, Any] = {"account_file": file} if self.proven else {}
+        self.world.join(number, self.plan, key=KEY, train=train, trusted_server=True, **options)
+
+    @rule(number=st.integers(0, NODES - 1))
+    def copy_a_nodes_disk(self, number: int) -> None:
+        other = self._new_folder()
+        shutil.copytree(self.places[number], other, dirs_exist_ok=True)
+        self.charged[other] = self.charged[self.places[number]]
+        self.places[number] = other
+        self.restart_a_node(number)
+
+    @rule()
+    def restart_the_server(self) -> None:
+        inside = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+        self.strategy = SketchStrategy(
+            inside, self.plan, key=KEY, trusted_server=True,
+            record_file=self.record if self.proven else None,
+        )  # fmt: skip
+        self.arrays = FIRST  # and so the first round again, with its hashes
+
+
+def machine_of(name: str, folder: Path) -> type[Network]:
+    return type("Network", (Network,), {"name": name, "folder": folder})
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_a_network_never_shares_noise(name: str, tmp_path: Path) -> None:
+    run_state_machine_as_test(machine_of(name, tmp_path), settings=FEW)
+
+
+@pytest.mark.parametrize("name", NOISED)
+@pytest.mark.parametrize("planted", [False, True])
+def test_noise_that_follows_from_the_round_is_found(
+    name: str, planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the noise of a key, once for each node and once for the server."""
+
+    def repeating(*given: object, **__: object) -> Noise:
+        worker = 0 if given else 1
+        return CohortNoise(NoiseKey.from_integer(1), [worker], round_index=0)
+
+    machine = machine_of(name, tmp_path)()
+    if planted:
+        for side in ("client", "server"):
+            monkeypatch.setattr(f"diffsketch.flower.{side}.release_noise", repeating)
+    machine.do_a_round()
+    for number in range(NODES):
+        machine.restart_a_node(number)
+    machine.restart_the_server()
+    machine.do_a_round()
+    found = machine.sent.shared() + machine.totals.shared()
+    assert (found > 0) == planted
+    assert len(machine.sent.noises) + len(machine.totals.noises) >= 2
+    assert release_noise is not repeating

@@ -1,0 +1,33 @@
+"""Rounds without noise, so that engines can be compared: released noise never repeats."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from diffsketch.auditing.releases import Silent
+from diffsketch.training import aggregate
+
+__all__ = ["Silent", "silence"]
+
+SENDERS = (
+    "diffsketch.ddp.group",
+    "diffsketch.flower.client",
+    "diffsketch.flower.server",
+    "diffsketch.methods.mean",
+)
+"""Where messages get their noise."""
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """No noise in this process, neither in what is sent nor in simulations."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SENDERS:
+            if name in sys.modules:
+                patch.setattr(f"{name}.release_noise", lambda *_, **__: Silent())
+        patch.setattr(aggregate, "_LaterNoise", lambda *_: Silent())
+        yield

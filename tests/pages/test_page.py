@@ -1,0 +1,179 @@
+"""The page as text: whole, escaped, and closed to the world. In a browser: test_browser.py."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from diffsketch.errors import ArgumentError
+from diffsketch.pages.exhibits import Page, Section, Table
+from diffsketch.pages.markup import json_text, prose, table_html
+from diffsketch.pages.page import render
+from tests.pages.sample import NASTY, PAGE, SETTINGS
+
+VOID = {"meta", "link", "input", "br", "img"}
+SVG = {"path", "rect", "circle"}
+
+
+class Outline(HTMLParser):
+    """Elements with their attributes and text; fails on what is not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return render(PAGE, files=True)
+
+
+@pytest.fixture(scope="module")
+def outline(text: str) -> Outline:
+    parser = Outline()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_is_well_formed_and_has_all_parts(outline: Outline) -> None:
+    tags = [tag for tag, _ in outline.elements]
+    assert tags.count("section") == 3
+    assert tags.count("figure") == 5
+    assert tags.count("table") == 2
+    assert tags.count("details") == 1
+    ids = [each["id"] for _, each in outline.elements if "id" in each]
+    assert len(ids) == len(set(ids))
+    links = [each["href"] for tag, each in outline.elements if tag == "a"]
+    inside = {link[1:] for link in links if link is not None and link.startswith("#")}
+    assert inside <= set(ids)
+    assert "section-mnist" in inside
+    assert {"figures/error.svg", "figures/error.png", "data/error.csv"} <= set(links)
+
+
+def test_nothing_is_asked_from_elsewhere(outline: Outline) -> None:
+    for tag, attributes in outline.elements:
+        assert "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        for link in (attributes.get("href") or "", attributes.get("style") or ""):
+            assert "://" not in link or link.startswith("data:"), (tag, link)
+    assert not [tag for tag, _ in outline.elements if tag in ("img", "iframe", "object", "base")]
+
+
+def test_only_the_scripts_that_the_policy_names_can_run(outline: Outline, text: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    named = set(re.findall(r"'sha256-([^']*)'", html.unescape(policy[1])))
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe-eval" not in policy[1]
+    assert "script-src 'unsafe-inline'" not in policy[1]
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    hashes = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    assert {base64.b64encode(digest).decode() for digest in hashes} == named
+    assert len(scripts) == 3
+    kinds = [each.get("type") for tag, each in outline.elements if tag == "script"]
+    assert kinds.count("application/json") == len(kinds) - 3 == 5
+
+
+def test_text_is_shown_as_it_is(outline: Outline) -> None:
+    shown = [data for tag, data in outline.texts if tag != "script"]
+    assert any(NASTY in data for data in shown)
+    for place in ("h3", "td", "figcaption", "dd", "span"):
+        assert any(NASTY[:24] in data for tag, data in outline.texts if tag == place), place
+
+
+def test_numbers_inside_are_json(outline: Outline) -> None:
+    parts = [data for tag, data in outline.texts if tag == "script" and data.startswith("{")]
+    specs = [json.loads(part) for part in parts]
+    assert len(specs) == 5
+    assert len(specs[0]["switched"]) == 2
+
+
+@pytest.mark.parametrize("nasty", ["</script>", "<!--<script>", "a&b", "]]>"])
+def test_no_text_ends_a_script_element(nasty: str) -> None:
+    made = json_text({"name": nasty})
+    assert not set(made) & set("<>&")
+    assert json.loads(made)["name"] == nasty
+
+
+def test_legends_say_what_an_epsilon_is(outline: Outline) -> None:
+    words = " ".join("".join(data for tag, data in outline.texts if tag == "span").split())
+    assert "ε = 7.99 at δ = 1e-05 over 60 rounds" in words
+    assert "client unit, replace, distributed trust" in words
+    assert "ε = 1 a round" in words
+    assert "ε ≥ 3.44 at δ = 1e-05 after 1 round" in words  # of a mark; a lower bound goes down
+    kinds = {each.get("class") for tag, each in outline.elements if tag == "span"}
+    for basis in ("proven", "claimed", "measured", "none"):
+        assert f"basis basis-{basis}" in kinds
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "rest"),
+    [
+        ("holds", "holds", ""),
+        ("Holds in part: 2 points below", "part", " 2 points below"),
+        ("fails, by 3", "fails", " by 3"),
+        ("not measured", "unmeasured", ""),
+        ("holdsworth", None, ""),
+        ("it fails", None, ""),
+    ],
+)
+def test_verdicts_are_chips(cell: str, kind: str | None, rest: str) -> None:
+    made = table_html(Table("t", "T", ("verdict",), ((cell,),)), files=False)
+    if kind is None:
+        assert "chip" not in made
+    else:
+        assert re.search(rf'<span class="chip chip-{kind}">[^<]*</span>{rest}</td>', made)
+
+
+def test_cells_sort_by_their_numbers() -> None:
+    cells = ((1234.5,), (None,), (float("inf"),), (float("nan"),))
+    made = table_html(Table("t", "T", ("value",), cells), files=False)
+    assert 'data-sort="1,234" data-number="1234.5"' in made or 'data-number="1234.5"' in made
+    assert 'data-number="Infinity"' in made
+    assert made.count("data-number") == 2
+
+
+def test_prose_marks_code_and_nothing_else() -> None:
+    assert prose("`<a>` *b*") == "<code>&lt;a&gt;</code> *b*"
+
+
+def test_small_pages() -> None:
+    text = render(Page("Title", "", (Section("one", "One"),)))
+    for absent in ('class="contents"', 'class="notice" role', "What made this page", 'downloads">'):
+        assert absent not in text
+    render(Page("Nothing", "", ()))
+
+
+def test_the_same_page_gives_the_same_text(text: str) -> None:
+    assert render(PAGE, files=True) == text
+
+
+def test_names_are_checked() -> None:
+    wrong = replace(SETTINGS, name="a b")
+    with pytest.raises(ArgumentError, match="name of exhibit"):
+        render(Page("t", "", (Section("s", "S", exhibits=(wrong,)),)))

@@ -1,0 +1,220 @@
+"""`diffsketch plan`: its table, its JSON, its code, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from diffsketch.cli import RelationName, SamplingName, TrustName, UnitName, app, main
+from diffsketch.planning import SAMPLINGS, Relation, Trust, Unit
+from diffsketch.privacy import BudgetExceeded
+
+ARGUMENTS = [
+    "plan", "--dim", "7850", "--workers", "1000", "--rounds", "100", "--epsilon", "4",
+    "--delta", "1e-5", "--unit", "client", "--trust", "distributed", "--bytes", "2000",
+]  # fmt: skip
+EASY = [
+    "plan", "--dim", "500", "--workers", "300", "--rounds", "1", "--epsilon", "8",
+    "--bytes", "2000", "--trust", "central",
+]  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
+    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
+
+
+def run(arguments: list[str], columns: int = 100) -> str:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_table_words_and_warning(columns: int) -> None:
+    output = run(ARGUMENTS, columns)
+    assert all(len(line) <= columns for line in output.splitlines())
+    assert "…" not in output  # nothing is cut off
+    printed = plain(output)
+    for text in (
+        "method", "table", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon",
+        "sketch-skellam", "distributed trust", "Best: sketch-gaussian", "A secure sum hides",
+        "(proven; client unit, replace, distributed trust)", "at delta = 1e-05 over 100 rounds",
+        "Warning: One round alone is worse than sending nothing", "What would help:", "Run it:",
+        "diffsketch run --task mnist-devices --workers 1000", "In Flower: Plan(",
+    ):  # fmt: skip
+        assert text in printed, text
+
+
+def test_no_warning_where_there_is_nothing_to_warn_of() -> None:
+    printed = plain(run(EASY))
+    assert "Warning" not in printed
+    assert "What would help" not in printed
+
+
+def test_json() -> None:
+    data = json.loads(run([*ARGUMENTS, "--json", "--alternatives", "2"], columns=20))
+    assert data["request"]["dim"] == 7850
+    assert len(data["alternatives"]) == 2
+    best: dict[str, Any] = data["best"]
+    assert best["message_bytes"] <= 2000
+    assert best["worse_than_nothing"]
+    assert best["total_epsilon"]["value"] <= 4
+    assert best["total_epsilon"]["trust"] == "distributed"
+    assert data["warnings"]
+
+
+def test_the_command_can_be_copied() -> None:
+    """From a terminal of 80 columns: lines end in backslashes, and a shell reads them as one."""
+    lines = run([*ARGUMENTS, "--trust", "central"], columns=80).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("diffsketch run"))
+    end = next(i for i in range(start, len(lines)) if not lines[i].endswith("\\"))
+    words = shlex.split("\n".join(lines[start : end + 1]).replace("\\\n", ""))
+    data = json.loads(run([*ARGUMENTS, "--trust", "central", "--json"]))
+    assert words == shlex.split(data["best"]["command"])
+
+
+def test_code_runs() -> None:
+    names: dict[str, Any] = {}
+    exec(run([*EASY, "--code"], columns=20), names)  # noqa: S102
+    vectors = torch.ones(300, 500) / 500**0.5
+    error = float((names["run_round"](vectors, 0) - vectors[0]).norm())
+    assert error < 0.9
+    with pytest.raises(BudgetExceeded):
+        names["run_round"](vectors, 1)
+
+
+def test_population_cohort_and_sampling() -> None:
+    devices = ["plan", "--dim", "7850", "--population", "6000", "--cohort", "1000", "--rounds",
+               "60", "--epsilon", "8", "--bytes", "500"]  # fmt: skip
+    printed = plain(run(devices))
+    assert "at delta = 1e-05 over 10 rounds" in printed
+    assert "takes part in 10 of the 60 rounds at most" in printed
+    uniform = plain(run([*devices, "--sampling", "uniform"]))
+    assert "at delta = 1e-05 over 60 rounds" in uniform
+    assert "--sampling shuffled would count 10 of 60" in uniform
+    secret = ["--sampling", "poisson", "--trust", "central", "--relation", "add-or-remove"]
+    assert "drawn on its own, with probability 0.167" in plain(run([*devices, *secret]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cohort", "10"], "--workers stands for --cohort and --population: leave them out"),
+        (["--population", "10"], "--workers stands for"),
+        (["--sampling", "poisson"], "--sampling must not be poisson but for client unit"),
+        (["--unit", "example"], "--unit must be client or coordinate"),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, [*ARGUMENTS, *arguments])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr
+
+
+def test_somebody_has_to_take_part() -> None:
+    few = ["plan", "--dim", "9", "--rounds", "1", "--epsilon", "1", "--bytes", "99"]
+    result = CliRunner().invoke(app, few)
+    assert result.exit_code == 2
+    assert "--cohort must be given, or --workers" in result.stderr
+
+
+def test_help_is_quick_and_names_the_options() -> None:
+    printed = plain(run(["plan", "--help"], columns=200))
+    for text in (
+        "--bytes",
+        "--epsilon",
+        "--trust",
+        "--json",
+        "--population",
+        "Examples: diffsketch plan",
+    ):
+        assert text in printed
+    code = (
+        "import sys\n"
+        "from diffsketch.cli import app\n"
+        "app(['plan', '--help'], standalone_mode=False)\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'dp_accounting')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)  # noqa: S603
+    assert done.returncode == 0
+
+
+def test_json_and_code_exclude_each_other() -> None:
+    result = CliRunner().invoke(app, [*EASY, "--json", "--code"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "--json and --code do not go together" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--norm", "1e-30"],
+        ["--norm", "9.876e29", "--trust", "central"],
+        ["--dim", "100000000000", "--bytes", "80000000000", "--norm", "1.234e-30"],
+        ["--workers", "2", "--trust", "local", "--epsilon", "1e-6"],
+    ],
+    ids=str,
+)
+def test_extreme_numbers_fit_the_table(arguments: list[str]) -> None:
+    output = run([*ARGUMENTS, *arguments], columns=80)
+    assert "…" not in output
+    assert all(len(line) <= 80 for line in output.splitlines())
+    assert not re.search(r"\d{12}", output)
+
+
+def test_many_workers_keep_their_secure_sum() -> None:
+    printed = plain(run([*ARGUMENTS, "--workers", "1000000"]))
+    assert "sketch-skellam" in printed
+
+
+def test_messages_that_are_larger_are_called_so() -> None:
+    few = ["plan", "--dim", "1", "--workers", "50", "--rounds", "1", "--epsilon", "1",
+           "--bytes", "54"]  # fmt: skip
+    printed = plain(run(few))
+    assert "times larger than the vector" in printed
+    assert "times less than the vector" not in printed
+    assert "count as equal" in printed
+
+
+def test_names_are_those_of_the_library() -> None:
+    for mine, theirs in ((UnitName, Unit), (RelationName, Relation), (TrustName, Trust)):
+        assert {name.value for name in mine} == {name.value for name in theirs}
+    assert {name.value for name in SamplingName} == set(SAMPLINGS)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--dim", "0", "--dim must be >= 1"),
+        ("--epsilon", "nan", "--epsilon must be > 0 and finite, got --epsilon=nan"),
+        ("--delta", "2", "--delta must be in [0, 1)"),
+        ("--bytes", "10", "--bytes must be >= 52"),
+        ("--norm", "0", "--norm must be in 1e-30..1e30, got --norm=0.0"),
+        ("--norm", "1e300", "--norm must be in 1e-30..1e30"),
+        ("--norm", "1e-300", "--norm must be in 1e-30..1e30"),
+        ("--alternatives", "-1", "--alternatives must be >= 0"),
+        ("--unit", "person", "person"),
+    ],
+)
+def test_bad_input_is_one_line(
+    option: str, value: str, message: str,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["diffsketch", *ARGUMENTS, option, value])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err

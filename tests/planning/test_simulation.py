@@ -1,0 +1,137 @@
+"""Predicted errors against simulated rounds of the very methods that are proposed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diffsketch.methods import METHODS, Method, build_method, private_mean
+from diffsketch.methods.forecast import Plannable, Vectors
+from diffsketch.planning import Option, PlanRequest, Relation, Trust
+from diffsketch.planning.search import search
+from diffsketch.privacy import CohortNoise, NoiseKey
+from diffsketch.sketch import SketchKey
+
+BASE: dict[str, Any] = {
+    "dim": 400, "cohort": 8, "rounds": 4, "target_epsilon": 8.0, "message_bytes": 300,
+    "trust": "central",
+}  # fmt: skip
+MOST_ROUNDS = 2000
+KEY = SketchKey.from_integer(1)
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "identical": {},
+    "spread": {"spread": 3.0, "vector_norm": 5.0, "relation": "add-or-remove"},
+    "vectors fit": {"message_bytes": 2000, "spread": 1.0},
+    "little noise": {"target_epsilon": 60.0, "cohort": 10, "rounds": 1},
+    "coordinates": {"unit": "coordinate", "target_epsilon": 4.0},
+    "coordinates, vectors fit": {"unit": "coordinate", "message_bytes": 2000, "spread": 1.0},
+    "without delta": {"delta": 0.0, "rounds": 1},
+}
+
+
+def vectors_of(known: Vectors, generator: torch.Generator) -> torch.Tensor:
+    """Dense vectors of this norm and spread."""
+    common = torch.randn(known.dim, generator=generator)
+    own = torch.randn(known.count, known.dim, generator=generator)
+    vectors = common + math.sqrt(known.spread) * own
+    vectors *= known.norm / vectors.norm(dim=-1, keepdim=True)
+    return vectors
+
+
+def simulate(method: Method, known: Vectors) -> float:
+    """The mean of the relative errors of so many rounds that its standard error is below 3.5%."""
+    generator = torch.Generator().manual_seed(7)
+    errors: list[float] = []
+    while len(errors) < 16 or np.std(errors) > 0.035 * np.mean(errors) * math.sqrt(len(errors)):
+        assert len(errors) < MOST_ROUNDS
+        for index in range(len(errors), len(errors) + 16):
+            vectors = vectors_of(known, generator)
+            found = private_mean(vectors, method, key=KEY, round_index=index, simulation_seed=3)
+            mean = vectors.double().mean(dim=0)
+            errors.append(float((found.mean - mean).square().sum() / mean.square().sum()))
+    return float(np.mean(errors))
+
+
+@functools.cache
+def options(name: str) -> tuple[Option, ...]:
+    return tuple(search(PlanRequest(**{**BASE, **REQUESTS[name]})))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_predictions(name: str) -> None:
+    """Within 15%: more than 4 standard errors, so that a right one fails with some 6e-5 each."""
+    known = PlanRequest(**{**BASE, **REQUESTS[name]}).vectors
+    for option in options(name):
+        assert option.error.total == pytest.approx(simulate(option.method, known), rel=0.15), option
+
+
+def test_every_method_is_simulated() -> None:
+    seen = {(option.method.name, option.trust) for name in REQUESTS for option in options(name)}
+    assert {name for name, _ in seen} == {
+        name for name, kind in METHODS.items() if issubclass(kind, Plannable)
+    }
+    for name in ("gaussian", "sketch-gaussian"):
+        assert {trust for method, trust in seen if method == name} == set(Trust)
+
+
+@pytest.mark.parametrize("name", ["sketch-gaussian", "sketch-skellam"])
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) -> None:
+    (option, *_) = (option for option in options("identical") if option.method.name == name)
+    assert option.error.noise > 0.8 * option.error.total
+    method: Any = option.method
+    wrong = replace(method, noise_multiplier=factor * method.noise_multiplier)
+    known = PlanRequest(**BASE).vectors
+    assert option.error.total != pytest.approx(simulate(wrong, known), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sketch-gaussian", {"rows": 3, "cols": 20, "clip": 3.0, "noise_multiplier": 0.2}),
+        ("gaussian", {"clip": 0.7, "noise_multiplier": 0.1}),
+        ("gaussian", {"clip": 1.0, "noise_multiplier": 0.1, "bits": 7}),
+        ("sketch-laplace", {"rows": 3, "cols": 30, "clip": 0.1, "per_round": 20.0}),
+        ("projunit", {"size": 40, "clip": 1.5, "per_round": 20.0}),
+        ("cpsgd", {"clip": 1.0, "limit": 0.1, "levels": 3, "trials": 4, "rotate": True}),
+    ],
+    ids=str,
+)
+def test_forecasts_for_settings_that_no_plan_has(name: str, settings: dict[str, Any]) -> None:
+    """More rows, a clip that cuts or is wide, coarse grids: within 15%, as above."""
+    known = Vectors(400, 8, spread=0.5)
+    method = build_method(name, dim=400, cohort=8, settings=settings)
+    assert isinstance(method, Plannable)
+    assert method.forecast(known).total == pytest.approx(simulate(method, known), rel=0.15)
+
+
+def test_poisson_samples_vary() -> None:
+    """What their number adds to the error of a sum over the expected one, within 15%."""
+    request = PlanRequest(
+        dim=200, cohort=8, population=32, rounds=1, target_epsilon=400.0, message_bytes=2000,
+        trust=Trust.CENTRAL, relation=Relation.ADD_OR_REMOVE, sampling="poisson",
+    )  # fmt: skip
+    assert request.sampler is not None
+    found = {option.method.name: option for option in search(request)}
+    option = found["gaussian"]
+    key, errors = NoiseKey.from_integer(0), []
+    for index in range(1500):
+        lottery = key.source(worker=1000, round_index=index)
+        drawn = request.sampler.draw(lottery).tolist()
+        if not drawn:
+            continue
+        vector = vectors_of(Vectors(200, 1), torch.Generator().manual_seed(index))
+        noise = CohortNoise(key, drawn, round_index=index)
+        messages = option.method.encode(vector.repeat(len(drawn), 1), KEY.seed(index), noise)
+        server = CohortNoise(key, [10**6], round_index=index)
+        total = option.method.publish(messages.messages.sum(dim=0), server)
+        mean = option.method.decode(total, KEY.seed(index), count=request.cohort)
+        errors.append(float((mean - vector[0]).square().sum()))
+    assert option.error.total == pytest.approx(float(np.mean(errors)), rel=0.15)

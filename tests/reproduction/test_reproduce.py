@@ -1,0 +1,273 @@
+"""Reproducing: nothing is done twice, nothing is lost, and the page says what it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from diffsketch.training.simulate import Simulation
+from diffsketch.errors import ArgumentError
+from diffsketch.reproduction import claims
+from diffsketch.reproduction.drawings.drawn import Drawn
+from diffsketch.reproduction.experiment import Experiment
+from diffsketch.reproduction.jobs import Results
+from diffsketch.reproduction.reproduce import JobsFailed, reproduce
+from diffsketch.reproduction.verdicts.verdict import Standing, Statement, Verdict
+from diffsketch.pages.exhibits import Axis, Plot, Series
+from diffsketch.app.directory import RunBusy, locked
+from tests.reproduction import tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.register(monkeypatch)
+    # The formulas of some of the rules take seconds; `test_verdicts.py` has them.
+    verdict = Verdict(Standing.NOT_MEASURED, "Nothing.")
+    monkeypatch.setattr(claims, "judged", lambda _: dict.fromkeys(claims.statements(), verdict))
+    return tiny.both(tmp_path / "settings")
+
+
+def run(
+    output: Path, folder: Path, *names: str, reduced: bool = False, jobs: int = 1, status: int = 0
+) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    found = reproduce(names, output, console, reduced=reduced, jobs=jobs, folder=folder)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert found == status, printed
+    return printed
+
+
+def results_of(output: Path) -> Any:
+    return json.loads((output / "results.json").read_text())
+
+
+def text_of(output: Path) -> str:
+    """What a reader sees of the page."""
+    page = (output / "index.html").read_text()
+    return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
+
+
+def test_a_second_run_only_draws(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder)
+    # Both experiments have the same training runs: they are done once.
+    assert len(steps) == tiny.RUN_STEPS
+    assert "2 experiments, 5 jobs" in printed
+    assert "5 jobs done, 0 from the cache" in printed
+    assert f"Wrote {output / 'index.html'}" in printed
+    assert "not measured" in printed
+    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    del steps[:]
+    printed = run(output, folder)
+    assert steps == []
+    assert "0 jobs done, 5 from the cache" in printed
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_results_and_page(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder)
+    data = results_of(output)
+    assert data["command"] == "diffsketch reproduce"
+    assert set(data["versions"]) >= {"diffsketch", "torch", "numpy", "source"}
+    assert not data["reduced"]
+    assert data["claims"]
+    two = data["experiments"]["two"]
+    assert [(one["name"], one["seed"]) for one in two["runs"]] == [
+        ("plain", 0), ("plain", 1), ("sketch", 0), ("sketch", 1),
+    ]  # fmt: skip
+    assert two["runs"][0]["curve"]["round"] == [0, 2, 4, 6]
+    assert two["measurements"][0]["result"] == {"sum": 3}
+    assert two["facts"]["value/tiny/0"] == 3
+    assert two["facts"]["most"] == "inf"
+    seen = text_of(output)
+    for text in (
+        "Figure 0", "Small it is.", "The paper: It is small.", "What is true: Proven",
+        "diffsketch run --workers 3", "diffsketch reproduce two",
+        "Seeds 0 to 1", "torch",
+    ):  # fmt: skip
+        assert text in seen, text
+    assert "Reduced run" not in seen + printed
+    assert (output / "reproduction.md").is_file()
+    assert (output / "data" / "two-all.csv").is_file()
+
+
+def test_a_full_run_judges_once_and_draws_each_picture_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, drawn, real, asked = tmp_path / "out", list[str](), claims.judged, list[Any]()
+
+    def with_plot(experiment: Experiment, results: Results) -> Drawn:
+        line = Series("line", (1.0, 2.0), (0.5, 0.8))
+        plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
+        return replace(tiny.draw(experiment, results), exhibits=(plot,))
+
+    def judged(facts: Any) -> dict[Statement, Verdict]:
+        asked.append(facts)
+        return real(facts)
+
+    for form in ("svg", "png"):
+        picture = partial(_picture, drawn=drawn, form=form)
+        monkeypatch.setattr(f"diffsketch.pages.write.to_{form}", picture)
+    monkeypatch.setattr(claims, "judged", judged)
+    tiny.register(monkeypatch, draw=with_plot)
+    run(output, folder)
+    assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]
+    # Both the page and the document have them.
+    for name in ("one-plot.svg", "two-plot.svg"):
+        content = (output / "figures" / name).read_bytes()
+        assert (output / "images" / "reproduction" / name).read_bytes() == content
+    assert [list(facts) for facts in asked] == [["one", "two"]]
+
+
+def _picture(plot: Plot, _: Any, *, drawn: list[str], form: str) -> bytes:
+    drawn.append(f"{plot.name}.{form}")
+    return f"{form} of {plot.name}".encode() + b" " * (form == "png")
+
+
+def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder, reduced=True)
+    assert len(steps) == 4
+    for text in (printed, text_of(output)):
+        words = " ".join(text.replace(" )", ")").replace("( ", "(").split())
+        assert "Reduced run (--quick)" in words
+        assert "fewer seeds (1 instead of 2); rounds (4 instead of 6); panels (1 instead" in words
+    each = "seeds 1 instead of 2, rounds 4 instead of 6, {}panels 1 instead of 2."
+    assert f"Reduced by --quick : {each.format('')}" in text_of(output)
+    numbers = "numbers [1] instead of [1, 2], "
+    assert f"Reduced by --quick : {each.format(numbers)}" in text_of(output)
+    assert results_of(output)["reduced"]
+    assert "diffsketch reproduce --quick" in text_of(output)
+    assert not (output / "reproduction.md").exists()
+
+
+def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run(output, folder)
+    assert (output / "data" / "two-all.csv").is_file()
+    printed = run(output, folder, "one", "one")
+    assert "Not asked for, so left out: two." in printed
+    assert "Not asked for, so left out: two." in text_of(output)
+    assert list(results_of(output)["experiments"]) == ["one"]
+    # No number or picture stays that is not on the page.
+    assert (output / "data" / "one-all.csv").is_file()
+    assert not (output / "data" / "two-all.csv").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_and_continued_it_is_the_same(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    status: int,
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, folder)
+    real, rounds = Simulation.step, 0
+
+    def step(self: Simulation) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 9:  # in the second run
+            signal.raise_signal(number)
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Simulation, "step", step)
+        printed = run(parts, folder, status=status)
+        assert "Interrupted; what is done is kept. Continue with the same command." in printed
+        assert not (parts / "results.json").exists()
+        assert rounds == 9
+        run(parts, folder)
+        assert rounds == tiny.RUN_STEPS  # none again
+    for name in ("results.json", "index.html"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(one, folder, "one")
+    printed = run(two, folder, "one", jobs=2)
+    assert "with 2 processes" in printed
+    assert (one / "results.json").read_bytes() == (two / "results.json").read_bytes()
+
+
+def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run(output, folder)
+    before = (output / "results.json").read_bytes()
+    path = sorted((output / "cache" / "results").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:100])
+    shutil.rmtree(output / "cache" / "runs")
+    printed = run(output, folder)
+    assert f"note: {path}: damaged" in printed
+    assert "1 job done, 4 from the cache" in printed
+    assert (output / "results.json").read_bytes() == before
+
+
+def test_failures_take_nothing_from_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    output = tmp_path / "out"
+
+    def failing(settings: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        raise ZeroDivisionError(f"no {settings['numbers']}")
+
+    with monkeypatch.context() as patched:
+        tiny.register(patched, measure=failing)
+        with pytest.raises(JobsFailed) as caught:
+            run(output, folder)
+    said = str(caught.value)
+    assert "two, sum, seed 0: ZeroDivisionError: no [1, 2]" in said
+    assert "what is done is kept, and the same command tries the rest again" in said
+    assert "in failing" in (output / "errors.txt").read_text()
+    assert list(results_of(output)["experiments"]) == ["one"]
+    assert "Left out after an error: two." in text_of(output)
+    assert len(steps) == tiny.RUN_STEPS
+    printed = run(output, folder)
+    assert "1 job done, 4 from the cache" in printed
+    assert len(steps) == tiny.RUN_STEPS
+    assert list(results_of(output)["experiments"]) == ["one", "two"]
+    assert not (output / "errors.txt").exists()
+
+
+def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "mine").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"output must be new, empty, or .* such as 'mine'"):
+        run(output, folder)
+    assert [path.name for path in output.iterdir()] == ["mine"]
+    (output / "mine").unlink()
+    run(output, folder, "one", reduced=True)
+    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    with pytest.raises(ArgumentError, match="has the page of a reduced run"):
+        run(output, folder, "one")
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == files
+    lock = locked(output)
+    with pytest.raises(RunBusy):
+        run(output, folder, "one", reduced=True)
+    assert lock >= 0
+
+
+def test_mistakes_write_nothing(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(ArgumentError, match=r"got name='tow'; did you mean two\?"):
+        run(output, folder, "one", "tow")
+    with pytest.raises(ArgumentError, match="jobs must be a whole number >= 1, got jobs=0"):
+        run(output, folder, jobs=0)
+    assert not output.exists()

@@ -1,0 +1,89 @@
+"""Experiments that take a second, for tests: a folder of settings, a measurement, a drawing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from diffsketch.reproduction.drawings.drawn import Drawn
+from diffsketch.reproduction.drawings.registry import DRAWINGS, Draw
+from diffsketch.reproduction.experiment import Experiment
+from diffsketch.reproduction.jobs import Results
+from diffsketch.reproduction.measurements.registry import MEASUREMENTS
+from diffsketch.pages.exhibits import Table
+
+HEAD = 'title = "Tiny"\nplace = "Figure 0"\nsays = "It is small."\ndrawing = "tiny"\n'
+COMMON = (
+    "[common]\nworkers = 3\nsamples = 20\nrounds = 6\nevaluate_every = 2\ncheckpoint_seconds = 0\n"
+)
+RUNS = """
+[[run]]
+name = "plain"
+panels = ["a", "b"]
+method = "none"
+
+[[run]]
+name = "sketch"
+panels = ["a"]
+group = "ablation"
+method = "sketch"
+rows = 3
+cols = 22
+"""
+MEASURE = '\n[[measure]]\nname = "sum"\nkind = "tiny"\nseeds = 1\nsettings = { numbers = [1, 2] }\n'
+QUICK = (
+    '\n[quick]\nseeds = 1\ncommon = { rounds = 4 }\nmeasure = { numbers = [1] }\npanels = ["b"]\n'
+)
+RUN_STEPS = 2 * 2 * 6  # variants, seeds, rounds
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+
+
+def both(folder: Path) -> Path:
+    """Two experiments that share all training runs; the second measures something, too."""
+    write(folder, "one", f"{HEAD}seeds = 2\n{COMMON}{RUNS}{QUICK.replace('measure', '# measure')}")
+    write(folder, "two", f"{HEAD}seeds = 2\n{COMMON}{RUNS}{MEASURE}{QUICK}")
+    return folder
+
+
+def draw(experiment: Experiment, results: Results) -> Drawn:
+    runs = [(one, job) for one in experiment.variants for job in experiment.runs(one)]
+    measured = [job for one in experiment.measurements for job in experiment.measured(one)]
+    rows = [(one.name, job.seed, results[job]["summary"]["accuracy"]) for one, job in runs]
+    rows += [(job.kind, job.seed, results[job]["sum"]) for job in measured]
+    table = Table(f"{experiment.name}-all", "All", ("name", "seed", "value"), tuple(rows))
+    proven = Table(f"{experiment.name}-true", "Proven", ("name",), (("nothing",),))
+    facts = {f"value/{name}/{seed}": value for name, seed, value in rows}
+    return Drawn("Small it is.", (table,), proven=(proven,), facts={**facts, "most": float("inf")})
+
+
+def measure(
+    settings: Mapping[str, Any], *, seed: int, on_progress: Callable[[float], None]
+) -> dict[str, Any]:
+    on_progress(0.5)
+    return {"sum": sum(settings["numbers"]) + seed}
+
+
+def register(
+    patch: pytest.MonkeyPatch,
+    *,
+    measure: Callable[..., Mapping[str, Any]] = measure,
+    draw: Draw = draw,
+) -> None:
+    """Make the drawing and the measurement known, in this process."""
+    for kind, known, function in (
+        ("drawings", DRAWINGS, ("draw", draw)),
+        ("measurements", MEASUREMENTS, ("measure", measure)),
+    ):
+        module = ModuleType("tiny")
+        setattr(module, *function)
+        patch.setitem(sys.modules, f"diffsketch.reproduction.{kind}.tiny", module)
+        patch.setitem(known, "tiny", f"tiny:{function[0]}")

@@ -1,0 +1,249 @@
+"""Every trainer against a plain loop with `torch.optim.SGD`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.training.devices import Batches, Examples
+from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, Loop, trainer_for
+from diffsketch.training.local import closed as closed_module
+from diffsketch.training.local import functional as functional_module
+from diffsketch.training.models import CharLSTM, flatten
+from tests.training.local_cases import (
+    CASES,
+    COUNT,
+    batches,
+    close,
+    logistic,
+    perceptron,
+    plain,
+    vectors,
+    windows,
+)
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Examples, LocalTrainer]:
+    model, examples, kind = CASES[request.param]
+    made = model()
+    return made, examples(), trainer_for(made, kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradients_are_those_of_the_loop(
+    case: tuple[nn.Module, Examples, LocalTrainer], ragged: bool
+) -> None:
+    model, examples, trainer = case
+    chosen = batches(6, 1, 5, ragged=ragged)
+    found = trainer.gradients(flatten(model), examples, chosen)
+    close(found, plain(model, examples, chosen, None))
+    assert bool(found[3].any())
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_updates_are_those_of_the_loop(
+    case: tuple[nn.Module, Examples, LocalTrainer], steps: int, ragged: bool
+) -> None:
+    model, examples, trainer = case
+    chosen = batches(6, steps, 5, ragged=ragged)
+    found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
+    expected = plain(model, examples, chosen, 0.3)
+    close(found, expected)
+    # The tolerance tells steps from no steps, and this learning rate from another.
+    assert bool(((found[3] - 1.01 * expected[3]).abs() > 1e-4 * expected[3].abs() + 2e-6).any())
+    if ragged:
+        assert not found[2].any()
+
+
+def test_one_worker_and_none(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    weights = flatten(model)
+    assert trainer.dim == len(weights)
+    one = batches(1, 2, 3)
+    close(
+        trainer.updates(weights, examples, one, learning_rate=0.3),
+        plain(model, examples, one, 0.3),
+    )
+    nobody = Batches(torch.empty(0, 2, 3, dtype=torch.int64))
+    found = trainer.updates(weights, examples, nobody, learning_rate=0.3)
+    assert found.shape == (0, trainer.dim)
+
+
+def test_no_steps_change_nothing(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    empty = Batches(torch.empty(3, 0, 5, dtype=torch.int64))
+    found = trainer.updates(flatten(model), examples, empty, learning_rate=0.3)
+    assert torch.equal(found, torch.zeros(3, trainer.dim))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_same_input_same_bits(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    weights = flatten(model)
+    before, untouched = torch.get_rng_state(), weights.clone()
+    other = trainer_for(model, kind=_kind(trainer))  # type: ignore[arg-type]
+    for ragged in (False, True):
+        chosen = batches(9, 2, 5, ragged=ragged)
+        first = trainer.updates(weights, examples, chosen, learning_rate=0.3)
+        kept = first.clone()
+        assert torch.equal(trainer.updates(weights, examples, chosen, learning_rate=0.3), kept)
+        assert torch.equal(other.updates(weights, examples, chosen, learning_rate=0.3), kept)
+        # What was handed out stays, and nothing else was written to.
+        trainer.updates(weights, examples, batches(9, 1, 4), learning_rate=0.1)
+        assert torch.equal(first, kept)
+    assert torch.equal(weights, untouched)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+
+
+def _kind(trainer: LocalTrainer) -> str:
+    if isinstance(trainer, Loop):
+        return "threads" if trainer._threads else "loop"
+    return "closed" if isinstance(trainer, ClosedForm) else "batched"
+
+
+def test_nan_stays_with_its_worker(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    if not examples.inputs.is_floating_point():
+        pytest.skip("windows of characters cannot be NaN")
+    inputs = examples.inputs.clone()
+    inputs[0] = torch.nan  # what empty places point at
+    chosen = batches(6, 2, 5, ragged=True)
+    present = chosen.present
+    assert present is not None
+    chosen.indices[4, 0] = 0
+    present[4, 0] = True
+    has_nan = (present & (chosen.indices == 0)).flatten(1).any(1)
+    assert 0 < int(has_nan.sum()) < 6
+    examples = Examples(inputs, examples.labels)
+    found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
+    # The worker without any example has no place of its own to point at; it trains nothing.
+    expected = plain(model, examples, chosen, 0.3)
+    assert torch.isfinite(found).all(1).tolist() == torch.isfinite(expected).all(1).tolist()
+
+
+def test_evaluate(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    loss, accuracy = trainer.evaluate(flatten(model), examples)
+    with torch.no_grad():
+        scores = model(examples.inputs)
+    assert loss == pytest.approx(float(cross_entropy(scores, examples.labels)), rel=1e-5)
+    expected = (scores.argmax(1) == examples.labels).float().mean()
+    assert accuracy == pytest.approx(float(expected))
+    nothing = Examples(examples.inputs[:0], examples.labels[:0])
+    with pytest.raises(ArgumentError, match="examples must not be empty"):
+        trainer.evaluate(flatten(model), nothing)
+
+
+def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffsketch.training.local.base._EVALUATED", 7)
+    monkeypatch.setitem(closed_module._WORKERS, "cpu", 4)
+    monkeypatch.setattr(Functional, "examples_at_once", 20)
+    examples = vectors()
+    for model, kind in ((logistic(), "closed"), (perceptron(), "batched")):
+        trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
+        for ragged in (False, True):
+            chosen = batches(9, 2, 5, ragged=ragged)
+            found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
+            close(found, plain(model, examples, chosen, 0.3))
+        with torch.no_grad():
+            expected = cross_entropy(model(examples.inputs), examples.labels)
+        assert trainer.evaluate(flatten(model), examples)[0] == pytest.approx(float(expected))
+
+
+def test_traces_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional_module, "_MOST_TRACES", 2)
+    model, examples = perceptron(), vectors()
+    trainer = Functional(model)
+    for workers in (1, 2, 3, 1):
+        chosen = batches(workers, 1, 5)
+        found = trainer.gradients(flatten(model), examples, chosen)
+        close(found, plain(model, examples, chosen, None))
+    assert len(trainer._traces) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bits_do_not_depend_on_threads(threads: int) -> None:
+    model, examples, chosen = CharLSTM(), windows(), batches(5, 2, 5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
+        torch.set_num_threads(threads)
+        found = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, alone)
+
+
+def test_whole_numbers_are_taken_as_they_are() -> None:
+    model, floats = logistic(), vectors()
+    pixels = Examples((10 * floats.inputs).to(torch.uint8), floats.labels)
+    chosen = batches(4, 2, 3)
+    for kind in ("closed", "batched", "loop"):
+        trainer = trainer_for(model, kind=kind)
+        found = trainer.updates(flatten(model), pixels, chosen, learning_rate=0.01)
+        close(found, plain(model, pixels, chosen, 0.01))
+        same = Examples(pixels.inputs.float(), pixels.labels)
+        assert trainer.evaluate(flatten(model), pixels) == trainer.evaluate(flatten(model), same)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_device_of_the_weights(name: str, device: str) -> None:
+    make, examples_of, kind = CASES[name]
+    model, examples, chosen = make(), examples_of(), batches(6, 2, 5, ragged=True)
+    expected = plain(model, examples, chosen, 0.3)
+    trainer = trainer_for(model.to(device), kind=kind)  # type: ignore[arg-type]
+    there = Examples(examples.inputs.to(device), examples.labels.to(device))
+    present = chosen.present
+    assert present is not None
+    moved = Batches(chosen.indices.to(device), present.to(device))
+    found = trainer.updates(flatten(model), there, moved, learning_rate=0.3)
+    assert found.device.type == device
+    # On CUDA convolutions and recurrences may use other algorithms, in TF32 for one.
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+    assert trainer.evaluate(flatten(model), there)[0] > 0
+
+
+def test_bad_arguments_are_refused(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = case
+    weights, chosen = flatten(model), batches(3, 2, 5)
+    with pytest.raises(MismatchError, match="gradients need exactly one step, got 2"):
+        trainer.gradients(weights, examples, chosen)
+    with pytest.raises(MismatchError, match="weights must have the shape"):
+        trainer.updates(weights[1:], examples, chosen, learning_rate=0.3)
+    with pytest.raises(ArgumentError, match="weights must be float32"):
+        trainer.updates(weights.double(), examples, chosen, learning_rate=0.3)
+    with pytest.raises(MismatchError, match=r"indices must be \(workers, steps, batch_size\)"):
+        trainer.updates(weights, examples, Batches(chosen.indices[0]), learning_rate=0.3)
+    with pytest.raises(ArgumentError, match="indices must be int64"):
+        trainer.updates(weights, examples, Batches(chosen.indices.int()), learning_rate=0.3)
+    wrong = Batches(chosen.indices, torch.ones(3, 2, 4, dtype=torch.bool))
+    with pytest.raises(MismatchError, match="present must have the shape of indices"):
+        trainer.updates(weights, examples, wrong, learning_rate=0.3)
+    wrong = Batches(chosen.indices, torch.ones(3, 2, 5))
+    with pytest.raises(ArgumentError, match="present must be bool"):
+        trainer.updates(weights, examples, wrong, learning_rate=0.3)
+    with pytest.raises((IndexError, ArgumentError)):
+        trainer.updates(weights, examples, Batches(chosen.indices + COUNT), learning_rate=0.3)
+    with pytest.raises((IndexError, ArgumentError)):
+        trainer.updates(weights, examples, Batches(chosen.indices - COUNT), learning_rate=0.3)

@@ -1,0 +1,159 @@
+"""The models: sizes, first weights from a seed, and flat weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.training.models import (
+    CharGRU,
+    CharLSTM,
+    LogisticRegression,
+    SmallCNN,
+    WeightLayout,
+    flatten,
+    load,
+    unflatten,
+)
+
+SEEDED: list[Callable[..., nn.Module]] = [SmallCNN, CharGRU, CharLSTM]
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (LogisticRegression, 7850),
+        (SmallCNN, 11274),
+        (CharGRU, 39720),
+        (CharLSTM, 39408),
+    ],
+)
+def test_numbers_of_parameters(model: Callable[[], nn.Module], count: int) -> None:
+    assert flatten(model()).shape == (count,)
+
+
+@pytest.mark.parametrize("model", SEEDED)
+def test_weights_follow_from_the_seed(model: Callable[..., nn.Module]) -> None:
+    first = flatten(model(seed=3))
+    assert torch.equal(first, flatten(model(seed=3)))
+    assert not torch.equal(first, flatten(model(seed=4)))
+    assert bool(torch.isfinite(first).all())
+    # No parameter was forgotten: none is constant.
+    assert all(p.std() > 0 for p in model(seed=3).parameters())
+
+
+@pytest.mark.parametrize("model", [LogisticRegression, *SEEDED])
+def test_global_random_state_is_left_alone(model: Callable[..., nn.Module]) -> None:
+    before = torch.get_rng_state()
+    made = model()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    try:
+        assert torch.equal(flatten(made), flatten(model()))
+    finally:
+        torch.set_rng_state(before)
+
+
+def test_plain_constructor_does_change_the_global_state() -> None:
+    before = torch.get_rng_state()
+    nn.Linear(3, 3)
+    try:
+        assert not torch.equal(torch.get_rng_state(), before)
+    finally:
+        torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(("model", "layer"), [(CharLSTM, nn.LSTM), (CharGRU, nn.GRU)])
+def test_character_models_are_torchs_layers_without_the_second_bias(
+    model: Callable[..., nn.Module], layer: type[nn.LSTM] | type[nn.GRU]
+) -> None:
+    ours = model(seed=1)
+    with torch.device("meta"):
+        theirs = layer(8, 52 if layer is nn.LSTM else 60, num_layers=2, batch_first=True)
+    theirs.to_empty(device="cpu")
+    named = dict(ours.named_parameters())
+    with torch.no_grad():
+        for index in range(2):
+            for torchs, own in (("weight_ih", "input"), ("weight_hh", "recurrent")):
+                theirs.get_parameter(f"{torchs}_l{index}").copy_(named[f"{own}_{index}"])
+            theirs.get_parameter(f"bias_ih_l{index}").copy_(named[f"bias_{index}"])
+            theirs.get_parameter(f"bias_hh_l{index}").zero_()
+    windows = torch.randint(80, (5, 80), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        outputs = theirs(nn.functional.embedding(windows, named["embedding"]))[0]
+        expected = outputs[:, -1] @ named["output"].t() + named["output_bias"]
+        found = ours(windows)
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(ours(windows.to(torch.uint8)), found)
+
+
+def test_images_may_be_flat_or_not() -> None:
+    images = torch.rand(4, 28, 28, generator=torch.Generator().manual_seed(0))
+    for model in (LogisticRegression(), SmallCNN()):
+        assert torch.equal(model(images), model(images.flatten(1)))
+
+
+@pytest.mark.parametrize("model", [LogisticRegression, *SEEDED])
+def test_flatten_and_load_round_trip(model: Callable[..., nn.Module]) -> None:
+    made = model()
+    weights = torch.randn(len(flatten(made)), generator=torch.Generator().manual_seed(5))
+    load(made, weights)
+    assert torch.equal(flatten(made), weights)
+    named = unflatten(made, weights)
+    assert list(named) == [name for name, _ in made.named_parameters()]
+    for name, parameter in made.named_parameters():
+        assert torch.equal(named[name], parameter)
+        assert named[name].untyped_storage().data_ptr() == weights.untyped_storage().data_ptr()
+
+
+def test_flatten_is_a_copy() -> None:
+    model = LogisticRegression()
+    flatten(model).fill_(1.0)
+    assert not flatten(model).any()
+
+
+def test_layout_of_workers() -> None:
+    layout = WeightLayout.of(LogisticRegression(3, 2))
+    rows = torch.arange(16.0).view(2, 8)
+    weight, bias = layout.split(rows)
+    assert weight.shape == (2, 2, 3)
+    assert bias.tolist() == [[6.0, 7.0], [14.0, 15.0]]
+
+
+def test_shared_parameters_count_once() -> None:
+    first = nn.Linear(4, 4, bias=False, device="meta")
+    model = nn.Sequential(first, nn.ReLU(), first)
+    assert WeightLayout.of(model).dim == 16
+
+
+def test_wrong_weights_are_refused() -> None:
+    model = LogisticRegression()
+    with pytest.raises(MismatchError, match=r"shape \(7850,\), got \(7851,\)"):
+        load(model, torch.zeros(7851))
+    with pytest.raises(MismatchError, match=r"got \(2, 7850\)"):
+        unflatten(model, torch.zeros(2, 7850))
+    with pytest.raises(ArgumentError, match="weights must be float32"):
+        unflatten(model, torch.zeros(7850, dtype=torch.float64))
+
+
+def test_models_without_flat_weights_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="model must have parameters"):
+        flatten(nn.ReLU())
+    with pytest.raises(ArgumentError, match="weight must be float32"):
+        flatten(LogisticRegression().double())
+
+
+@pytest.mark.parametrize("seed", [1.5, True, "1"])
+def test_seeds_are_whole_numbers(seed: object) -> None:
+    with pytest.raises(ArgumentError, match="seed must be an int"):
+        CharLSTM(seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("features", "classes"), [(0, 10), (784, 1)])
+def test_sizes_of_logistic_regression(features: int, classes: int) -> None:
+    with pytest.raises(ArgumentError, match="must be >="):
+        LogisticRegression(features, classes)

@@ -1,0 +1,313 @@
+"""What a run costs: against `Accountant`, client by client, and the stop before the budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.training.participation import Participation
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.claim import (
+    Basis,
+    Claim,
+    Epsilon,
+    MeasuredClaim,
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+DELTA = 1e-5
+
+
+def proven(event: events.Event) -> ProvenClaim:
+    return ProvenClaim(SCOPE, event, "noise")
+
+
+def claimed(epsilon: float, delta: float = 0.0) -> PaperClaim:
+    return PaperClaim(SCOPE, Epsilon(epsilon, delta, 1, Basis.CLAIMED, SCOPE), "a paper")
+
+
+def of(*members: int) -> npt.NDArray[np.int64]:
+    return np.array(members, np.int64)
+
+
+GAUSSIAN = proven(events.gaussian(3.0))
+LAPLACE = proven(events.laplace(5.0))
+PADDED = proven(events.composed(events.gaussian(4.0), events.approximate(0.0, 1e-8)))
+ROWS = proven(events.repeated(events.laplace(20.0), 7))
+COHORTS = [of(0, 1), of(1, 2), of(0, 1), of(3), of(1, 3)]  # client 1 takes part four times
+
+
+@pytest.mark.parametrize("claim", [GAUSSIAN, LAPLACE, PADDED, ROWS], ids=repr)
+def test_busiest_client_decides(claim: ProvenClaim) -> None:
+    accounts, accountant = Participation(4), Accountant(SCOPE)
+    for cohort in COHORTS:
+        accounts = accounts.after(claim, cohort)
+    accountant.spend(claim, rounds=4)
+    found, expected = accounts.epsilon(DELTA), accountant.epsilon(DELTA)
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    assert float(found) >= float(expected) * (1 - 1e-12)
+    assert (found.rounds, found.basis, found.scope) == (4, Basis.PROVEN, SCOPE)
+
+
+def test_gaussian_rounds_of_different_noise_are_exact() -> None:
+    """Each client's own sum decides, though no two rounds are alike."""
+    rng = np.random.default_rng(0)
+    accounts, own = Participation(5), [Accountant(SCOPE) for _ in range(5)]
+    for _ in range(30):
+        claim = proven(events.gaussian(float(rng.uniform(2, 9))))
+        cohort = np.sort(rng.choice(5, 2, replace=False))
+        accounts = accounts.after(claim, cohort)
+        for client in cohort:
+            own[client].spend(claim)
+    most = max(float(one.epsilon(DELTA)) for one in own)
+    assert float(accounts.epsilon(DELTA)) == pytest.approx(most, rel=1e-9)
+    everyone = Accountant(SCOPE)  # negative control: not what all rounds together would cost
+    for one in own:
+        for item in one.spent:
+            everyone.spend(item.claim, item.rounds)
+    assert float(everyone.epsilon(DELTA)) > 1.5 * most
+
+
+def test_mixed_rounds_are_never_below_any_client() -> None:
+    rng = np.random.default_rng(1)
+    accounts, own = Participation(4), [Accountant(SCOPE) for _ in range(4)]
+    for _ in range(12):
+        claim = (GAUSSIAN, LAPLACE, PADDED)[rng.integers(3)]
+        cohort = np.sort(rng.choice(4, 2, replace=False))
+        accounts = accounts.after(claim, cohort)
+        for client in cohort:
+            own[client].spend(claim)
+    most = max(float(one.epsilon(DELTA)) for one in own)
+    assert most * (1 - 1e-9) <= float(accounts.epsilon(DELTA)) < 2 * most
+
+
+@pytest.mark.parametrize("claim", [GAUSSIAN, LAPLACE, PADDED], ids=repr)
+def test_budget_stops_in_the_round_that_an_accountant_does(claim: ProvenClaim) -> None:
+    budget = Budget(epsilon=4.0, delta=DELTA)
+    allowed = Accountant(SCOPE, budget).rounds_left(claim)
+    accounts = Participation(2, budget)
+    for _ in range(allowed):
+        accounts = accounts.after(claim, of(0))
+    with pytest.raises(BudgetExceeded, match="above the budget of 4"):
+        accounts.after(claim, of(0))
+    assert allowed > 5
+    assert accounts.rounds.tolist() == [allowed, 0]
+    assert float(accounts.epsilon(DELTA)) <= 4.0
+    other = accounts.after(claim, of(1))  # who has paid nothing yet may go on
+    assert other.rounds.tolist() == [allowed, 1]
+    with pytest.raises(BudgetExceeded):
+        other.after(claim, of(0, 1))
+
+
+def test_noise_for_exactly_so_many_rounds_suffices_for_them() -> None:
+    """Rounding must not refuse the last of the rounds that the noise was chosen for."""
+    rounds, budget = 20_000, Budget(epsilon=8.0, delta=DELTA)
+    multiplier = gaussian_multiplier(epsilon=8.0, delta=DELTA, rounds=rounds)
+    claim, accounts = proven(events.gaussian(multiplier)), Participation(1, budget)
+    for _ in range(rounds):
+        accounts = accounts.after(claim, of(0))
+    spent = float(accounts.epsilon(DELTA))
+    assert spent == pytest.approx(8.0, rel=1e-9)
+    exact = float(claim.epsilon(delta=DELTA, rounds=rounds))
+    assert spent == pytest.approx(exact, rel=1e-13)
+
+
+def test_budget_is_kept_after_a_restart() -> None:
+    budget = Budget(epsilon=2.0, delta=DELTA)
+    allowed = Accountant(SCOPE, budget).rounds_left(GAUSSIAN)
+    accounts = Participation(2, budget)
+    for _ in range(allowed):
+        accounts = accounts.after(GAUSSIAN, of(0))
+        accounts = Participation(2, budget).restored(accounts.state())
+    with pytest.raises(BudgetExceeded):
+        accounts.after(GAUSSIAN, of(0))
+
+
+def test_restored_accounts_say_what_was_paid_and_not_the_budget() -> None:
+    """The budget caps what is said only if every round was admitted under it."""
+    free = Participation(2)
+    for _ in range(10):
+        free = free.after(GAUSSIAN, of(0))
+    paid = float(free.epsilon(DELTA))
+    small, large = Budget(paid / 4, DELTA), Budget(2 * paid, DELTA)
+    for accounts in (
+        Participation(2, small).restored(free.state()),
+        Participation(2, small).restored(Participation(2, large).restored(free.state()).state()),
+    ):
+        assert float(accounts.epsilon(DELTA)) == paid
+        assert accounts.epsilon(DELTA).basis is Basis.PROVEN
+        with pytest.raises(BudgetExceeded):
+            accounts.after(GAUSSIAN, of(1))
+    enough = Participation(2, large).restored(free.state())
+    allowed = Accountant(SCOPE, large).rounds_left(GAUSSIAN)
+    for _ in range(allowed - 10):
+        enough = enough.after(GAUSSIAN, of(0))
+    assert paid < float(enough.epsilon(DELTA)) <= large.epsilon
+    # The cap itself, where rounding puts the exact number above: still there after a restart.
+    exact = Budget(float(enough.epsilon(DELTA)), DELTA)
+    again = Participation(2, exact).restored(enough.state())
+    assert float(again.epsilon(DELTA)) <= exact.epsilon
+
+
+def test_nothing_is_changed_in_place() -> None:
+    accounts = Participation(3).after(GAUSSIAN, of(0, 1))
+    before = accounts.epsilon(DELTA), accounts.rounds.tolist()
+    accounts.after(GAUSSIAN, of(0, 1, 2))
+    assert (accounts.epsilon(DELTA), accounts.rounds.tolist()) == before
+
+
+def test_not_composed_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counted(event: events.Event, delta: float) -> float:
+        nonlocal calls
+        calls += 1
+        return epsilon_for(event, delta)
+
+    monkeypatch.setattr("diffsketch.training.participation.epsilon_for", counted)
+    accounts = Participation(3, Budget(epsilon=8.0, delta=DELTA))
+    claim = proven(events.gaussian(30.0))
+    for _ in range(1000):
+        accounts = accounts.after(claim, of(0, 2))
+    assert 0 < calls < 100
+
+
+def test_claims_without_proof_do_not_compose() -> None:
+    accounts = Participation(2)
+    for epsilon in (0.5, 2.0, 1.0):
+        accounts = accounts.after(claimed(epsilon), of(0))
+    found = accounts.epsilon(DELTA)
+    assert (float(found), found.rounds, found.basis) == (2.0, 1, Basis.CLAIMED)
+    assert accounts.rounds.tolist() == [3, 0]
+    loose = Participation(2).after(claimed(0.5, delta=1e-3), of(0)).epsilon(DELTA)
+    assert (loose.delta, float(loose)) == (1e-3, 0.5)  # nothing is claimed for a smaller delta
+
+
+def test_weakest_claim_decides() -> None:
+    none = NoClaim(SCOPE, "nothing is hidden")
+    accounts = Participation(2).after(GAUSSIAN, of(0)).after(claimed(0.1), of(1))
+    assert accounts.epsilon(DELTA).basis is Basis.CLAIMED
+    for last in (none, GAUSSIAN, claimed(0.1)):
+        accounts = accounts.after(last, of(0))
+        if accounts.rounds[0] > 1:
+            found = accounts.epsilon(DELTA)
+            assert (found.basis, float(found)) == (Basis.NONE, math.inf)
+
+
+@pytest.mark.parametrize("claim", [claimed(0.1), NoClaim(SCOPE, "nothing is hidden")], ids=repr)
+def test_budget_is_for_what_is_proven(claim: Claim) -> None:
+    with pytest.raises(BudgetExceeded, match="is for what is proven"):
+        Participation(2, Budget(8.0, DELTA)).after(claim, of(0))
+
+
+def test_before_the_first_round() -> None:
+    accounts = Participation(2)
+    found = accounts.epsilon(DELTA)
+    assert (float(found), found.rounds) == (0.0, 0)
+    assert accounts.claim is None
+
+
+@pytest.mark.parametrize("basis", [Basis.PROVEN, Basis.CLAIMED, Basis.NONE])
+def test_before_the_first_round_it_is_what_is_planned(basis: Basis) -> None:
+    scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+    number = Epsilon(0.5, 0.0, 1, Basis.CLAIMED, scope)
+    claims: dict[Basis, Claim] = {
+        Basis.PROVEN: ProvenClaim(scope, events.gaussian(3.0), "noise"),
+        Basis.CLAIMED: PaperClaim(scope, number, "a paper"),
+        Basis.NONE: NoClaim(scope, "nothing is hidden"),
+    }
+    planned = claims[basis]
+    accounts = Participation(2, planned=planned)
+    for one in (accounts, Participation(2, planned=planned).restored(accounts.state())):
+        found = one.epsilon(DELTA)
+        assert float(found) == (math.inf if basis is Basis.NONE else 0.0)
+        assert (found.rounds, found.basis, found.scope) == (0, basis, scope)
+        assert one.claim == planned
+
+
+def test_the_claim_of_a_run_is_the_weakest() -> None:
+    none = NoClaim(SCOPE, "nothing is hidden")
+    accounts = Participation(2, planned=GAUSSIAN)
+    expected: list[tuple[Claim, Claim]] = [
+        (GAUSSIAN, GAUSSIAN),
+        (claimed(0.1), claimed(0.1)),
+        (claimed(0.7), claimed(0.7)),
+        (GAUSSIAN, claimed(0.7)),
+        (none, none),
+        (GAUSSIAN, none),
+    ]
+    for claim, weakest in expected:
+        accounts = accounts.after(claim, of(0))
+        assert accounts.claim == weakest
+        assert Participation(2).restored(accounts.state()).claim == weakest
+
+
+def test_nobody_pays_for_an_empty_round() -> None:
+    accounts = Participation(2).after(GAUSSIAN, of())
+    assert float(accounts.epsilon(DELTA)) == 0.0
+
+
+def test_one_account_for_secret_samples() -> None:
+    central = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+    claim = ProvenClaim(central, events.poisson_sampled(0.01, events.gaussian(1.0)), "noise")
+    accounts = Participation(1)
+    for _ in range(20):
+        accounts = accounts.after(claim, of(0))
+    expected = claim.epsilon(delta=DELTA, rounds=20)
+    assert float(accounts.epsilon(DELTA)) == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [],
+        [GAUSSIAN, LAPLACE, PADDED, GAUSSIAN],
+        [claimed(1.0), claimed(math.inf)],
+        [NoClaim(SCOPE, "nothing is hidden")],
+    ],
+)
+def test_state_there_and_back(claims: list[Claim]) -> None:
+    accounts = Participation(4)
+    for claim, cohort in zip(claims, COHORTS, strict=False):
+        accounts = accounts.after(claim, cohort)
+    state = accounts.state()
+    texts = {name: value for name, value in state.items() if isinstance(value, str)}
+    again: dict[str, Any] = {**state, **json.loads(json.dumps(texts))}
+    back = Participation(4).restored(again)
+    assert back.epsilon(DELTA) == accounts.epsilon(DELTA)
+    assert back.rounds.tolist() == accounts.rounds.tolist()
+    for claim in claims:
+        accounts, back = accounts.after(claim, of(1, 2)), back.after(claim, of(1, 2))
+    assert back.epsilon(DELTA) == accounts.epsilon(DELTA)
+
+
+def test_refusals() -> None:
+    accounts = Participation(2).after(GAUSSIAN, of(0))
+    other = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.LOCAL)
+    with pytest.raises(MismatchError, match="must be about the same"):
+        accounts.after(NoClaim(other, "nothing is hidden"), of(0))
+    bound = Epsilon(1.0, DELTA, 1, Basis.MEASURED, SCOPE)
+    with pytest.raises(ArgumentError, match="claim must be of a mechanism"):
+        Participation(2).after(MeasuredClaim(SCOPE, bound, 0.95, "an attack"), of(0))
+    with pytest.raises(MismatchError, match="must be of 3 clients"):
+        Participation(3).restored(accounts.state())
+    with pytest.raises(ArgumentError, match="clients must be >= 1"):
+        Participation(0)
+    assert torch.equal(accounts.state()["rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]

@@ -1,0 +1,205 @@
+"""Samplers: the right distributions, functions of seed and round alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from diffsketch.errors import ArgumentError, DataError
+from diffsketch.training import sampling
+from diffsketch.training.sampling import (
+    AllDevices,
+    PoissonDevices,
+    Sampler,
+    ShuffledSampler,
+    UniformSampler,
+    WeightedSampler,
+)
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.noise import NoiseKey
+
+# Statistical tests here have fixed seeds; with others they would fail with this probability.
+CHANCE = 1e-6
+DRAWS = 4000
+WEIGHTS = torch.tensor([5.0, 1.0, 2.0, 0.5, 1.5, 2.0, 0.3, 1.7, 3.0, 1.0, 2.2, 0.8])
+
+SAMPLERS: list[Sampler] = [
+    AllDevices(50),
+    UniformSampler(50, 7, seed=3),
+    UniformSampler(50, 40, seed=3),
+    WeightedSampler(torch.arange(1.0, 51.0), 7, seed=3),
+    WeightedSampler(torch.arange(1.0, 51.0), 40, seed=3),
+    ShuffledSampler(50, 7, seed=3),
+    PoissonDevices.of(50, 7.0, seed=3),
+]
+
+
+def likelihood(found: Iterable[object], law: Mapping[object, float]) -> float:
+    """How likely such outcomes are under a law, by a chi-square test."""
+    counts = Counter(found)
+    total = counts.total()
+    assert set(counts) <= set(law)
+    value = sum((counts[key] - total * p) ** 2 / (total * p) for key, p in law.items())
+    return float(chi2.sf(value, len(law) - 1))
+
+
+def drawn_sets(sampler: Sampler) -> list[tuple[int, ...]]:
+    return [tuple(sampler.draw(index).tolist()) for index in range(DRAWS)]
+
+
+def successive_pairs(weights: torch.Tensor) -> dict[object, float]:
+    """Probability of each pair if devices are drawn one after another by weight."""
+    p = (weights.double() / weights.double().sum()).tolist()
+    return {
+        (i, j): p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j])
+        for i, j in combinations(range(len(p)), 2)
+    }
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_valid_and_reproducible(sampler: Sampler) -> None:
+    rounds = [sampler.draw(index) for index in range(20)]
+    sizes = set()
+    for cohort in rounds:
+        values = cohort.tolist()
+        assert cohort.dtype == torch.int64
+        assert values == sorted(set(values))
+        assert all(0 <= value < 50 for value in values)
+        sizes.add(len(values))
+    if sampler.fixed_size:
+        assert sizes == {round(sampler.expected)}
+    for index in (13, 2, 13):  # whatever was drawn before
+        assert torch.equal(sampler.draw(index), rounds[index])
+    if not isinstance(sampler, AllDevices):
+        assert len({tuple(cohort.tolist()) for cohort in rounds}) > 10
+
+
+def test_seeds_differ() -> None:
+    for one, other in (
+        (UniformSampler(500, 7, seed=3), UniformSampler(500, 7, seed=4)),
+        (WeightedSampler(torch.ones(500), 7, 3), WeightedSampler(torch.ones(500), 7, 4)),
+        (ShuffledSampler(500, 7, seed=3), ShuffledSampler(500, 7, seed=4)),
+        (PoissonDevices.of(500, 7, seed=3), PoissonDevices.of(500, 7, seed=4)),
+    ):
+        assert not torch.equal(one.draw(0), other.draw(0))
+
+
+@pytest.mark.parametrize("cohort", [2, 6])  # by repetitions struck out, and by smallest keys
+def test_uniform_pairs(cohort: int) -> None:
+    pairs = list(combinations(range(8), 2))
+    law: dict[object, float] = dict.fromkeys(pairs, 1 / len(pairs))
+    rng = np.random.default_rng(0)
+    sets = drawn_sets(UniformSampler(8, cohort, seed=1))
+    # One random pair of each round, so that the outcomes are independent.
+    found = [tuple(sorted(rng.choice(one, 2, replace=False).tolist())) for one in sets]
+    assert likelihood(found, law) > CHANCE
+
+
+def test_a_biased_sampler_is_found() -> None:
+    """Negative control: two devices each from its half are not two of all."""
+    rng = np.random.default_rng(0)
+    pairs = list(combinations(range(8), 2))
+    found = [(int(rng.integers(4)), 4 + int(rng.integers(4))) for _ in range(DRAWS)]
+    assert likelihood(found, dict.fromkeys(pairs, 1 / len(pairs))) < CHANCE
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_weighted_single_draws(keys: bool) -> None:
+    sampler = WeightedSampler(WEIGHTS, 1, seed=2)
+    sampler.__dict__["_repeats"] = keys
+    found = [one[0] for one in drawn_sets(sampler)]
+    law: dict[object, float] = dict(enumerate((WEIGHTS / WEIGHTS.sum()).double().tolist()))
+    assert likelihood(found, law) > CHANCE
+    assert likelihood(found, dict.fromkeys(law, 1 / 12)) < CHANCE  # not uniform
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_weighted_pairs(keys: bool) -> None:
+    weights = torch.tensor([8.0, 4.0, 2.0, 1.0, 1.0, 0.5])
+    sampler = WeightedSampler(weights, 2, seed=5)
+    sampler.__dict__["_repeats"] = keys
+    found = drawn_sets(sampler)
+    assert likelihood(found, successive_pairs(weights)) > CHANCE
+    products = {(i, j): float(weights[i] * weights[j]) for i, j in combinations(range(6), 2)}
+    wrong: dict[object, float] = {k: v / sum(products.values()) for k, v in products.items()}
+    assert likelihood(found, wrong) < CHANCE  # negative control: conditional Poisson sampling
+
+
+def test_way_of_drawing_depends_on_weights_alone() -> None:
+    assert not WeightedSampler(torch.ones(100), 10, 0)._repeats
+    assert WeightedSampler(torch.ones(100), 60, 0)._repeats
+    assert WeightedSampler(torch.tensor([1000.0] + [1.0] * 99), 10, 0)._repeats
+
+
+def test_extreme_weights() -> None:
+    sampler = WeightedSampler(torch.tensor([1e12, 1.0, 1e-12]), 3, seed=0)
+    assert sampler.draw(0).tolist() == [0, 1, 2]
+    sampler = WeightedSampler(torch.tensor([1e12, 1.0, 1e-12]), 1, seed=0)
+    assert {sampler.draw(index).item() for index in range(50)} == {0}
+
+
+def test_shuffled_takes_each_once_a_pass() -> None:
+    sampler = ShuffledSampler(23, 5, seed=1)
+    passes = []
+    for number in range(20):
+        members = [
+            device for step in range(4) for device in sampler.draw(4 * number + step).tolist()
+        ]
+        assert len(set(members)) == len(members) == 20  # three sit out
+        passes.append(frozenset(members))
+    assert len(set(passes)) > 10
+    assert frozenset().union(*passes) == set(range(23))
+
+
+def test_poisson_is_that_of_privacy() -> None:
+    sampler = PoissonDevices.of(200, 10, seed=4)
+    assert sampler.expected == pytest.approx(10)
+    assert sampler.lottery == PoissonSampler(200, 0.05)
+    noise = NoiseKey.from_integer(4).source(worker=(1 << 62) + 1, round_index=6)
+    assert torch.equal(sampler.draw(6), PoissonSampler(200, 0.05).draw(noise))
+    sizes = torch.tensor([float(len(sampler.draw(index))) for index in range(1000)])
+    assert abs(float(sizes.mean()) - 10) < 5 * (9.5 / 1000) ** 0.5  # 6e-7
+    assert float(sizes.var()) == pytest.approx(9.5, rel=0.25)  # 5 standard deviations
+
+
+def test_bad_input() -> None:
+    for make in (
+        lambda: UniformSampler(5, 6, 0),
+        lambda: ShuffledSampler(5, 6, 0),
+        lambda: WeightedSampler(torch.ones(5), 6, 0),
+    ):
+        with pytest.raises(ArgumentError, match="cohort must be at most the number of devices, 5"):
+            make()
+    with pytest.raises(ArgumentError, match="cohort must be in"):
+        PoissonDevices.of(5, 6.0, 0)
+    with pytest.raises(ArgumentError, match="cohort must be >= 1"):
+        UniformSampler(5, 0, 0)
+    for weights in ([1.0, 0.0], [1.0, float("nan")], [1.0, float("inf")], [1.0, -1.0]):
+        with pytest.raises(ArgumentError, match="weights must be > 0"):
+            WeightedSampler(torch.tensor(weights), 1, 0)
+    with pytest.raises(DataError, match="no devices"):
+        AllDevices(0)
+    with pytest.raises(DataError, match="no devices"):
+        WeightedSampler(torch.tensor([]), 1, 0)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64])
+def test_uniform_draws_do_not_depend_on_what_was_drawn_before(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds are drawn many at a time, and are what each is by itself."""
+    rounds = [0, 1, 900, 63, 64, 5, 10**9, 0]
+    alone = [UniformSampler(100, 9, seed=3).draw(index) for index in rounds]
+    monkeypatch.setattr(sampling, "_HASHED", 9 * at_once)
+    sampler = UniformSampler(100, 9, seed=3)
+    for index, expected in zip(rounds, alone, strict=True):
+        assert torch.equal(sampler.draw(index), expected)
+    assert not torch.equal(alone[0], alone[1])
+    sampler.draw(0).zero_()  # what a caller does to a draw changes no other
+    assert torch.equal(sampler.draw(0), alone[0])

@@ -1,0 +1,392 @@
+"""The simulation: options together, budgets, secret samples, parts, averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffsketch.training.simulate import Simulation
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.training import aggregate
+from diffsketch.training.aggregate import part_size
+from diffsketch.training.fedavg import FedAvg
+from diffsketch.training.fetch import FetchSGD
+from diffsketch.training.sampling import (
+    AllDevices,
+    PoissonDevices,
+    ShuffledSampler,
+    UniformSampler,
+    WeightedSampler,
+)
+from diffsketch.training.server import ServerOptimizer
+from diffsketch.training.sgd import DistributedSGD
+from diffsketch.training.task import Task
+from diffsketch.methods.base import Method
+from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.none import Uncompressed
+from diffsketch.methods.registry import build_method
+from diffsketch.methods.sketch import PlainSketch
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.sketch.hashing import SketchKey
+from tests.training.reference import DIM, ReferenceTrainer, make_task
+
+DELTA = 1e-5
+SIZES = (6, 9, 4, 5, 7, 6, 3, 8)
+DEVICES = len(SIZES)
+SKETCH = PlainSketch(DIM, 3, 5)
+LOCAL = SketchGaussian(DIM, 3, 5, clip=0.5, noise_multiplier=2.0)
+CENTRAL = SketchGaussian(
+    DIM,
+    3,
+    5,
+    clip=0.5,
+    noise_multiplier=1.0,
+    relation=Relation.ADD_OR_REMOVE,
+    trust=Trust.CENTRAL,
+)
+CLAIMED = build_method(
+    "diffsketch", dim=DIM, cohort=3, settings={"rows": 3, "cols": 5, "per_round": 1.0}
+)
+
+
+def simulate(method: Method | None = None, task: Task | None = None, **options: Any) -> Simulation:
+    settings: dict[str, Any] = {
+        "trainer": ReferenceTrainer(),
+        "algorithm": FedAvg(0.1, 4),
+        "rounds": 100,
+        "seed": 5,
+        "sampler": UniformSampler(DEVICES, 3, seed=5),
+        **options,
+    }
+    return Simulation(
+        make_task(*SIZES) if task is None else task,
+        method=Uncompressed(DIM) if method is None else method,
+        **settings,
+    )
+
+
+def test_same_devices_and_batches_for_all_methods() -> None:
+    runs = [simulate(method) for method in (Uncompressed(DIM), SKETCH, LOCAL)]
+    for _ in range(5):
+        cohorts = [run.step().cohort.tolist() for run in runs]
+        assert cohorts[0] == cohorts[1] == cohorts[2]
+
+
+def test_fresh_and_fixed_hashes() -> None:
+    key = SketchKey.from_integer(5)
+    fresh, fixed = simulate(SKETCH), simulate(SKETCH, hashes="fixed")
+    for index in range(3):
+        assert fresh.step().published.seed == key.seed(index)
+        assert fixed.step().published.seed == key.seed(0)
+
+
+def test_noise_is_that_of_the_workers() -> None:
+    """What is published is what the devices of the cohort would send, one by one."""
+    key = NoiseKey.from_integer(17)
+    simulation = simulate(LOCAL, noise_key=key)
+    simulation.step()
+    before = simulation.weights
+    result = simulation.step()
+    devices, trainer = simulation.task.devices, ReferenceTrainer()
+    total = torch.zeros(3, 5, dtype=torch.int64)
+    for device in result.cohort.tolist():
+        vector = FedAvg(0.1, 4).vectors(
+            before,
+            torch.tensor([device]),
+            trainer=trainer,
+            devices=devices,
+            seed=5,
+            round_index=1,
+        )
+        noise = CohortNoise(key, [device], round_index=1)
+        total += LOCAL.encode(vector, SketchKey.from_integer(5).seed(1), noise).messages[0]
+    assert torch.equal(result.published.total, total)
+
+
+def test_claims_and_epsilon_of_the_busiest_client() -> None:
+    simulation, accountant = simulate(LOCAL), Accountant(LOCAL.mechanism.claim.scope)
+    for _ in range(10):
+        assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
+    most = int(simulation.participation.rounds.max())
+    accountant.spend(LOCAL.mechanism.claim, rounds=most)
+    found = simulation.epsilon(DELTA)
+    assert float(found) == pytest.approx(float(accountant.epsilon(DELTA)), rel=1e-9)
+    assert (found.rounds, found.basis, found.simulated) == (most, Basis.PROVEN, True)
+    assert "(proven, simulated; client unit" in str(found)
+    assert most < 10
+    assert simulation.participation.rounds.sum() == 30
+
+
+def test_shuffling_bounds_what_a_client_pays() -> None:
+    simulation = simulate(LOCAL, sampler=ShuffledSampler(DEVICES, 4, seed=5))
+    for _ in range(10):
+        simulation.step()
+    assert simulation.participation.rounds.tolist() == [5] * DEVICES
+
+
+def test_budget_stops_before_the_round() -> None:
+    budget = Budget(epsilon=3.0, delta=DELTA)
+    allowed = Accountant(LOCAL.mechanism.claim.scope, budget).rounds_left(LOCAL.mechanism.claim)
+    simulation = simulate(LOCAL, budget=budget, sampler=AllDevices(DEVICES))
+    for _ in range(allowed):
+        simulation.step()
+    weights, state = simulation.weights, simulation.state()
+    with pytest.raises(BudgetExceeded, match="above the budget of 3"):
+        simulation.step()
+    assert torch.equal(simulation.weights, weights)
+    assert simulation.round_index == allowed >= 1
+    assert state["round_index"] == simulation.state()["round_index"]
+    assert float(simulation.epsilon(DELTA)) <= 3.0
+
+
+@pytest.mark.parametrize("method", [SKETCH, CLAIMED], ids=["none", "claimed"])
+def test_budget_needs_a_proof(method: Method) -> None:
+    with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
+        simulate(method, budget=Budget(8.0, DELTA))
+
+
+def test_paper_claims_are_per_round() -> None:
+    simulation = simulate(CLAIMED)
+    for _ in range(4):
+        result = simulation.step()
+        assert result.noised is not None
+        assert 0 <= result.noised <= 1
+        assert result.claimed_median is not None
+        assert result.claimed_max is not None
+        assert result.claimed_max >= result.claimed_median
+    found = simulation.epsilon(DELTA)
+    assert (float(found), found.rounds, found.basis) == (1.0, 1, Basis.CLAIMED)
+
+
+def test_methods_without_validation_say_nothing_of_it() -> None:
+    result = simulate(SKETCH).step()
+    assert (result.noised, result.claimed_median, result.claimed_max) == (None, None, None)
+    assert result.loss is None
+
+
+def test_poisson_counts_every_round_at_its_amplified_price() -> None:
+    sampler = PoissonDevices.of(DEVICES, 2.0, seed=5)
+    simulation = simulate(CENTRAL, sampler=sampler)
+    sizes = set()
+    for _ in range(6):
+        result = simulation.step()
+        sizes.add(len(result.cohort))
+        assert result.published.count == pytest.approx(2.0)
+    assert len(sizes) > 1
+    amplified = PoissonSampler(DEVICES, 0.25).amplified(CENTRAL.mechanism.claim)
+    assert result.claim == SimulatedClaim.of(amplified)
+    expected = amplified.epsilon(delta=DELTA, rounds=6)
+    assert float(simulation.epsilon(DELTA)) == pytest.approx(float(expected), rel=1e-9)
+    plain = float(CENTRAL.mechanism.claim.epsilon(delta=DELTA, rounds=6))
+    assert float(simulation.epsilon(DELTA)) < plain
+
+
+def test_empty_rounds_publish_noise() -> None:
+    key = NoiseKey.from_integer(17)
+    sampler = PoissonDevices.of(DEVICES, 0.3, seed=5)
+    simulation = simulate(CENTRAL, sampler=sampler, noise_key=key)
+    while True:
+        before = simulation.weights
+        result = simulation.step()
+        if not len(result.cohort):
+            break
+    noise = CohortNoise(key, [1 << 62], round_index=result.round_index)
+    drawn = CENTRAL.central_noise(noise)
+    assert drawn is not None
+    assert torch.equal(result.published.total, drawn)
+    assert result.bytes_up == 0
+    assert isinstance(result.claim, ProvenClaim)
+    assert not torch.equal(simulation.weights, before)
+
+
+def test_poisson_means_are_over_the_expected_number() -> None:
+    """Without noise: the sum of who came, over who was expected."""
+    sampler = PoissonDevices.of(DEVICES, 2.5, seed=5)
+    simulation = simulate(Uncompressed(DIM), sampler=sampler)
+    for _ in range(4):
+        before = simulation.weights
+        result = simulation.step()
+        expected = before + result.published.total / 2.5
+        assert torch.allclose(simulation.weights, expected, atol=1e-6)
+        assert float(simulation.epsilon(DELTA)) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "name", ["diffsketch", "sketch-gaussian"]
+)  # claimed; and proven, but for local trust
+def test_poisson_is_for_central_trust(name: str) -> None:
+    settings: dict[str, object] = {"rows": 3, "cols": 5}
+    settings |= (
+        {"per_round": 1.0} if name == "diffsketch" else {"clip": 1.0, "noise_multiplier": 1.0}
+    )
+    method = build_method(name, dim=DIM, cohort=2, settings=settings)
+    with pytest.raises(ArgumentError, match="central"):
+        simulate(method, sampler=PoissonDevices.of(DEVICES, 2.0, seed=5))
+
+
+def test_importance_weighs_the_mean() -> None:
+    """`F = sum p_k F_k`: with all devices, the step is the weighted mean of their updates."""
+    importance = torch.tensor([float(size) for size in SIZES])
+    everyone = AllDevices(DEVICES)
+    simulation = simulate(importance=importance, sampler=everyone)
+    before = simulation.weights
+    updates = FedAvg(0.1, 4).vectors(
+        before,
+        torch.arange(DEVICES),
+        trainer=ReferenceTrainer(),
+        devices=simulation.task.devices,
+        seed=5,
+        round_index=0,
+    )
+    simulation.step()
+    shares = importance / importance.sum()
+    expected = before + (shares[:, None] * updates).sum(dim=0)
+    assert torch.allclose(simulation.weights, expected, atol=1e-6)
+    assert not torch.allclose(simulation.weights, before + updates.mean(dim=0), atol=1e-4)
+    with pytest.raises(ArgumentError, match="importance must have the shape"):
+        simulate(importance=torch.ones(3))
+    with pytest.raises(ArgumentError, match="importance must be > 0"):
+        simulate(importance=torch.zeros(DEVICES))
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "sketch-gaussian", "diffsketch"]
+)  # nothing drawn, always drawn, drawn by some
+def test_parts_do_not_change_the_sum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, dict[str, object]] = {
+        "none": {},
+        "sketch-gaussian": {"rows": 3, "cols": 5, "clip": 1.0, "noise_multiplier": 1.0},
+        "diffsketch": {"rows": 3, "cols": 5, "per_round": 1.0},
+    }
+    method = build_method(name, dim=DIM, cohort=DEVICES, settings=settings[name])
+    whole = simulate(method, sampler=AllDevices(DEVICES)).step()
+    monkeypatch.setattr(aggregate, "_PART_CELLS", 3 * DIM)
+    assert part_size(DIM) == 3
+    parts = simulate(method, sampler=AllDevices(DEVICES)).step()
+    assert torch.allclose(parts.published.total, whole.published.total, atol=1e-5)
+    assert parts.published.count == whole.published.count == DEVICES
+    for one, other in (
+        (parts.summed.claimed, whole.summed.claimed),
+        (parts.summed.noised, whole.summed.noised),
+    ):
+        if other is None:
+            assert one is None
+        else:
+            assert one is not None
+            assert torch.equal(one, other)
+
+
+def test_parts_bound_the_memory() -> None:
+    assert 4 * part_size(7850) * 7850 <= 1 << 25
+    assert part_size(1 << 30) == 1
+
+
+def test_average_is_of_the_models_and_unbiased() -> None:
+    simulation = simulate(server=ServerOptimizer(averaging=0.75))
+    assert torch.equal(simulation.averaged_weights, simulation.weights)
+    models: list[Tensor] = []
+    for _ in range(6):
+        simulation.step()
+        models.append(simulation.weights)
+    shares = torch.tensor([0.75 ** (5 - i) for i in range(6)])
+    expected = (shares[:, None] * torch.stack(models)).sum(dim=0) / shares.sum()
+    assert torch.allclose(simulation.averaged_weights, expected, atol=1e-6)
+    trainer, test = ReferenceTrainer(), simulation.task.test
+    assert simulation.evaluate() == trainer.evaluate(simulation.averaged_weights, test)
+    plain = simulate()
+    for _ in range(6):
+        plain.step()
+    assert torch.equal(plain.weights, simulation.weights)  # training does not use the average
+    assert torch.equal(plain.averaged_weights, plain.weights)
+
+
+def test_fetch_bytes() -> None:
+    simulation = simulate(SKETCH, hashes="fixed", server=FetchSGD(4), sampler=AllDevices(DEVICES))
+    first, second = simulation.step(), simulation.step()
+    assert first.bytes_down == 0
+    assert second.bytes_down == DEVICES * (48 + 4 * 8)
+    assert second.bytes_up == DEVICES * SKETCH.wire_bytes
+    changed = simulate(SKETCH, hashes="fixed", server=FetchSGD(4))
+    before = changed.weights
+    changed.step()
+    assert int((changed.weights != before).sum()) == 4
+
+
+def test_schedule_reaches_the_step() -> None:
+    plain, scheduled = (
+        simulate(),
+        simulate(server=ServerOptimizer(schedule="sqrt", server_step=0.5)),
+    )
+    start = plain.weights
+    one, other = plain.step(), scheduled.step()
+    assert torch.equal(one.published.total, other.published.total)
+    assert torch.allclose(scheduled.weights - start, (plain.weights - start) / 2, atol=1e-7)
+
+
+def test_learns() -> None:
+    simulation = simulate(SKETCH, server=ServerOptimizer(server_step=0.5))
+    before = simulation.evaluate()
+    for _ in range(100):
+        simulation.step()
+    loss, accuracy = simulation.evaluate()
+    assert loss < before[0]
+    assert accuracy > 0.9
+
+
+def test_refusals() -> None:
+    with pytest.raises(MismatchError, match="the sampler must draw from the task's 8 devices"):
+        simulate(sampler=UniformSampler(9, 2, seed=0))
+    with pytest.raises(MismatchError, match="same number of weights, got 21, 22 and 21"):
+        simulate(Uncompressed(DIM + 1))
+    with pytest.raises(ArgumentError, match="rounds must be >= 1"):
+        simulate(rounds=0)
+    with pytest.raises(ArgumentError, match="hashes must be"):
+        simulate(hashes="old")
+    with pytest.raises(ArgumentError, match="hashes='fixed'"):
+        simulate(SKETCH, server=FetchSGD(3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": Uncompressed(DIM)},
+        {"method": SKETCH, "server": ServerOptimizer(momentum=0.9, averaging=0.5)},
+        {"method": LOCAL},
+        {"method": CENTRAL, "sampler": PoissonDevices.of(DEVICES, 2.0, seed=5)},
+        {"method": SKETCH, "server": FetchSGD(4, table_momentum=0.5), "hashes": "fixed"},
+        {
+            "method": SKETCH,
+            "algorithm": DistributedSGD(0.1, 4, correction="drift"),
+            "sampler": None,
+        },
+        {"method": SKETCH, "sampler": WeightedSampler(torch.arange(1.0, 9.0), 3, seed=5)},
+    ],
+)
+def test_cuda_agrees_with_cpu(options: dict[str, Any]) -> None:
+    task = make_task(*SIZES)
+    moved = Task(task.name, task.devices.to(torch.device("cuda")), task.test, task.model)
+    trainer = ReferenceTrainer()
+    trainer.to("cuda")
+    here, there = simulate(task=task, **options), simulate(task=moved, trainer=trainer, **options)
+    for _ in range(3):
+        one, other = here.step(), there.step()
+        assert one.cohort.tolist() == other.cohort.tolist()
+        assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
+    assert there.weights.is_cuda
+    assert torch.allclose(here.weights, there.weights.cpu(), rtol=1e-4, atol=1e-4)
+    assert here.evaluate()[0] == pytest.approx(there.evaluate()[0], rel=1e-3)
+    state = there.state()
+    there.load_state(state)
+    again = there.state()
+    assert again.keys() == state.keys()
+    for name, value in state.items():
+        kept = again[name]
+        assert torch.equal(kept, value) if isinstance(value, torch.Tensor) else kept == value, name

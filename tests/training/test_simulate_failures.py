@@ -1,0 +1,369 @@
+"""What goes wrong in a round changes nothing, and workers that break do not break the mean."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from diffsketch.training.simulate import DivergedRound, Simulation
+from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
+from diffsketch.training.devices import Batches, Devices, Examples
+from diffsketch.training.fedavg import FedAvg
+from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
+from diffsketch.training.server import ServerOptimizer
+from diffsketch.training.task import Task
+from diffsketch.methods.base import Method
+from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.none import Uncompressed
+from diffsketch.methods.registry import build_method
+from diffsketch.methods.sketch import PlainSketch
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.sketch.hashing import HashSeed, SketchKey
+from tests.training.test_simulate_state import same
+from tests.training.reference import DIM, ReferenceTrainer, make_task
+
+SIZES = (6, 9, 4, 5, 7)
+DEVICES = len(SIZES)
+LOCAL = SketchGaussian(DIM, 3, 5, clip=0.5, noise_multiplier=2.0)
+NOISY = SketchGaussian(DIM, 3, 5, clip=50.0, noise_multiplier=2.0)
+KEY = NoiseKey.from_integer(5)
+
+
+def spoilt(*broken: int, value: float = float("nan")) -> Task:
+    """A task in which one input of each of these devices has such a value."""
+    task = make_task(*SIZES)
+    devices = task.devices
+    inputs = devices.examples.inputs.clone()
+    for device in broken:
+        inputs[devices.starts[device], 0] = value
+    examples = Examples(inputs, devices.examples.labels)
+    return Task(task.name, Devices(examples, devices.starts, devices.names), task.test, task.model)
+
+
+def simulate(method: Method | None = None, task: Task | None = None, **options: Any) -> Simulation:
+    settings: dict[str, Any] = {
+        "trainer": ReferenceTrainer(),
+        "algorithm": FedAvg(0.1, 4),
+        "rounds": 100,
+        "seed": 5,
+        **options,
+    }
+    return Simulation(
+        make_task(*SIZES) if task is None else task,
+        method=Uncompressed(DIM) if method is None else method,
+        **settings,
+    )
+
+
+def updates(simulation: Simulation, weights: Tensor, round_index: int) -> Tensor:
+    return FedAvg(0.1, 4).vectors(
+        weights,
+        torch.arange(DEVICES),
+        trainer=ReferenceTrainer(),
+        devices=simulation.task.devices,
+        seed=5,
+        round_index=round_index,
+    )
+
+
+class Fixed(ReferenceTrainer):
+    """Returns what it is told, whatever the data."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def updates(
+        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+    ) -> Tensor:
+        del weights, examples, learning_rate
+        return self.rows[: len(batches.indices)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None:
+    simulation = simulate(task=spoilt(2, value=value))
+    before = simulation.weights
+    with pytest.warns(NonFiniteUpdate, match="'device-2', which are left out of the mean"):
+        result = simulation.step()
+    rest = updates(simulation, before, 0)[[0, 1, 3, 4]]
+    assert torch.allclose(simulation.weights, before + rest.mean(dim=0), atol=1e-6)
+    assert result.left_out == ("device-2",)
+    assert result.published.count == 4
+    assert result.bytes_up == 4 * Uncompressed(DIM).wire_bytes
+
+
+def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
+    """Its noise is there, it is counted, and the claim is that of the whole cohort."""
+    simulation, healthy = simulate(LOCAL, spoilt(2), noise_key=KEY), simulate(LOCAL)
+    vectors = updates(simulation, simulation.weights, 0)
+    vectors[2] = 0.0
+    with pytest.warns(NonFiniteUpdate, match="'device-2', which count as zeros"):
+        result = simulation.step()
+    noise = CohortNoise(KEY, range(DEVICES), round_index=0)
+    messages = LOCAL.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
+    assert torch.equal(result.published.total, messages.sum(dim=0))
+    assert int(messages[2].abs().max()) > 100  # noise alone
+    assert result.published.count == DEVICES
+    assert result.left_out == ("device-2",)
+    expected = healthy.step()
+    assert (result.claim, result.bytes_up) == (expected.claim, expected.bytes_up)
+    assert simulation.epsilon(1e-5) == healthy.epsilon(1e-5)
+
+
+def test_left_out_workers_draw_no_noise_and_others_their_own() -> None:
+    settings = {"rows": 3, "cols": 5, "per_round": 1.0}
+    method = build_method("diffsketch", dim=DIM, cohort=DEVICES, settings=settings)
+    simulation = simulate(method, spoilt(1), noise_key=KEY)
+    vectors = updates(simulation, simulation.weights, 0)[[0, 2, 3, 4]]
+    with pytest.warns(NonFiniteUpdate, match="device-1"):
+        result = simulation.step()
+    noise = CohortNoise(KEY, [0, 2, 3, 4], round_index=0)
+    messages = method.encode(vectors, SketchKey.from_integer(5).seed(0), noise).messages
+    assert torch.allclose(result.published.total, messages.sum(dim=0), atol=1e-5)
+    assert isinstance(result.claim, PaperClaim)
+    assert result.summed.noised is not None
+    assert len(result.summed.noised) == 4
+
+
+def test_claim_is_for_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = PlainSketch.claim_for
+
+    def remembered(self: PlainSketch, present: int, seed: HashSeed) -> Claim:
+        asked.append(present)
+        return real(self, present, seed)
+
+    monkeypatch.setattr(PlainSketch, "claim_for", remembered)
+    simulation = simulate(PlainSketch(DIM, 3, 5), spoilt(1, 3))
+    with pytest.warns(NonFiniteUpdate, match="'device-1', 'device-3'"):
+        simulation.step()
+    assert asked[-1] == DEVICES - 2
+
+
+def test_worker_whose_message_overflows_is_left_out() -> None:
+    rows = torch.full((DEVICES, DIM), 0.01)
+    rows[3] = 3e38  # finite, but sums of it are not
+    simulation = simulate(PlainSketch(DIM, 3, 5), trainer=Fixed(rows))
+    with pytest.warns(NonFiniteUpdate, match="device-3"):
+        result = simulation.step()
+    assert result.published.count == DEVICES - 1
+    assert bool(torch.isfinite(simulation.weights).all())
+
+
+def test_all_workers_broken_stops_the_run_where_nothing_is_proven() -> None:
+    simulation = simulate(task=spoilt(*range(DEVICES)))
+    before = simulation.state()
+    for _ in range(2):
+        with pytest.raises(Diverged, match="all 5 workers of round 0"):
+            simulation.step()
+        assert same(simulation.state(), before)  # nothing was sent
+
+
+@pytest.mark.parametrize("cohort", [1, 3])
+def test_all_workers_broken_send_their_noise_where_it_is_proven(cohort: int) -> None:
+    """To stop would tell which data a single device holds."""
+    simulation = simulate(
+        LOCAL,
+        spoilt(*range(DEVICES)),
+        sampler=UniformSampler(DEVICES, cohort, seed=5),
+        noise_key=KEY,
+    )
+    with pytest.warns(NonFiniteUpdate, match="which count as zeros, with their noise"):
+        result = simulation.step()
+    noise = CohortNoise(KEY, result.cohort.tolist(), round_index=0)
+    messages = LOCAL.encode(torch.zeros(cohort, DIM), SketchKey.from_integer(5).seed(0), noise)
+    assert torch.allclose(result.published.total, messages.messages.sum(dim=0), atol=1e-6)
+    assert (result.published.count, len(result.left_out)) == (cohort, cohort)
+    assert isinstance(result.claim, ProvenClaim)
+    assert simulation.participation.rounds.sum() == cohort
+
+
+def test_secret_samples_of_broken_devices_are_published() -> None:
+    """Also if a single device is drawn, and is broken."""
+    central = SketchGaussian(
+        DIM, 3, 5, clip=0.5, noise_multiplier=2.0,
+        relation=Relation.ADD_OR_REMOVE, trust=Trust.CENTRAL,
+    )  # fmt: skip
+    sampler = PoissonDevices.of(DEVICES, 1.0, seed=5)
+    simulation = simulate(central, spoilt(*range(DEVICES)), sampler=sampler)
+    sizes = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteUpdate)
+        for _ in range(12):
+            sizes.add(len(simulation.step().cohort))
+    assert {0, 1, 2} <= sizes
+    assert simulation.epsilon(1e-5).rounds == 12
+
+
+def diverging(**options: Any) -> Simulation:
+    """Proven and finite messages, but the step is too large for the weights."""
+    return simulate(NOISY, server=ServerOptimizer(server_step=1e38, averaging=0.5), **options)
+
+
+def test_a_diverged_round_is_paid_for() -> None:
+    """Its messages were sent: bytes and epsilon have it, and the model has not."""
+    simulation, healthy = diverging(budget=Budget(30.0, 1e-5)), simulate(NOISY)
+    healthy.step()
+    weights = simulation.weights
+    with pytest.raises(DivergedRound, match="new weights would not be finite") as caught:
+        simulation.step()
+    result = caught.value.result
+    assert float(simulation.epsilon(1e-5)) == float(healthy.epsilon(1e-5)) > 0
+    assert simulation.participation.rounds.tolist() == [1] * DEVICES
+    assert simulation.bytes_up == healthy.bytes_up == result.bytes_up == DEVICES * NOISY.wire_bytes
+    assert (result.round_index, result.published.count) == (0, DEVICES)
+    assert simulation.round_index == 0
+    assert torch.equal(simulation.weights, weights)
+    assert torch.equal(simulation.averaged_weights, weights)
+
+
+def test_a_diverged_round_is_the_last_and_paid_once() -> None:
+    simulation = diverging()
+    with pytest.raises(DivergedRound) as first:
+        simulation.step()
+    after = simulation.state()
+    again = diverging()
+    again.load_state(after)
+    for one in (simulation, again):
+        with pytest.raises(Diverged) as second:
+            one.step()
+        assert not isinstance(second.value, DivergedRound)
+        assert str(second.value) == str(first.value)
+        assert same(one.state(), after)
+
+
+def test_weights_that_overflow_are_an_error() -> None:
+    simulation = simulate(trainer=Fixed(torch.full((DEVICES, DIM), 2e38)))
+    before = simulation.weights
+    with pytest.raises(Diverged, match="round 0: the sum of the messages would not be finite"):
+        simulation.step()
+    assert torch.equal(simulation.weights, before)
+    rows = torch.zeros(DEVICES, DIM)
+    rows[0] = 3e38
+    server = ServerOptimizer(server_step=1e3)
+    simulation = simulate(trainer=Fixed(rows), server=server)
+    with pytest.raises(Diverged, match="round 0: the new weights would not be finite"):
+        simulation.step()
+
+
+def test_divergence_is_found_in_the_round_where_it_happens() -> None:
+    """Weights that grow by 1e9 a round, from about 0.1: after the fifth they are beyond 3e38."""
+
+    class Growing(ReferenceTrainer):
+        def updates(
+            self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+        ) -> Tensor:
+            del examples, learning_rate
+            return (weights / 100).repeat(len(batches.indices), 1)
+
+    simulation = simulate(trainer=Growing(), server=ServerOptimizer(server_step=1e11))
+    for _ in range(4):
+        simulation.step()
+    with pytest.raises(Diverged, match=r"round 4: .* would not be finite: training diverges"):
+        simulation.step()
+    assert bool(torch.isfinite(simulation.weights).all())
+    assert simulation.round_index == 4
+
+
+def test_a_round_that_raises_changes_nothing() -> None:
+    class Failing(ReferenceTrainer):
+        fails = False
+
+        def updates(self, *args: Any, **options: Any) -> Tensor:
+            if self.fails:
+                raise RuntimeError("out of memory")
+            return super().updates(*args, **options)
+
+    trainer = Failing()
+    simulation, undisturbed = simulate(LOCAL, trainer=trainer), simulate(LOCAL)
+    for _ in range(3):
+        simulation.step()
+        undisturbed.step()
+        before = simulation.state()
+        trainer.fails = True
+        with pytest.raises(RuntimeError, match="out of memory"):
+            simulation.step()
+        trainer.fails = False
+        assert same(simulation.state(), before)
+    assert same(simulation.state(), undisturbed.state())
+
+
+def test_warnings_as_errors_change_nothing() -> None:
+    simulation = simulate(task=spoilt(0))
+    before = simulation.state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NonFiniteUpdate):
+            simulation.step()
+    assert same(simulation.state(), before)
+
+
+class Interrupter:
+    """Raises `KeyboardInterrupt` at some line of our own code."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines = at, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        del argument
+        if "diffsketch" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_step(simulation: Simulation, at: int) -> int:
+    """Lines that were run, of a step that is interrupted at one of them."""
+    interrupter = Interrupter(at)
+    before = sys.gettrace()
+    sys.settrace(interrupter)
+    try:
+        simulation.step()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return interrupter.lines
+
+
+def test_interrupts_at_any_line_leave_a_whole_state() -> None:
+    """Before a round or after it, and never between: tried at sixty lines spread over a round."""
+    options: dict[str, Any] = {
+        "sampler": UniformSampler(DEVICES, 3, seed=5),
+        "server": ServerOptimizer(momentum=0.5, averaging=0.5),
+    }
+    lines = interrupted_step(simulate(LOCAL, **options), 10**9)
+    assert lines > 200
+    first, second = simulate(LOCAL, **options), simulate(LOCAL, **options)
+    first.step()
+    before = first.state()
+    second.load_state(before)
+    second.step()
+    after = second.state()
+    outcomes = []
+    for at in np.linspace(1, lines, 60).astype(int).tolist():
+        simulation = simulate(LOCAL, **options)
+        simulation.load_state(before)
+        interrupted_step(simulation, at)
+        state = simulation.state()
+        assert same(state, before) or same(state, after)
+        outcomes.append(same(state, before))
+    assert outcomes.count(True) > 50
+
+
+def test_everyone_takes_part_by_default() -> None:
+    assert simulate().sampler == AllDevices(DEVICES)

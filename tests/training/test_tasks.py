@@ -1,0 +1,234 @@
+"""The paper's tasks, the user's own files, and a task of one's own."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diffsketch.errors import ArgumentError, DataError
+from diffsketch.training.data import load_mnist
+from diffsketch.training.devices import Batches, Devices, Examples
+from diffsketch.training.local import Functional, trainer_for
+from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
+from diffsketch.training.task import Task
+from diffsketch.training.tasks import TASKS, load_task
+
+TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "samples"), [("mnist", 10, 200), ("mnist-devices", 6000, 10)]
+)
+def test_mnist_has_the_papers_sizes(name: str, workers: int, samples: int) -> None:
+    task = load_task(name)
+    assert task.name == name
+    assert len(task.devices) == workers
+    assert task.devices.sizes.tolist() == [samples] * workers
+    assert len(set(task.devices.names)) == workers
+    assert len(task.test) == 10_000
+    for part in (task.devices.examples, task.test):
+        assert part.inputs.dtype == torch.float32
+        assert part.inputs.shape[1:] == (784,)
+        assert (float(part.inputs.min()), float(part.inputs.max())) == (0.0, 1.0)
+
+
+def test_images_belong_to_one_worker_and_keep_their_labels() -> None:
+    task, train = load_task("mnist-devices"), load_mnist(split="train")
+    # All 60,000 images are dealt out: as a multiset, with labels, they are the training set.
+    weights = torch.rand(784, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    marks = train.images.flatten(1).double() @ weights + 1e6 * train.labels
+    examples = task.devices.examples
+    pixels = (examples.inputs * 255).round().double()
+    dealt = pixels @ weights + 1e6 * examples.labels
+    torch.testing.assert_close(dealt.sort()[0], marks.sort()[0], rtol=0, atol=1e-6)
+    assert not torch.equal(dealt, marks)
+
+
+def test_workers_have_the_same_distribution() -> None:
+    labels = load_task("mnist", workers=10, samples=2000).devices.examples.labels.view(10, 2000)
+    share = torch.stack([row.bincount(minlength=10) for row in labels]) / 2000
+    overall = load_mnist(split="train").labels.bincount(minlength=10) / 60_000
+    # Each share has a standard deviation below sqrt(.25 * .9 / 2000) = 0.0106, less without
+    # replacement; all 100 within 5 of them but for a probability below 1e-4 by the normal law.
+    assert float((share - overall).abs().max()) < 0.053
+    # Images in the order of their labels would be found.
+    ordered = labels.flatten().sort()[0].view(10, 2000)
+    wrong = torch.stack([row.bincount(minlength=10) for row in ordered]) / 2000
+    assert float((wrong - overall).abs().max()) > 0.5
+
+
+def test_seeds_of_a_task() -> None:
+    before = torch.get_rng_state()
+    first, same, other = (load_task("mnist", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.devices.examples.inputs, same.devices.examples.inputs)
+    assert not torch.equal(first.devices.examples.labels, other.devices.examples.labels)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_shakespeare_has_the_papers_roles() -> None:
+    task = load_task("shakespeare")
+    assert len(task.devices) == 46
+    # 46 roles of 743.6 samples on average, four fifths of each rounded down.
+    assert task.devices.sizes.double().mean() == pytest.approx(0.8 * 743.6, abs=1)
+    assert task.devices.examples.inputs.shape[1:] == (80,)
+    assert len(task.test) == 3694
+    assert type(task.model(0)) is CharLSTM
+    assert len(load_task("shakespeare", workers=3).devices) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "expected"),
+    [
+        ("mnist", None, LogisticRegression),
+        ("mnist", "cnn", SmallCNN),
+        ("shakespeare", "gru", CharGRU),
+    ],
+)
+def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None:
+    task = load_task(name, model=model, workers=2)
+    made = task.model(5)
+    assert type(made) is expected
+    assert torch.equal(flatten(made), flatten(task.model(5)))
+    assert made(task.test.inputs[:3]).shape == (3, 10 if name == "mnist" else 80)
+    assert trainer_for(made).evaluate(flatten(made), Examples(*_first(task.test, 20)))[0] > 1
+
+
+def _first(examples: Examples, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return examples.inputs[:count], examples.labels[:count]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "mnits"}, "name must be one of mnist, mnist-devices, shakespeare"),
+        ({"name": "mnist", "model": "lstm"}, "model must be one of logistic, cnn for mnist"),
+        ({"name": "mnist", "workers": 0}, "workers must be a whole number >= 1"),
+        ({"name": "mnist", "workers": True}, "workers must be a whole number >= 1"),
+        ({"name": "mnist", "samples": -5}, "samples must be a whole number >= 1"),
+        ({"name": "mnist", "workers": 60_001, "samples": 1}, "must be <= 60000, .*workers=60001"),
+        ({"name": "mnist-devices", "samples": 11}, "workers=6000, samples=11"),
+        ({"name": "shakespeare", "samples": 10}, "samples must not be given"),
+        ({"name": "shakespeare", "workers": 0}, "workers must be a whole number >= 1"),
+        ({"name": "shakespeare", "workers": 5000}, "workers must be <= 138"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        load_task(**arguments)
+
+
+def write_images(directory: Path, *, size: int = 4, count: int = 12, test_size: int = 4) -> None:
+    for prefix, side in (("train", size), ("t10k", test_size)):
+        header = struct.pack(">HBBIII", 0, 8, 3, count, side, side)
+        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(count * side**2))
+        labels = bytes(i % 3 for i in range(count))
+        path = directory / f"{prefix}-labels-idx1-ubyte"
+        path.write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + labels)
+
+
+def test_images_of_the_users(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    task = load_task("mnist", workers=3, samples=4, data_dir=str(tmp_path))
+    assert flatten(task.model(0)).shape == (3 * 16 + 3,)
+    assert sorted(task.devices.examples.labels.tolist()) == [0] * 4 + [1] * 4 + [2] * 4
+    with pytest.raises(ArgumentError, match=r"must be <= 12, .*workers=10, samples=200"):
+        load_task("mnist", data_dir=tmp_path)
+    with pytest.raises(DataError, match="28 x 28 pixels, found 4 x 4"):
+        load_task("mnist", model="cnn", workers=3, samples=4, data_dir=tmp_path)
+
+
+def test_interrupted_directories(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="missing train-images"):
+        load_task("mnist", data_dir=tmp_path)
+    write_images(tmp_path)
+    images = tmp_path / "t10k-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-20])
+    with pytest.raises(DataError, match="t10k-images"):
+        load_task("mnist", workers=3, samples=4, data_dir=tmp_path)
+    write_images(tmp_path, test_size=5)
+    with pytest.raises(DataError, match=r"the size of the training images, \(4, 4\)"):
+        load_task("mnist", workers=3, samples=4, data_dir=tmp_path)
+    with pytest.raises(DataError, match="expected a directory"):
+        load_task("shakespeare", data_dir=tmp_path / "nowhere")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"no \*\.json"):
+        load_task("shakespeare", data_dir=tmp_path)
+
+
+def write_leaf(path: Path, sizes: dict[str, int]) -> None:
+    data = {}
+    for name, size in sizes.items():
+        text = (TEXT * (size // len(TEXT) + 2))[: size + 80]
+        data[name] = {"x": [text[i : i + 80] for i in range(size)], "y": list(text[80:])}
+    path.parent.mkdir(exist_ok=True)
+    content = {"users": list(sizes), "num_samples": list(sizes.values()), "user_data": data}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_roles_of_the_users(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "all.json", {"SHORT": 63, "A": 500, "LONG": 2201, "B": 64, "C": 600})
+    task = load_task("shakespeare", data_dir=tmp_path)
+    assert task.devices.names == ("A", "B", "C")
+    assert task.devices.sizes.tolist() == [400, 51, 480]
+    assert len(task.test) == 20 + 40
+    assert load_task("shakespeare", workers=1, data_dir=tmp_path).devices.names == ("A",)
+    with pytest.raises(DataError, match="expected 4 roles with 64 to 2200 samples, found 3"):
+        load_task("shakespeare", workers=4, data_dir=tmp_path)
+    write_leaf(tmp_path / "all.json", {"B": 64})
+    with pytest.raises(DataError, match="no test samples"):
+        load_task("shakespeare", data_dir=tmp_path)
+
+
+def test_a_division_of_the_users_is_kept(tmp_path: Path) -> None:
+    write_leaf(tmp_path / "train" / "a.json", {"A": 90, "B": 70, "SHORT": 20})
+    write_leaf(tmp_path / "test" / "a.json", {"B": 15, "A": 10, "OTHER": 100})
+    task = load_task("shakespeare", data_dir=tmp_path)
+    assert task.devices.names == ("A", "B")
+    assert task.devices.sizes.tolist() == [90, 70]
+    assert len(task.test) == 25
+
+
+def test_every_task_has_models() -> None:
+    assert set(TASKS) == {"mnist", "mnist-devices", "shakespeare"}
+    assert TASKS["shakespeare"][0] == "lstm"
+
+
+def test_a_task_of_ones_own() -> None:
+    """Any module, and any map from worker to examples: it learns what separates two clusters."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> Examples:
+        labels = torch.randint(2, (count,), generator=generator)
+        points = torch.randn(count, 2, generator=generator) + 3 * labels.unsqueeze(1)
+        return Examples(points, labels)
+
+    def model(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    devices = Devices.of({"alice": draw(10), "bob": draw(25), "carol": draw(5)})
+    task = Task("clusters", devices, draw(400), model)
+    trainer = trainer_for(task.model(0))
+    assert isinstance(trainer, Functional)
+    weights = flatten(task.model(0))
+    indices = torch.zeros(3, 25, dtype=torch.int64)
+    present = torch.zeros(3, 25, dtype=torch.bool)
+    for row, (start, size) in enumerate(zip(devices.starts, devices.sizes, strict=False)):
+        indices[row, :size] = torch.arange(int(start), int(start + size))
+        present[row, :size] = True
+    batches = Batches(indices.view(3, 5, 5), present.view(3, 5, 5))
+    before = trainer.evaluate(weights, task.test)
+    for _ in range(20):
+        updates = trainer.updates(weights, devices.examples, batches, learning_rate=0.1)
+        weights = weights + updates.mean(0)
+    loss, accuracy = trainer.evaluate(weights, task.test)
+    assert loss < before[0] / 2
+    # The best classifier has 98.3%; not training leaves about half.
+    assert accuracy > 0.9 > 0.7 > before[1]
