@@ -26,11 +26,11 @@ import torch
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.files import replace_file, synchronise
-from diffsketch.training.participation import Participation
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.training.clients import Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 GOAL_SECONDS = 2e-3

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
-from diffsketch.ddp.ddp import sketch_hook, sketch_state
+from diffsketch.ddp.hook import sketch_hook, sketch_state
 
 GOAL = 0.015
 PARTS = 40  # tensors that the parameters are in

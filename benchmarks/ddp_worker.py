@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.links import counted_bytes
-from diffsketch.ddp.ddp import sketch_hook, sketch_state
+from diffsketch.ddp.hook import sketch_hook, sketch_state
 from diffsketch.training.data import load_mnist
 
 __all__ = ["HOOKS", "Job", "perceptron", "pixels", "work"]

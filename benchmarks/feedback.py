@@ -29,11 +29,11 @@ from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
 from diffsketch.ddp.feedback import ErrorFeedback
-from diffsketch.training.data import load_mnist
 from diffsketch.methods.base import Method
 from diffsketch.methods.registry import build_method
 from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.data import load_mnist
 
 RANKS, BATCH, STEPS, SEEDS = 2, 32, 500, 3
 DIVERGED = 10.0  # a loss beyond which numbers say nothing

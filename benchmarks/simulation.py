@@ -39,15 +39,13 @@ from benchmarks.simulation_peers import (
     vmap_loop,
 )
 from benchmarks.timing import Job, environment, measure
-from diffsketch.training.simulate import Simulation
-from diffsketch.training.devices import Batches, Examples
-from diffsketch.training.fedavg import FedAvg
+from diffsketch.methods.registry import build_method
 from diffsketch.training.local import TrainerKind, trainer_for
 from diffsketch.training.models import flatten
+from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import load_task
-from diffsketch.methods.registry import build_method
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Batches, Examples, Task, load_task
 
 COHORTS = (10, 100, 1000)
 STEPS = (1, 10, 100)  # devices a round

@@ -32,7 +32,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from diffsketch.training.models import flatten, load
-from diffsketch.training.task import Task
+from diffsketch.training.tasks import Task
 
 __all__ = ["LEARNING_RATE", "flower_seconds", "pfl_seconds", "torch_loop", "vmap_loop"]
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.ddp import sketch_hook, sketch_state
+from diffsketch.ddp.hook import sketch_hook, sketch_state
 from diffsketch.training.data import load_mnist
 
 PROCESSES, STEPS, BATCH, LEARNING_RATE = 2, 300, 32, 0.5

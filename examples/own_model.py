@@ -8,15 +8,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from diffsketch.training.simulate import Simulation
-from diffsketch.training.devices import Devices, Examples
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.local import trainer_for
-from diffsketch.training.models import flatten
-from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.task import Task
 from diffsketch.methods import SketchSkellam
 from diffsketch.privacy import Budget
+from diffsketch.training.local import trainer_for
+from diffsketch.training.models import flatten
+from diffsketch.training.rounds import FedAvg
+from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Devices, Examples, Task
 
 CLIENTS, EXAMPLES, COHORT, ROUNDS = 400, 20, 200, 40
 CLIP, NOISE_MULTIPLIER = 0.5, 4.0

@@ -97,7 +97,8 @@ ONLY_IN = {
     "numba": "diffsketch/sketch/kernels/cpu*.py diffsketch/training/local/closed_cpu.py "
     "diffsketch/wire/digits.py",
     "llvmlite": "diffsketch/sketch/kernels/cpu*.py",
-    "matplotlib": "diffsketch/app/demo.py diffsketch/auditing/pictures.py diffsketch/pages/static.py",
+    "matplotlib": "diffsketch/app/demo.py diffsketch/auditing/pictures.py "
+    "diffsketch/pages/static.py",
     "plotly": "diffsketch/pages/interactive.py",
     "dp_accounting": "diffsketch/privacy/accounting/*.py",
     "safetensors": "diffsketch/app/*.py",

@@ -13,10 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from diffsketch.training.devices import Batches
 from diffsketch.training.models import flatten
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import load_task
+from diffsketch.training.tasks import Batches, Task, load_task
 
 
 @pytest.fixture

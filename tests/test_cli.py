@@ -18,8 +18,8 @@ from diffsketch.app import demo
 from diffsketch.cli import FamilyName, app, main
 from diffsketch.errors import DataError
 from diffsketch.files import replace_file, replace_files
-from diffsketch.training.data import ImageDataset
 from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.training.data import ImageDataset
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 

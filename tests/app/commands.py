@@ -14,7 +14,7 @@ from unittest import mock
 from typer.testing import CliRunner, Result
 
 from diffsketch.cli import app
-from diffsketch.training.simulate import Simulation
+from diffsketch.training.simulation import Simulation
 
 
 def invoke(*arguments: str | Path, columns: int = 100) -> Result:

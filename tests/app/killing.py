@@ -27,13 +27,15 @@ import torch
 from rich.console import Console
 
 from diffsketch import files
-from diffsketch.training.simulate import Simulation
+from diffsketch.app import build
+from diffsketch.app import compare as compare_sessions
+from diffsketch.app import files as metrics
+from diffsketch.app import session as sessions
+from diffsketch.app.session import CheckpointFailed
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import DataError
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import load_task
-from diffsketch.app import build, compare_sessions, metrics, sessions
-from diffsketch.app.config import RunConfig
-from diffsketch.app.loop import CheckpointFailed
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Task, load_task
 
 FINAL = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json")
 SMALL: dict[str, Any] = {"workers": 3, "samples": 20, "evaluate_every": 2, "checkpoint_seconds": 0}

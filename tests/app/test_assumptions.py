@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app.build import assumptions, build
+from diffsketch.app.settings import RunConfig
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
-from diffsketch.app.assumptions import assumptions
-from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
 
 GAUSSIAN: dict[str, Any] = {
     "task": "mnist-devices", "workers": 6, "samples": 5, "rounds": 2, "cohort": 2, "rows": 1,

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app.build import build, most_participations
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
-from diffsketch.training.sampling import ShuffledSampler, UniformSampler
 from diffsketch.privacy import BudgetExceeded
-from diffsketch.app.budget import most_participations
-from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
+from diffsketch.training.sampling import ShuffledSampler, UniformSampler
 
 SMALL: dict[str, Any] = {
     "task": "mnist-devices", "workers": 20, "samples": 5, "rounds": 12, "cohort": 4, "rows": 1,

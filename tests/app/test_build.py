@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.training.fetch import FetchSGD
-from diffsketch.training.sampling import PoissonDevices, WeightedSampler
-from diffsketch.training.server import ServerOptimizer
-from diffsketch.methods.registry import METHODS
 from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
-from diffsketch.app.config_files import read_settings, to_toml
+from diffsketch.app.settings import RunConfig, read_settings, to_toml
+from diffsketch.methods.registry import METHODS
+from diffsketch.training.sampling import PoissonDevices, WeightedSampler
+from diffsketch.training.server import FetchSGD, ServerOptimizer
 
 SMALL: dict[str, Any] = {"workers": 4, "samples": 10, "rounds": 2}
 NEEDED: dict[str, dict[str, Any]] = {

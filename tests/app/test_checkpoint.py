@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from diffsketch.app.files import pack, unpack
 from diffsketch.errors import DataError, MismatchError
-from diffsketch.app.checkpoint import pack, unpack
 
 STATE: dict[str, Any] = {
     "weights": torch.tensor([1.5, float("nan"), float("-inf"), 1e-45]),

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.training.simulate import Simulation
+from diffsketch.app import compare as compare_report
+from diffsketch.app.build import build, settings_of_methods
+from diffsketch.app.compare import contenders_of, parse_method
+from diffsketch.app.files import epsilon_data
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.app import compare_report
-from diffsketch.app.build import build, settings_of_methods
-from diffsketch.app.compare_plan import contenders_of, parse_method
-from diffsketch.app.config import RunConfig
-from diffsketch.app.metrics import epsilon_data
+from diffsketch.training.simulation import Simulation
 from tests.app.commands import interrupted_in_round, invoke, plain, read, refused
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "20", "--evaluate-every", "10"]

@@ -13,13 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from diffsketch import files
+from diffsketch.app.build import build
+from diffsketch.app.session import epsilon_in_words
+from diffsketch.app.settings import RunConfig, describe, read_settings
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import NoClaim
-from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
-from diffsketch.app.config_files import read_settings
-from diffsketch.app.settings import describe
-from diffsketch.app.words import epsilon_in_words
 from diffsketch.sketch import HashSeed, SketchKey
 from tests.app.commands import interrupted_in_round, invoke, plain, read, read_lines, refused
 

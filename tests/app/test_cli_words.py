@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app.settings import read_settings
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
-from diffsketch.app.config_files import read_settings
 from tests.app.commands import invoke, refused
 
 

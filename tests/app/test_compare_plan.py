@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 
-from diffsketch.errors import ArgumentError, DataError, MismatchError
-from diffsketch.app import compare_report
+from diffsketch.app import compare as compare_report
 from diffsketch.app.build import build
-from diffsketch.app.compare import Member, _check_member
-from diffsketch.app.compare_plan import Contender, has_plan, parse_method, read_plan, write_plan
-from diffsketch.app.config import METHOD_NAMES, RunConfig
-from diffsketch.app.directory import RunDirectory, locked
-from diffsketch.app.sealed import read_sealed, sealed
+from diffsketch.app.compare import (
+    Contender,
+    Member,
+    _check_member,
+    has_plan,
+    parse_method,
+    read_plan,
+    write_plan,
+)
+from diffsketch.app.files import RunDirectory, locked, read_sealed, sealed
+from diffsketch.app.settings import METHOD_NAMES, RunConfig
+from diffsketch.errors import ArgumentError, DataError, MismatchError
 from tests.app.commands import invoke, read, refused
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]

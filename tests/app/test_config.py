@@ -11,15 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diffsketch.app.settings import (
+    METHOD_NAMES,
+    RunConfig,
+    Setting,
+    describe,
+    read_settings,
+    to_toml,
+)
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.training.correction import Correction
-from diffsketch.training.server import Schedule
 from diffsketch.methods.registry import METHODS
 from diffsketch.privacy import Relation, Trust
-from diffsketch.app.config import METHOD_NAMES, RunConfig
-from diffsketch.app.config_files import read_settings, to_toml
-from diffsketch.app.settings import Setting, describe
 from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.training.correction import Correction
+from diffsketch.training.server import Schedule
 
 SETTINGS = describe(RunConfig)
 

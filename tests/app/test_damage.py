@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from diffsketch.training.simulate import Simulation
-from diffsketch.training.server import Model, Published, ServerOptimizer
-from diffsketch.training.tasks import load_task
 from diffsketch.app import build as build_module
+from diffsketch.training.server import Model, Published, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import load_task
 from tests.app.commands import before_round, interrupted_in_round, invoke, read, refused
 
 SMALL = [

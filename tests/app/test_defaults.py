@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app.build import settings_of_methods
+from diffsketch.app.settings import (
+    METHOD_SETTINGS,
+    TASK_DEFAULTS,
+    RunConfig,
+    describe,
+    with_task_defaults,
+)
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.registry import METHODS, settings_of
-from diffsketch.app.build import settings_of_methods
-from diffsketch.app.config import RunConfig
-from diffsketch.app.defaults import METHOD_SETTINGS, TASK_DEFAULTS, with_task_defaults
-from diffsketch.app.settings import describe
 
 FIELDS = settings_of_methods()
 

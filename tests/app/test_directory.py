@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app.files import RunBusy, RunDirectory, RunFiles, free_name, look, sealed
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
-from diffsketch.app.config import RunConfig
-from diffsketch.app.directory import RunBusy, RunDirectory, free_name
-from diffsketch.app.run_files import RunFiles, look
-from diffsketch.app.sealed import sealed
 
 CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
@@ -64,7 +62,7 @@ def test_files_of_others_are_never_removed(tmp_path: Path, overwrite: bool) -> N
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from diffsketch.app.directory import RunDirectory\n"
+        "from diffsketch.app.files import RunDirectory\n"
         "run = RunDirectory.open(Path(sys.argv[1]))\n"
         "print('open', flush=True); sys.stdin.read()\n"
     )

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from diffsketch.app.interrupts import Interrupts
+from diffsketch.app.session import Interrupts
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app.files import Metrics, epsilon_data
+from diffsketch.app.session import epsilon_from_data
 from diffsketch.errors import DataError
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.app.metrics import Metrics, epsilon_data
-from diffsketch.app.report import epsilon_from_data
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 

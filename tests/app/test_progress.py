@@ -13,12 +13,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from diffsketch.training.local.closed import ClosedForm
+from diffsketch.app import session as progress
+from diffsketch.app.session import Status, Totals, epsilon_in_words, in_words, showing
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.app import progress
-from diffsketch.app.progress import in_words, showing
-from diffsketch.app.status import Status, Totals
-from diffsketch.app.words import epsilon_in_words
+from diffsketch.training.local.closed_form import ClosedForm
 from tests.app.commands import invoke, read, uncoloured
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
-from diffsketch.app.directory import RunDirectory
-from diffsketch.app.sessions import session
+from diffsketch.app.files import RunDirectory
+from diffsketch.app.session import session
+from diffsketch.app.settings import RunConfig
 
 FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "uniform"}
 

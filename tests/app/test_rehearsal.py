@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from diffsketch.app import build as rehearsal
+from diffsketch.app.build import build
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
-from diffsketch.app import rehearsal
-from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
 
 SMALL: dict[str, Any] = {"workers": 3, "samples": 10, "rounds": 2}
 GAUSSIAN: dict[str, Any] = {"method": "sketch-gaussian", "clip": 1.0, "rows": 1, "cols": 20}

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app.files import RunDirectory, has_run, locked, look, sealed
 from diffsketch.errors import DataError
-from diffsketch.app.directory import RunDirectory, locked
-from diffsketch.app.run_files import has_run, look
-from diffsketch.app.sealed import sealed
 from tests.app.test_directory import CONFIG, begin
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app.files import read_sealed, sealed
 from diffsketch.errors import DataError
-from diffsketch.app.sealed import read_sealed, sealed
 
 DATA = {"accuracy": 0.5, "names": ["a", "b"], "nothing": None, "deep": {"x": 1}}
 

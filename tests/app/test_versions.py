@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app import files as module
+from diffsketch.app.files import check_versions, source_digest, versions
 from diffsketch.errors import MismatchError
-from diffsketch.app import versions as module
-from diffsketch.app.versions import check_versions, source_digest, versions
 
 
 def test_the_same_is_accepted() -> None:

@@ -19,7 +19,7 @@ from diffsketch.auditing.attacks import (
     Weighted,
     matrix_of,
 )
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
+from diffsketch.privacy.accounting.composition import gaussian_epsilon
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from diffsketch.auditing.bounds import Outcome, Rule, choose_rule, clopper_pearson, judge
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
+from diffsketch.privacy.accounting.composition import gaussian_epsilon
 
 
 @pytest.mark.parametrize("trials", [1, 7, 200, 100_000])

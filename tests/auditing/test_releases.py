@@ -20,8 +20,8 @@ from diffsketch.auditing.planted import PLANTS, weaker
 from diffsketch.auditing.releases import KEY, RELEASES, Silent, binomial_limit, own_release
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS
+from diffsketch.methods.client_noise import GaussianMean, SketchGaussian
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.noisy import GaussianMean, SketchGaussian
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.noise import FastNoise, Noise, SecureNoise

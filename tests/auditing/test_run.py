@@ -25,8 +25,8 @@ from diffsketch.auditing.bare import bare_client, bare_example, bare_secret, bar
 from diffsketch.auditing.catalogue import case_of, cases
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch import HashSeed
 

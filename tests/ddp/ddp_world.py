@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.ddp.ddp import HookState, sketch_state
+from diffsketch.ddp.hook import HookState, sketch_state
 
 SMALL = 0.002  # megabytes: several buckets
 SKETCH: dict[str, Any] = {"method": "sketch", "compression": 4, "seed": 7, "error_feedback": True}

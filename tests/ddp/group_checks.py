@@ -25,8 +25,8 @@ from diffsketch.methods import (
 from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
-from tests.helpers.contract import CASES, Case, applied, first_weights, gradient
 from tests.ddp.processes import WORLD, Check, Checks, error_of
+from tests.helpers.contract import CASES, Case, applied, first_weights, gradient
 from tests.helpers.silent import silence
 
 DIM = 40

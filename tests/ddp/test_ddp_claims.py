@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.ddp import HookState, all_reduce_mean, sketch_hook, sketch_state
+from diffsketch.ddp import HookState, all_reduce_mean, sketch_hook, sketch_state
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch

@@ -7,9 +7,9 @@ import torch
 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import private_mean
-from tests.helpers.contract import CASES, Case, simulated
 from tests.ddp.group_checks import CENTRAL, DIM, KEY, LOCAL, checks, mean_of, vector_of
 from tests.ddp.processes import WORLD, Results, run_checks
+from tests.helpers.contract import CASES, Case, simulated
 from tests.helpers.silent import silence
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.ddp.group import GroupMean
-from diffsketch.ddp.group_account import RankAccount, account_path
+from diffsketch.ddp.group import GroupMean, RankAccount, account_path
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget

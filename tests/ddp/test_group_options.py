@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffsketch.ddp.group_options import Scales
+from diffsketch.ddp.group import Scales
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.sketch import SketchKey

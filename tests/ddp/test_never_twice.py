@@ -166,7 +166,7 @@ def test_a_message_that_is_not_charged_is_found(
 ) -> None:
     """The control: an account that forgets."""
     machine = machine_of("gaussian", tmp_path)()
-    monkeypatch.setattr("diffsketch.ddp.group_account.RankAccount.charge", lambda _: None)
+    monkeypatch.setattr("diffsketch.ddp.group.RankAccount.charge", lambda _: None)
     with pytest.raises(AssertionError):
         machine.do_a_round(0)
     machine.patch.undo()

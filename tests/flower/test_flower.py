@@ -13,12 +13,11 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from diffsketch.flower import Plan, SketchStrategy, followed
-from diffsketch.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import Plan, SketchStrategy, followed
+from diffsketch.flower.records import digest_of
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
-from tests.helpers import contract
 from tests.flower.flower_world import (
     DIM,
     World,
@@ -28,6 +27,7 @@ from tests.flower.flower_world import (
     record_of,
     weights_of,
 )
+from tests.helpers import contract
 from tests.helpers.silent import silence
 
 KEY = SketchKey.from_integer(3)

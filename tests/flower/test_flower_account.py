@@ -16,12 +16,10 @@ pytest.importorskip("flwr")
 
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import Account, Plan, SketchStrategy
-from diffsketch.flower.account import AccountFile
-from diffsketch.flower.books import Books
-from diffsketch.flower.records import NO_MODEL, Request
-from diffsketch.flower.refusals import Refusal, member_digest
 from diffsketch.errors import DataError, MismatchError
+from diffsketch.flower import Account, Plan, SketchStrategy
+from diffsketch.flower.accounts import AccountFile, Books
+from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, record_of, towards

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.flower import Plan, SketchStrategy
-from diffsketch.flower.members import Members
+from diffsketch.flower.accounts import Members
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.sketch import SketchKey

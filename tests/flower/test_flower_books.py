@@ -10,11 +10,11 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord
 
-from diffsketch.flower import Account
-from diffsketch.flower.history import History
-from diffsketch.flower.members import Members
-from diffsketch.flower.vectors import cast_like, flat, length_of, moved
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.flower import Account
+from diffsketch.flower.accounts import Members
+from diffsketch.flower.records import cast_like, flat, length_of, moved
+from diffsketch.flower.server import History
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded

@@ -14,9 +14,9 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
+from diffsketch.errors import ArgumentError, DataError
 from diffsketch.flower import Account, Plan, SketchStrategy, sketch_mod
 from diffsketch.flower.records import PROTOCOL
-from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, our_record, record_of

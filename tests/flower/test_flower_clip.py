@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
 from diffsketch.flower import Plan, SketchStrategy, followed
-from diffsketch.flower.vectors import digest_of
+from diffsketch.flower.records import digest_of
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, our_record, record_of
 

@@ -17,11 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.flower import PlainSum, Plan, SketchStrategy
-from diffsketch.flower.exchange import Exchange
-from diffsketch.flower.records import PROTOCOL, RECORD, Reply
-from diffsketch.flower.summing import SumRound
-from diffsketch.flower.vectors import digest_of
-from diffsketch.methods.noisy import ClientNoise
+from diffsketch.flower.aggregation import Exchange, SumRound
+from diffsketch.flower.records import PROTOCOL, RECORD, Reply, digest_of
+from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import MessageFormat

@@ -9,8 +9,8 @@ pytest.importorskip("flwr")
 import flwr.serverapp.strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from diffsketch.flower import Plan, SketchStrategy
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import Plan, SketchStrategy
 
 PLAN = Plan("sketch", {"rows": 3, "cols": 16})
 

@@ -13,9 +13,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import Plan, SketchStrategy, followed, sketch_mod
-from diffsketch.flower.vectors import flat, length_of
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import Plan, SketchStrategy, followed, sketch_mod
+from diffsketch.flower.records import flat, length_of
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import Node, World
 

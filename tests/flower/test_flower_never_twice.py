@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from torch import Tensor
 
 from diffsketch.flower import Plan, SketchStrategy
-from diffsketch.flower.account import AccountFile
+from diffsketch.flower.accounts import AccountFile
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
 from diffsketch.privacy.claim import Trust

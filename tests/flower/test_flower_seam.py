@@ -20,9 +20,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.flower import Plan, SketchStrategy, Summed
-from diffsketch.flower.records import SUM_RECORD
-from diffsketch.flower.summing import Prepared
-from diffsketch.flower.vectors import digest_of
+from diffsketch.flower.aggregation import Prepared
+from diffsketch.flower.records import SUM_RECORD, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER

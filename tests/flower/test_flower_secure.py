@@ -20,10 +20,9 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import PlainSum, Plan, SketchStrategy, followed
-from diffsketch.flower.records import SUM_RECORD, SumReply
-from diffsketch.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import PlainSum, Plan, SketchStrategy, followed
+from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey

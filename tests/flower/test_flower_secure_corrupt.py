@@ -14,11 +14,10 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import Plan, SecureSealing, SketchStrategy
-from diffsketch.flower.records import SUM_RECORD, SumReply
-from diffsketch.flower.summing import Own
-from diffsketch.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import Plan, SecureSealing, SketchStrategy
+from diffsketch.flower.aggregation import Own
+from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget
 from diffsketch.secure_sum import Params, invite
 from diffsketch.secure_sum.messages import (

@@ -20,12 +20,10 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.flower import Plan, SecureSealing, SecureSum, SketchStrategy
-from diffsketch.flower.records import PROTOCOL, SUM_RECORD, SumReply, SumRequest
-from diffsketch.flower.refusals import Refusal
-from diffsketch.flower.summing import Own
-from diffsketch.flower.vectors import digest_of
 from diffsketch.errors import ArgumentError
+from diffsketch.flower import Plan, SecureSealing, SecureSum, SketchStrategy
+from diffsketch.flower.aggregation import Own
+from diffsketch.flower.records import PROTOCOL, SUM_RECORD, Refusal, SumReply, SumRequest, digest_of
 from diffsketch.secure_sum import Client, Params, Server, invite
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, _checksum
 from diffsketch.sketch import SketchKey

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffsketch.training.simulate import Simulation
-from diffsketch.training.models import flatten
-from diffsketch.training.sgd import DistributedSGD
 from diffsketch.methods import Method, build_method
 from diffsketch.sketch import SketchKey
+from diffsketch.training.models import flatten
+from diffsketch.training.rounds import DistributedSGD
+from diffsketch.training.simulation import Simulation
 from tests.training.reference import DIM, ReferenceTrainer, make_task
 
 WORKERS, ROUNDS, SEED = 2, 4, 11

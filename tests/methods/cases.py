@@ -24,7 +24,7 @@ from diffsketch.methods import (
     SketchSkellam,
     Uncompressed,
 )
-from diffsketch.methods.noisy import ClientNoise
+from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, estimate_alpha, estimate_sigma
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.mechanisms import Quantizer

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import METHODS, Method, private_mean
-from diffsketch.methods.adaptive import flag_share, next_clip
 from diffsketch.methods.base import Encoded
-from diffsketch.methods.noisy import ClientNoise
+from diffsketch.methods.client_noise import ClientNoise, flag_share, next_clip
 from diffsketch.privacy import FastNoise
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms.bounds import FlaggedBound
-from diffsketch.privacy.mechanisms.quantize import Quantizer
+from diffsketch.privacy.clipping import FlaggedBound
+from diffsketch.privacy.mechanisms.rounding import Quantizer
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message, WireError
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, Method
-from diffsketch.methods.noisy import ClientNoise
+from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, NoiseKey, Trust
-from diffsketch.privacy.mechanisms.quantize import centre
+from diffsketch.privacy.mechanisms.rounding import centre
 from diffsketch.wire import HEADER_BYTES, SERVER, Message, MessageFormat
 from tests.methods.cases import (
     CASES,

@@ -20,7 +20,7 @@ from diffsketch.methods.forecast import (
     sketch_recovery,
 )
 from diffsketch.privacy.claim import Trust
-from diffsketch.privacy.mechanisms.bounds import NormBound
+from diffsketch.privacy.clipping import NormBound
 from diffsketch.sketch import CountSketch, SketchKey
 
 DIM, ROWS, COLS = 7850, 7, 22

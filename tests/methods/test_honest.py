@@ -33,7 +33,7 @@ from diffsketch.privacy.mechanisms import (
     Quantizer,
 )
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.quantize import centre
+from diffsketch.privacy.mechanisms.rounding import centre
 from diffsketch.wire import WireError
 from tests.methods.cases import CASES, DIM, NOISE_KEY, SEED, VECTORS, WORKERS, every_method, sources
 

@@ -29,8 +29,8 @@ from diffsketch.privacy import (
     estimate_sigma,
     theorem1,
 )
-from diffsketch.privacy.mechanisms import appended
-from diffsketch.privacy.mechanisms.covariance import gram
+from diffsketch.privacy.mechanisms import padding as appended
+from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.sketch import CountSketch, SketchKey
 
 DIM, WORKERS = 3000, 6

@@ -26,7 +26,7 @@ from diffsketch.methods import (
     Uncompressed,
 )
 from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, PaperClaim, SecureNoise, Trust
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
+from diffsketch.privacy.accounting.composition import gaussian_epsilon
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation
 from diffsketch.privacy.mechanisms import Quantizer
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS

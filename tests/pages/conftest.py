@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.runs_sample import SCRIPT, SMALL
 from tests.app.commands import interrupted_in_round, invoke
+from tests.pages.runs_sample import SCRIPT, SMALL
 
 
 @pytest.fixture(scope="session")

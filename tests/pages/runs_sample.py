@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.runs_reading import Point, Run
-from diffsketch.app.config import RunConfig
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
 SCRIPT = "<script>alert(1)</script>"

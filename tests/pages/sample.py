@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 
 NASTY = "</script><script>throw 'nasty'</script><img src=x onerror=alert(1)> \"q\" & %{x} $2^2$"
 CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)

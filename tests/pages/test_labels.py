@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.pages.labels import epsilon_text, epsilon_words
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
 

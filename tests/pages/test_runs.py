@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.pages.exhibits import Page, Plot
 from diffsketch.pages.page import render
 from diffsketch.pages.runs import page_of_runs
-from tests.pages.runs_sample import SCRIPT, plot_of, results_of, series_of
+from diffsketch.privacy.claim import Basis, Epsilon
 from tests.app.commands import invoke, read_lines
+from tests.pages.runs_sample import SCRIPT, plot_of, results_of, series_of
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from diffsketch.app import files as directory
+from diffsketch.app.files import locked
 from diffsketch.pages.page import render
 from diffsketch.pages.runs import page_of_runs
 from diffsketch.pages.runs_reading import read_run
-from diffsketch.app import directory
-from diffsketch.app.directory import locked
 from tests.pages.runs_sample import results_of, series_of
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 
-from diffsketch.privacy.claim import Epsilon
 from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, Table
 from diffsketch.pages.tabular import to_csv
+from diffsketch.privacy.claim import Epsilon
 from tests.pages.sample import (
     ACCURACY,
     CLAIMS,

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from diffsketch.app.build import most_participations, settings_of_methods
+from diffsketch.app.settings import RunConfig, describe
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
-from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
 from diffsketch.methods import METHODS, build_method
 from diffsketch.planning import (
     SAMPLINGS,
@@ -40,11 +41,8 @@ from diffsketch.planning.planner import bytes_needed, clients_needed, epsilon_ne
 from diffsketch.planning.search import search
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
-from diffsketch.app.budget import most_participations
-from diffsketch.app.build import settings_of_methods
-from diffsketch.app.config import RunConfig
-from diffsketch.app.settings import describe
 from diffsketch.sketch import SketchKey
+from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
 
 BASE: dict[str, Any] = {
     "dim": 7850, "cohort": 1000, "rounds": 100, "target_epsilon": 4.0, "message_bytes": 2000,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
-from diffsketch.privacy.accounting import events, lookahead
+from diffsketch.privacy.accounting import accountant as lookahead
+from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.sampler import PoissonSampler

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.methods import DiffSketch
-from diffsketch.privacy.mechanisms import appended, covariance
-from diffsketch.privacy.mechanisms.appended import padded_tables
-from diffsketch.privacy.mechanisms.covariance import factor, gram, is_factored
+from diffsketch.privacy.mechanisms import padding as appended
+from diffsketch.privacy.mechanisms import padding as covariance
+from diffsketch.privacy.mechanisms.padding import factor, gram, is_factored, padded_tables
 from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Relation, Unit
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 DIM, COLS, LIMIT = 60, 8, 4.0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.paper.convergence import (
+from diffsketch.privacy.theorems import (
     ConvexProblem,
     expected_gap,
     gap_with_probability,

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.privacy.digits import rounded_down, rounded_up
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+    rounded_down,
+    rounded_up,
+)
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
 VALUES = [0.0, 1e-7, 0.1, 0.3, 1.0, 2.0001, 7.994, 9.991, 123.4, 1e6 + 1]

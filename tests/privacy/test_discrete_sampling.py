@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from diffsketch.privacy.noise import discrete_sampling
-from diffsketch.privacy.noise.discrete_sampling import MAX_BLOCKS, IntegerTable
-from diffsketch.privacy.noise.secure_sampling import Skellam
+from diffsketch.privacy.noise import simulated as discrete_sampling
+from diffsketch.privacy.noise.secure import Skellam
+from diffsketch.privacy.noise.simulated import MAX_BLOCKS, IntegerTable
 
 
 def table_probabilities(table: IntegerTable) -> dict[int, Fraction]:

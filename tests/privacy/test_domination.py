@@ -19,13 +19,16 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import delta_for, epsilon_for
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
-from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.domination import widest_step
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.quantize import Quantizer
-from diffsketch.privacy.mechanisms.skellam import SkellamMechanism, _curvature
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.integer import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    IntegerMechanism,
+    SkellamMechanism,
+    _curvature,
+    widest_step,
+)
+from diffsketch.privacy.mechanisms.rounding import Quantizer
 
 Logs: TypeAlias = npt.NDArray[np.float64]
 ONE = Relation.ADD_OR_REMOVE

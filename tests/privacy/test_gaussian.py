@@ -20,8 +20,8 @@ from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.composition import delta_for
 from diffsketch.privacy.claim import Relation, Trust, Unit
-from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, NormBound
-from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
+from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch.hashing import FAMILIES, Family

@@ -10,7 +10,7 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_delta, gaussian_epsilon
+from diffsketch.privacy.accounting.composition import gaussian_delta, gaussian_epsilon
 
 
 def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:

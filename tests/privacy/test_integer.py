@@ -14,13 +14,15 @@ from dp_accounting import dp_event
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
-from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.domination import widest_step
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.quantize import Quantizer
-from diffsketch.privacy.mechanisms.skellam import SkellamMechanism
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.integer import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    IntegerMechanism,
+    SkellamMechanism,
+    widest_step,
+)
+from diffsketch.privacy.mechanisms.rounding import Quantizer
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = type[DiscreteGaussianMechanism] | type[SkellamMechanism]

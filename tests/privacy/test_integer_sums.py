@@ -15,12 +15,14 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
-from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.quantize import Quantizer
-from diffsketch.privacy.mechanisms.skellam import SkellamMechanism
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.integer import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    IntegerMechanism,
+    SkellamMechanism,
+)
+from diffsketch.privacy.mechanisms.rounding import Quantizer
 from diffsketch.privacy.noise import FastNoise, Noise
 from diffsketch.privacy.noise.secure import SecureNoise
 

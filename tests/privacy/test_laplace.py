@@ -21,8 +21,8 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.composition import delta_for
 from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms.bounds import Bound, CoordinateBound, NormBound
-from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
+from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms.additive import LaplaceMechanism
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 

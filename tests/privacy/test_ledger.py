@@ -16,7 +16,8 @@ import pytest
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.files import replace_file
-from diffsketch.privacy.accounting import events, ledger, lookahead
+from diffsketch.privacy.accounting import accountant as lookahead
+from diffsketch.privacy.accounting import events, ledger
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy

@@ -14,9 +14,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting import events, losses
+from diffsketch.privacy.accounting import composition as losses
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import gaussian_epsilon
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
 
 Array = npt.NDArray[np.float64]
 

@@ -19,8 +19,9 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import FastNoise, NoiseKey, discrete_sampling
-from diffsketch.privacy.noise.arguments import MAX_SCALE
+from diffsketch.privacy.noise import FastNoise, NoiseKey
+from diffsketch.privacy.noise import simulated as discrete_sampling
+from diffsketch.privacy.noise.base import MAX_SCALE
 
 CHANCE = 1e-9
 DRAWS = 200_000

@@ -21,8 +21,9 @@ from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.mechanisms import covariance, spectrum
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms import padding as covariance
+from diffsketch.privacy.mechanisms import padding as spectrum
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
 from diffsketch.privacy.noise import FastNoise, NoiseKey
 from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed, Layout

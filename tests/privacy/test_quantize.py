@@ -18,8 +18,8 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.claim import Relation
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
-from diffsketch.privacy.mechanisms.quantize import (
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms.rounding import (
     CoordinateQuantizer,
     Quantizer,
     centre,

@@ -11,9 +11,13 @@ from scipy import integrate, stats
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import (
+    _curve,
+    gaussian_epsilon,
+    renyi_delta,
+    renyi_epsilon,
+)
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
-from diffsketch.privacy.accounting.renyi import _curve, renyi_delta, renyi_epsilon
 
 ORDERS = np.array([1.05, 1.5, 2.0, 3.7, 10.0, 33.3, 63.0])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
 from diffsketch.errors import MismatchError
-from diffsketch.privacy.mechanisms.rotation import rotate, rotate_back
+from diffsketch.privacy.mechanisms.rounding import rotate, rotate_back
 
 
 @settings(deadline=None)

@@ -30,14 +30,14 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import secure_sampling
-from diffsketch.privacy.noise.secure import SecureNoise
-from diffsketch.privacy.noise.secure_sampling import (
+from diffsketch.privacy.noise import secure as secure_sampling
+from diffsketch.privacy.noise.secure import (
     SLACK,
     ExactTable,
     Gaussian,
     Laplace,
     Law,
+    SecureNoise,
     Skellam,
     exact_table,
 )

@@ -10,8 +10,8 @@ import torch
 from scipy.linalg import eigh
 
 from diffsketch import CountSketch, SketchKey
-from diffsketch.privacy.mechanisms import spectrum
-from diffsketch.privacy.mechanisms.covariance import gram
+from diffsketch.privacy.mechanisms import padding as spectrum
+from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 SEED = SketchKey.from_integer(11).seed(0)

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Trust, Unit
-from diffsketch.privacy.paper.theorem1 import (
+from diffsketch.privacy.theorems import (
     claimed_per_round,
     estimate_alpha,
     estimate_sigma,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diffsketch.training.simulate import Simulation
+from diffsketch.training.simulation import Simulation
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.pages.checks import check_plot, check_table
 from diffsketch.pages.exhibits import Plot
+from diffsketch.reproduction.drawings.drawn import Drawn
 
 MESSAGE = 664  # bytes of a table of 7 x 22
 

@@ -11,6 +11,11 @@ from torch import Tensor
 
 from diffsketch.auditing import Verdict, audit
 from diffsketch.errors import ArgumentError
+from diffsketch.methods.diffsketch import DiffSketch, ProvenDiffSketch
+from diffsketch.methods.laplace import SketchLaplace
+from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
+from diffsketch.privacy.noise import FastNoise
+from diffsketch.privacy.theorems import estimate_alpha, estimates
 from diffsketch.reproduction.measurements.audit_cases import (
     Padded,
     neighbours_of,
@@ -18,12 +23,6 @@ from diffsketch.reproduction.measurements.audit_cases import (
     of_padding,
     sent,
 )
-from diffsketch.methods.diffsketch import DiffSketch
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import SketchLaplace
-from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
-from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates
 from diffsketch.sketch import CountSketch, SketchKey
 
 DIM = 400

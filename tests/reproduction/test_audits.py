@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.claim import Basis, Unit
 from diffsketch.reproduction.drawings.audits import draw, epsilon_of
 from diffsketch.reproduction.experiment import Experiment, Measurement
 from diffsketch.reproduction.loading import load
 from diffsketch.reproduction.measurements.audits import case_of, measure
-from diffsketch.privacy.claim import Basis, Unit
 from tests.reproduction.made_up import checked
 
 COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from diffsketch.pages.exhibits import Plot, Table
+from diffsketch.privacy.claim import Epsilon
 from diffsketch.reproduction.drawings import local_epsilon, privacy_communication
 from diffsketch.reproduction.experiment import Experiment, Measurement
 from diffsketch.reproduction.measurements.local_epsilon import measure
-from diffsketch.privacy.claim import Epsilon
-from diffsketch.pages.exhibits import Plot, Table
 from tests.reproduction.made_up import checked
 
 SETTINGS: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from diffsketch.pages.exhibits import Table
 from diffsketch.reproduction.claims import (
     in_short,
     in_tables,
@@ -15,7 +16,6 @@ from diffsketch.reproduction.claims import (
 from diffsketch.reproduction.loading import names
 from diffsketch.reproduction.verdicts.registry import RULES
 from diffsketch.reproduction.verdicts.verdict import Standing, Verdicts
-from diffsketch.pages.exhibits import Table
 from tests.reproduction.claim_cases import local
 
 

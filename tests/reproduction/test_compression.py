@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from diffsketch.pages.exhibits import Plot
 from diffsketch.reproduction.drawings.compression import draw
 from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.experiment import Experiment, Variant
 from diffsketch.reproduction.jobs import Job
 from diffsketch.reproduction.loading import load
-from diffsketch.pages.exhibits import Plot
 from tests.reproduction.made_up import checked, curve_of, run_of
 
 PANEL = "MNIST, sketch without privacy"

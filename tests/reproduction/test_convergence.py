@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from diffsketch.pages.checks import check_plot
+from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem2
 from diffsketch.reproduction.drawings.convergence import draw, slope
 from diffsketch.reproduction.experiment import Experiment, Measurement
 from diffsketch.reproduction.measurements.convergence import comparator, descend, measure
-from diffsketch.training.devices import Devices, Examples
 from diffsketch.training.local.choose import trainer_for
 from diffsketch.training.models import LogisticRegression
-from diffsketch.privacy.paper.convergence import ConvexProblem, expected_gap, theorem2
-from diffsketch.pages.checks import check_plot
+from diffsketch.training.tasks import Devices, Examples
 
 SETTINGS = {"rounds": 20, "step": 0.2, "rows": 3, "cols": 40, "failure": 0.1,
             "comparator_steps": 3}  # fmt: skip

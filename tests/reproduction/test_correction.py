@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from diffsketch.pages.exhibits import Plot
 from diffsketch.reproduction.drawings.correction import draw
 from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.experiment import Experiment, Measurement, Variant
 from diffsketch.reproduction.jobs import Job
-from diffsketch.pages.exhibits import Plot
 from tests.reproduction.made_up import MESSAGE, checked, curve_of, run_of
 
 PANEL = "fresh hashes"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from diffsketch.pages.exhibits import Table
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.drawings.curves import draw
 from diffsketch.reproduction.drawings.trained import Point, Trained, at, points_of
 from diffsketch.reproduction.experiment import Experiment, Variant
 from diffsketch.reproduction.jobs import Job, Results
-from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.pages.exhibits import Table
 from tests.reproduction.made_up import MESSAGE, checked, curve_of, run_of
 
 PANEL = "50x, epsilon 1"

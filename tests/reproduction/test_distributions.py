@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from diffsketch.errors import ArgumentError
+from diffsketch.pages.exhibits import Table
 from diffsketch.reproduction.drawings.distributions import density, draw
 from diffsketch.reproduction.experiment import Experiment, Measurement
 from diffsketch.reproduction.measurements.distributions import measure, shape_of
-from diffsketch.pages.exhibits import Table
 from tests.reproduction.made_up import checked
 
 SETTINGS: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
+from diffsketch.pages.write import pictures_of
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.reproduction.claims import statements, summary
 from diffsketch.reproduction.document import document, write_document
 from diffsketch.reproduction.verdicts.verdict import Standing, Verdict
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
-from diffsketch.pages.write import pictures_of
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
                   Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from diffsketch.privacy.theorems import theorem1
 from diffsketch.reproduction.measurements.local_epsilon import claims_of, measure, proven_of
 from diffsketch.reproduction.measurements.training import simulation_of, watched
-from diffsketch.privacy.paper.theorem1 import theorem1
 from diffsketch.sketch import CountSketch
 
 RUN = {"task": "mnist", "method": "diffsketch", "rows": 7, "cols": 15, "padding": 15_700,

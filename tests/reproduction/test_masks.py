@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diffsketch.reproduction.measurements.masks import measure
 from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
+from diffsketch.app.settings import RunConfig
+from diffsketch.reproduction.measurements.masks import measure
 
 SETTINGS: dict[str, Any] = {
     "task": "mnist", "method": "sketch", "rows": 7, "cols": 22, "rounds": 60, "evaluate_every": 30,

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from diffsketch.training.simulate import Simulation
+from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
+from diffsketch.pages.exhibits import Axis, Plot, Series
 from diffsketch.reproduction import claims
 from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
 from diffsketch.reproduction.verdicts.verdict import Standing, Statement, Verdict
-from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.app.directory import RunBusy, locked
+from diffsketch.training.simulation import Simulation
 from tests.reproduction import tiny
 
 

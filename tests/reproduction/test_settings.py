@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app import build
+from diffsketch.app.settings import RunConfig
 from diffsketch.reproduction.drawings.registry import DRAWINGS, drawing
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.loading import load, names
 from diffsketch.reproduction.measurements.registry import MEASUREMENTS, measurement
 from diffsketch.training.tasks import load_task
-from diffsketch.app import build
-from diffsketch.app.config import RunConfig
 
 CHOICES = [(name, reduced) for name in names() for reduced in (False, True)]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app.files import sealed
 from diffsketch.errors import ArgumentError, DiffSketchError
 from diffsketch.reproduction import store as stores
 from diffsketch.reproduction.jobs import Job
 from diffsketch.reproduction.store import Made, Store, made_by
-from diffsketch.app.sealed import sealed
 from tests.reproduction import tiny
 
 SMALL: dict[str, Any] = {

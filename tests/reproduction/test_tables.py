@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from diffsketch.pages.checks import check_table
+from diffsketch.pages.exhibits import Table
+from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim
+from diffsketch.privacy.mechanisms.cpsgd import BinomialMechanism
 from diffsketch.reproduction.drawings.tables import draw_cpsgd, draw_datasets
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.loading import load
 from diffsketch.reproduction.measurements import cpsgd_parameters, datasets
-from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim
-from diffsketch.privacy.mechanisms.cpsgd import BinomialMechanism
-from diffsketch.pages.checks import check_table
-from diffsketch.pages.exhibits import Table
 
 MECHANISM = BinomialMechanism(
     dim=7850, clip=1.0, limit=1.0, levels=12, trials=4, cohort=10, delta=1e-5

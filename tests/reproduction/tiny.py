@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from diffsketch.pages.exhibits import Table
 from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.drawings.registry import DRAWINGS, Draw
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
 from diffsketch.reproduction.measurements.registry import MEASUREMENTS
-from diffsketch.pages.exhibits import Table
 
 HEAD = 'title = "Tiny"\nplace = "Figure 0"\nsays = "It is small."\ndrawing = "tiny"\n'
 COMMON = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diffsketch import SketchKey
-from diffsketch.methods.noisy import SketchSkellam
+from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.noise import SecureNoise
 from diffsketch.secure_sum import Stage, VoidError
 from tests.secure_sum.playing import Played, make_params, start

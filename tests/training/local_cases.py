@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.training.devices import Batches, Examples
 from diffsketch.training.models import (
     CharGRU,
     CharLSTM,
@@ -18,6 +17,7 @@ from diffsketch.training.models import (
     flatten,
     load,
 )
+from diffsketch.training.tasks import Batches, Examples
 
 FEATURES, CLASSES, COUNT = 7, 4, 60
 

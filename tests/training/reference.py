@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.training.devices import Batches, Devices, Examples
-from diffsketch.training.task import Task
+from diffsketch.training.tasks import Batches, Devices, Examples, Task
 
 INPUTS, CLASSES = 6, 3
 DIM = CLASSES * (INPUTS + 1)

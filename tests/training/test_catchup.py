@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.catchup import Downloads, behind
+from diffsketch.training.clients import Downloads, behind
 
 DOWNLOADS = Downloads(round_bytes=100, model_bytes=350)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.training.columns import Columns
+from diffsketch.training.clients import Columns
 
 CLIENTS = 6
 steps = st.tuples(

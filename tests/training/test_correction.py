@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffsketch.training.simulate import Simulation
 from diffsketch.errors import ArgumentError
+from diffsketch.methods.base import Method
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.plain import PlainSketch
+from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.training.correction import (
     Correction,
     NoiseControl,
@@ -14,15 +19,10 @@ from diffsketch.training.correction import (
     kept_half,
     relative_drift,
 )
-from diffsketch.training.fetch import FetchSGD
+from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.sgd import DistributedSGD
-from diffsketch.methods.base import Method
-from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.methods.sketch import PlainSketch
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.training.server import FetchSGD
+from diffsketch.training.simulation import Simulation
 from tests.training.reference import DIM, ReferenceTrainer, make_task
 
 SKETCH = PlainSketch(DIM, 3, 5)

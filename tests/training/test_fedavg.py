@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffsketch.training.simulate import RoundResult, Simulation
 from diffsketch.errors import ArgumentError
-from diffsketch.training.devices import Batches
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.fetch import FetchSGD
-from diffsketch.training.orders import device_batches
-from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.server import Model, ServerOptimizer
 from diffsketch.methods.base import Method
-from diffsketch.methods.none import Uncompressed
-from diffsketch.methods.sketch import PlainSketch
+from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.training.orders import device_batches
+from diffsketch.training.rounds import FedAvg
+from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.server import FetchSGD, Model, ServerOptimizer
+from diffsketch.training.simulation import RoundResult, Simulation
+from diffsketch.training.tasks import Batches
 from tests.training.reference import DIM, ReferenceTrainer, make_task
 
 

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.fetch import FetchSGD
-from diffsketch.training.server import Published
-from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.methods.none import Uncompressed
-from diffsketch.methods.sketch import PlainSketch
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
+from diffsketch.training.server import FetchSGD, Published
 
 DIM = 40
 SEED = SketchKey.from_integer(5).seed(0)

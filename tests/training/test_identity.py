@@ -8,16 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffsketch.training.identity import Identity, tensor_digest
-from diffsketch.training.simulate import Simulation
 from diffsketch.errors import MismatchError
-from diffsketch.training.devices import Devices, Examples
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.task import Task
 from diffsketch.privacy.noise import NoiseKey
-from tests.training.test_simulate_state import SIZES, simulate
+from diffsketch.training.rounds import FedAvg
+from diffsketch.training.server import ServerOptimizer
+from diffsketch.training.simulation import Identity, Simulation, tensor_digest
+from diffsketch.training.tasks import Devices, Examples, Task
 from tests.training.reference import ReferenceTrainer, make_model, make_task
+from tests.training.test_simulate_state import SIZES, simulate
 
 
 def noise_of(simulation: Simulation) -> Tensor:

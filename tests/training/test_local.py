@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.devices import Batches, Examples
 from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, Loop, trainer_for
-from diffsketch.training.local import closed as closed_module
-from diffsketch.training.local import functional as functional_module
+from diffsketch.training.local import any_model as functional_module
+from diffsketch.training.local import closed_form as closed_module
 from diffsketch.training.models import CharLSTM, flatten
+from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
     CASES,
     COUNT,

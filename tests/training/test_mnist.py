@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.data import ImageDataset, load_mnist
-from diffsketch.training.data.idx import MAX_BYTES, read_idx
+from diffsketch.training.data.mnist import MAX_BYTES, read_idx
 
 # Damage is looked for in small files; a slow disk must not fail the test.
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

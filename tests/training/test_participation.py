@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.participation import Participation
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
@@ -30,6 +29,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
+from diffsketch.training.clients import Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 DELTA = 1e-5
@@ -181,7 +181,7 @@ def test_not_composed_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
         calls += 1
         return epsilon_for(event, delta)
 
-    monkeypatch.setattr("diffsketch.training.participation.epsilon_for", counted)
+    monkeypatch.setattr("diffsketch.training.clients.epsilon_for", counted)
     accounts = Participation(3, Budget(epsilon=8.0, delta=DELTA))
     claim = proven(events.gaussian(30.0))
     for _ in range(1000):

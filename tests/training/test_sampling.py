@@ -12,6 +12,8 @@ import torch
 from scipy.stats import chi2
 
 from diffsketch.errors import ArgumentError, DataError
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.noise import NoiseKey
 from diffsketch.training import sampling
 from diffsketch.training.sampling import (
     AllDevices,
@@ -21,8 +23,6 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.privacy.accounting.sampler import PoissonSampler
-from diffsketch.privacy.noise import NoiseKey
 
 # Statistical tests here have fixed seeds; with others they would fail with this probability.
 CHANCE = 1e-6

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.server import Model, Published, Schedule, ServerOptimizer, scaled
-from diffsketch.methods.none import Uncompressed
-from diffsketch.methods.sketch import PlainSketch
+from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.server import Model, Published, Schedule, ServerOptimizer, scaled
 
 DIM = 12
 METHOD = Uncompressed(DIM)

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.training.simulate import Simulation
 from diffsketch.errors import ArgumentError
-from diffsketch.training.catchup import Downloads
+from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.training.clients import Downloads
 from diffsketch.training.orders import one_batch
-from diffsketch.training.sgd import DistributedSGD
-from diffsketch.methods.none import Uncompressed
-from diffsketch.methods.sketch import PlainSketch
+from diffsketch.training.rounds import DistributedSGD
+from diffsketch.training.simulation import Simulation
 from tests.training.reference import DIM, ReferenceTrainer, make_model, make_task
 
 

@@ -8,12 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.training.simulate import Simulation
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods.base import Method
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.methods.registry import build_method
+from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.simulated import CohortNoise
+from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import aggregate
 from diffsketch.training.aggregate import part_size
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.fetch import FetchSGD
+from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -21,20 +29,9 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.sgd import DistributedSGD
-from diffsketch.training.task import Task
-from diffsketch.methods.base import Method
-from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.methods.none import Uncompressed
-from diffsketch.methods.registry import build_method
-from diffsketch.methods.sketch import PlainSketch
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.sampler import PoissonSampler
-from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.cohort import CohortNoise
-from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.server import FetchSGD, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Task
 from tests.training.reference import DIM, ReferenceTrainer, make_task
 
 DELTA = 1e-5

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training import aggregate
-from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
 from diffsketch.methods.base import Method
-from diffsketch.methods.noisy import SketchGaussian
+from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.registry import build_method
 from diffsketch.privacy.claim import NoClaim, SimulatedClaim
 from diffsketch.sketch.hashing import SketchKey
-from tests.training.test_simulate import CENTRAL, CLAIMED, DELTA, DEVICES, LOCAL, SKETCH, simulate
+from diffsketch.training import aggregate
+from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
 from tests.training.reference import DIM
+from tests.training.test_simulate import CENTRAL, CLAIMED, DELTA, DEVICES, LOCAL, SKETCH, simulate
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffsketch.ddp.group_options import check_types
+from diffsketch.ddp.group import check_types
 from diffsketch.errors import ArgumentError
-from diffsketch.training.server import Model
 from diffsketch.methods import SketchGaussian
 from diffsketch.sketch import SketchKey
+from diffsketch.training.server import Model
 from tests.training.test_simulate_state import RUNS, simulate
 
 ADAPTIVE = [name for name in RUNS if name.startswith("adaptive")]

@@ -12,25 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.training.simulate import DivergedRound, Simulation
-from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
-from diffsketch.training.devices import Batches, Devices, Examples
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
-from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.task import Task
 from diffsketch.methods.base import Method
-from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.methods.none import Uncompressed
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.methods.registry import build_method
-from diffsketch.methods.sketch import PlainSketch
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.cohort import CohortNoise
+from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from tests.training.test_simulate_state import same
+from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
+from diffsketch.training.rounds import FedAvg
+from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
+from diffsketch.training.server import ServerOptimizer
+from diffsketch.training.simulation import DivergedRound, Simulation
+from diffsketch.training.tasks import Batches, Devices, Examples, Task
 from tests.training.reference import DIM, ReferenceTrainer, make_task
+from tests.training.test_simulate_state import same
 
 SIZES = (6, 9, 4, 5, 7)
 DEVICES = len(SIZES)

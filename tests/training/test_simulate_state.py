@@ -9,21 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.training.simulate import Simulation
 from diffsketch.errors import MismatchError
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.fetch import FetchSGD
+from diffsketch.methods.registry import build_method
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     PoissonDevices,
     ShuffledSampler,
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.sgd import DistributedSGD
-from diffsketch.training.task import Task
-from diffsketch.methods.registry import build_method
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.training.server import FetchSGD, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Task
 from tests.training.reference import DIM, ReferenceTrainer, make_task
 
 SIZES = (6, 9, 4, 5, 7, 6, 3, 8)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
-from diffsketch.training.devices import Devices, Examples
-from diffsketch.training.task import Task, check_task
+from diffsketch.training.tasks import Devices, Examples, Task, check_task
 
 
 class Pair(nn.Module):

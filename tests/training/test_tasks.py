@@ -13,11 +13,9 @@ from torch import nn
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.data import load_mnist
-from diffsketch.training.devices import Batches, Devices, Examples
 from diffsketch.training.local import Functional, trainer_for
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import TASKS, load_task
+from diffsketch.training.tasks import TASKS, Batches, Devices, Examples, Task, load_task
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
 

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.flower import Plan
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import load_task
+from diffsketch.training.tasks import Task, load_task
 
 
 def plan_of(config: UserConfig) -> Plan:

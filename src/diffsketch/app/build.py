@@ -1,23 +1,31 @@
-"""From settings to a simulation: the task's data, the model, the method, the server."""
+"""Simulations built from settings, rehearsed, with noise for their budget."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffsketch.training.simulate import Hashes, Simulation
+from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, Value, describe, with_task_defaults
 from diffsketch.errors import ArgumentError
+from diffsketch.methods.base import Method
+from diffsketch.methods.registry import METHODS, build_method, settings_of
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import calibrate
+from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.correction import Correction
-from diffsketch.training.fedavg import FedAvg
-from diffsketch.training.fetch import FetchSGD
 from diffsketch.training.local.choose import trainer_for
 from diffsketch.training.models import unflatten
-from diffsketch.training.rounds import Algorithm
+from diffsketch.training.rounds import Algorithm, DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -26,22 +34,87 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import Server, ServerOptimizer
-from diffsketch.training.sgd import DistributedSGD
-from diffsketch.training.task import Task
-from diffsketch.training.tasks import load_task
-from diffsketch.methods.base import Method
-from diffsketch.methods.registry import METHODS, build_method, settings_of
-from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, ProvenClaim
-from diffsketch.app.budget import noise_for_budget, paying_rounds
-from diffsketch.app.config import RunConfig
-from diffsketch.app.defaults import METHOD_SETTINGS, with_task_defaults
-from diffsketch.app.rehearsal import check_threads, rehearse
-from diffsketch.app.settings import Value, describe
-from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.server import FetchSGD, Server, ServerOptimizer
+from diffsketch.training.simulation import Hashes, Simulation
+from diffsketch.training.tasks import Task, load_task
 
-__all__ = ["Built", "build", "settings_of_methods"]
+_SIMULATED = (
+    "Simulated: the noise follows from the seed, so whoever has the run directory can take it out "
+    "again; do not publish it as a private release."
+)
+_COUNTS = "Byte and message counts are for the simulator; the number drawn is secret."
+
+
+def assumptions(claim: Claim, sampler: Sampler) -> list[str]:
+    """What has to be so for the claim of a run to hold; nothing where nothing is claimed.
+
+    Args:
+        claim: Of the whole run.
+        sampler: Who took part.
+    """
+    if claim.basis is Basis.NONE:
+        return []
+    if claim.basis is not Basis.PROVEN:
+        return [_SIMULATED]
+    if isinstance(sampler, PoissonDevices):
+        return [_COUNTS, _SIMULATED]
+    sizes = isinstance(sampler, WeightedSampler)  # by the numbers of examples
+    more = ", and how many examples each client has," if sizes else ""
+    return [f"Who takes part in which round{more} is taken as public.", _SIMULATED]
+
+
+_LEAST = 1e-2  # less noise than that protects nothing
+_TOLERANCE = 1e-3  # of the noise, relatively: each look may take a Fourier transform
+
+
+def noise_for_budget(
+    claim_of: Callable[[float], Claim], budget: Budget, *, sampler: Sampler, rounds: int
+) -> float:
+    """The least noise multiplier with which all planned rounds stay within the budget.
+
+    Guarantees (`tests/app/test_budget.py`): a run with it does all its rounds, and one with 1%
+    less does not.
+
+    Args:
+        claim_of: What one round guarantees for the clients in it, with so much noise; amplified
+            if the sample is secret.
+        budget: Of the whole run.
+        sampler: Who takes part; it depends on the seed alone, so it is known beforehand.
+        rounds: That are planned.
+
+    Raises:
+        ArgumentError: The method proves nothing, or no noise is enough.
+    """
+
+    def event_of(multiplier: float) -> events.Event:
+        claim = claim_of(multiplier)
+        if not isinstance(claim, ProvenClaim):
+            raise ArgumentError(
+                f"budget needs a proven claim, got budget={budget.epsilon}: {claim}"
+            )
+        return claim.event
+
+    times = paying_rounds(sampler, rounds)
+    return calibrate(event_of, budget, rounds=times, least=_LEAST, tolerance=_TOLERANCE)
+
+
+def paying_rounds(sampler: Sampler, rounds: int) -> int:
+    """How many rounds the client pays for that pays most; all of them if samples are secret."""
+    return most_participations(sampler, rounds) if sampler.fixed_size else rounds
+
+
+def most_participations(sampler: Sampler, rounds: int) -> int:
+    """How often the device takes part that does so most often.
+
+    >>> most_participations(AllDevices(10), 7)
+    7
+    """
+    if isinstance(sampler, AllDevices):
+        return rounds
+    counts = np.zeros(sampler.members, dtype=np.int64)
+    for round_index in range(rounds):
+        counts[sampler.draw(round_index).numpy()] += 1
+    return int(counts.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,3 +275,57 @@ def _method(
 def _plain(value: Any, kind: type) -> Value:
     """Enumerations as the text that they stand for."""
     return None if value is None else cast(Value, kind(value))
+
+
+_SMALL = 1e-3  # norm of a vector that nobody would clip
+_THREADS = 4  # at most, for each core
+
+
+def rehearse(simulation: Simulation, config: RunConfig) -> None:
+    """Raise if the method cannot encode and decode, or not even one round is within the budget.
+
+    Guarantees (`tests/app/test_rehearsal.py`): the simulation is as it was; what is refused here
+    would be refused by the first round.
+
+    Args:
+        simulation: Before its first round.
+        config: Its settings.
+
+    Raises:
+        ArgumentError: A setting of the method cannot be computed with, or the budget is too small.
+    """
+    try:
+        _try(simulation.method)
+        simulation.participation.after(simulation.claim, np.zeros(1, np.int64))
+    except BudgetExceeded as error:
+        raise ArgumentError(
+            f"budget must allow one round at least, got budget={config.budget}: {error}"
+        ) from error
+    except ArithmeticError as error:
+        raise ArgumentError(
+            f"the settings of --method {config.method} are beyond what can be computed: {error}"
+        ) from error
+
+
+def check_threads(count: int) -> None:
+    """Raise if there are many more threads than cores: they would only wait for each other.
+
+    Raises:
+        ArgumentError: There are.
+    """
+    cores = os.cpu_count() or 1
+    if count > _THREADS * cores:
+        raise ArgumentError(
+            f"threads must be at most {_THREADS} for each of the {cores} cores here, "
+            f"got threads={count}"
+        )
+
+
+def _try(method: Method) -> None:
+    """Encode nothing and a small vector, publish, decode."""
+    seed, key = SketchKey.from_integer(0).seed(0), NoiseKey.from_integer(0)
+    small = torch.full((method.dim,), _SMALL / method.dim**0.5)
+    for number, vector in enumerate((torch.zeros(method.dim), small)):
+        source = key.source(worker=number, round_index=0)
+        message = method.encode(vector, seed, source).messages
+        method.decode(method.publish(message, source), seed, count=1)

@@ -1,4 +1,4 @@
-"""Work in several processes, which end together: when it is done, interrupted, or has failed."""
+"""Work in several processes that end together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from multiprocessing.synchronize import Event
 from typing import Protocol, TypeVar
 
 from diffsketch.errors import DiffSketchError
-
-__all__ = ["PoolBroken", "Stop", "Tell", "Watch", "Work", "run_all"]
 
 Tell = Callable[[float], None]
 """Told the share of an item that is done."""

@@ -32,7 +32,7 @@ from diffsketch.privacy.claim import (
     Unit,
 )
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.paper.theorem1 import theorem1
+from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 __all__ = [

@@ -29,14 +29,14 @@ from diffsketch.auditing.attacks import matrix_of
 from diffsketch.auditing.bounds import Numbers
 from diffsketch.auditing.run import epsilon_to_json
 from diffsketch.errors import check
-from diffsketch.training.data import ImageDataset, load_mnist
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms.bounds import NormBound
-from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimate_alpha, estimate_sigma
+from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.training.data import ImageDataset, load_mnist
 
 __all__ = ["InversionResult", "Prior", "Recovery", "gradients_of", "invert", "reconstruct"]
 

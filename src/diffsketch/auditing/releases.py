@@ -36,17 +36,17 @@ from diffsketch.auditing.attacks import (
 from diffsketch.auditing.cases import DELTAS, PURE_DELTA, TRIALS, Case, known_numbers
 from diffsketch.methods.base import Method
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
+from diffsketch.methods.diffsketch import ProvenDiffSketch
 from diffsketch.methods.laplace import LaplaceBaseline
 from diffsketch.methods.projunit import ProjUnitMean
 from diffsketch.methods.registry import build_method, parse_settings
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.mechanisms.covariance import gram
-from diffsketch.privacy.mechanisms.quantize import centre
+from diffsketch.privacy.mechanisms.padding import gram
+from diffsketch.privacy.mechanisms.rounding import centre
 from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
-from diffsketch.privacy.paper.theorem1 import estimate_alpha
+from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey
 
 __all__ = [

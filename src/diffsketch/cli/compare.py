@@ -62,7 +62,7 @@ def compare(
     130 after Ctrl-C and 143 after SIGTERM.
     """
     with errors_in_one_line(context):
-        from diffsketch.app.compare_plan import check_flags, parse_method, read_comparison
+        from diffsketch.app.compare import check_flags, parse_method, read_comparison
 
         console, command = LastingConsole(), ["diffsketch", *sys.argv[1:]]
         if resume is not None:
@@ -70,14 +70,14 @@ def compare(
                 raise ArgumentError(
                     f"--resume takes everything from {resume}: leave out all but --jobs"
                 )
-            from diffsketch.app import compare_sessions as sessions
+            from diffsketch.app import compare as sessions
 
             status = sessions.resume(resume, console, jobs=jobs, command=command)
         else:
             shared, each = read_comparison(config) if config is not None else ({}, [])
             check_flags(settings or {}, each)
             each = [*each, *(parse_method(text) for text in method or ())]
-            from diffsketch.app import compare_sessions as sessions
+            from diffsketch.app import compare as sessions
 
             status = sessions.start(
                 {**shared, **(settings or {})}, each, output, console,

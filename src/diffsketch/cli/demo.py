@@ -37,7 +37,7 @@ def demo(
         from rich.progress import Progress
 
         from diffsketch.app import demo as logic
-        from diffsketch.app.demo_report import report
+        from diffsketch.app.demo import report
         from diffsketch.files import prepare_output
 
         console = Console()

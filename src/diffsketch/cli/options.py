@@ -9,8 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from diffsketch.app.config import RunConfig
-from diffsketch.app.settings import Setting, describe
+from diffsketch.app.settings import RunConfig, Setting, describe
 
 __all__ = ["with_settings"]
 

@@ -55,9 +55,9 @@ def report(
             raise ArgumentError(
                 f"output must be a new or empty directory, got output={str(output)!r}"
             )
+        from diffsketch.app.files import free_name
         from diffsketch.pages.runs import page_of_runs
         from diffsketch.pages.write import write_page
-        from diffsketch.app.directory import free_name
 
         command = shlex.join(["diffsketch", *sys.argv[1:]])
         page = page_of_runs(runs, title=title, command=command)

@@ -68,18 +68,17 @@ def run(
                 raise ArgumentError(
                     f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
                 )
-            from diffsketch.app import sessions
+            from diffsketch.app import session as sessions
 
             status = sessions.resume(resume, console)
         else:
             if overwrite and output is None:
                 raise ArgumentError("overwrite needs --output: other runs get new directories")
-            from diffsketch.app.config import RunConfig
-            from diffsketch.app.config_files import read_settings
+            from diffsketch.app.settings import RunConfig, read_settings
 
             values = read_settings(config) if config is not None else {}
             chosen = RunConfig(**{**values, **(settings or {})})
-            from diffsketch.app import sessions
+            from diffsketch.app import session as sessions
 
             command = ["diffsketch", *sys.argv[1:]]
             status = sessions.start(chosen, output, console, overwrite=overwrite, command=command)

@@ -1,4 +1,6 @@
-"""Engines: ways of summing the messages of a round.
+"""Private, compressed means over torch.distributed: process groups, and hooks of DDP."""
 
-Imports `learning` and everything below it.
-"""
+from diffsketch.ddp.group import GroupMean, all_reduce_mean
+from diffsketch.ddp.hook import HookState, sketch_hook, sketch_state
+
+__all__ = ["GroupMean", "HookState", "all_reduce_mean", "sketch_hook", "sketch_state"]

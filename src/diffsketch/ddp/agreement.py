@@ -1,18 +1,4 @@
-"""Whether the processes of a group do the same round, and failing together if they do not.
-
-Processes that sum messages must agree on the method, the seed, the round and the layout of their
-vectors: the sum of tables with different hashes is noise, and one process that stops with an error
-leaves the others waiting for it. So they compare twice:
-
-* once at the beginning (`handshake`): a fixed number of digests from everybody, so that even
-  processes whose messages have different shapes can compare;
-* in every round, inside the sum itself: two cells for each rank, which only that rank fills
-  (`control_cells`, `read_reports`). They cost no collective of their own, and after the sum
-  everybody sees everybody's. A process that cannot go on still takes part, with a message of
-  zeros, and says so in its cells.
-
-The cells hold whole numbers up to 2**24, which float32 has exactly; adding zeros keeps them so.
-"""
+"""Agreement of a process group on a round, and failing together."""
 
 from __future__ import annotations
 
@@ -27,19 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffsketch.errors import MismatchError
-
-__all__ = [
-    "CELLS_PER_RANK",
-    "Report",
-    "Status",
-    "check_reports",
-    "control_cells",
-    "device_of",
-    "digest_of",
-    "fail_together",
-    "handshake",
-    "read_reports",
-]
 
 CELLS_PER_RANK = 2
 _PIECE = 1 << 24  # values of a cell, from 1 on

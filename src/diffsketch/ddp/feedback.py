@@ -1,4 +1,4 @@
-"""Error feedback: what a table could not carry is kept, and sent later."""
+"""Error feedback: the part of a vector that a table could not carry is sent later."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import Method
-from diffsketch.methods.noisy import SketchGaussian, SketchSkellam
-from diffsketch.methods.sketch import PlainSketch, TableMethod
+from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
+from diffsketch.methods.plain import PlainSketch, TableMethod
 from diffsketch.privacy.claim import Claim, NoClaim, Unit
 from diffsketch.privacy.mechanisms import NormBound
-from diffsketch.privacy.paper.convergence import query_variance
+from diffsketch.privacy.theorems import query_variance
 from diffsketch.sketch.hashing import HashSeed
-
-__all__ = ["ErrorFeedback"]
 
 _VARIANCE = 4.0  # of a new vector's estimate, in its squared norm, that does little harm
 

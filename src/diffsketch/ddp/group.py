@@ -1,14 +1,15 @@
-"""A method's private mean over a `torch.distributed` process group: one collective a round."""
+"""A method's private mean over a torch.distributed process group."""
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -26,25 +27,286 @@ from diffsketch.ddp.agreement import (
     read_reports,
 )
 from diffsketch.ddp.feedback import ErrorFeedback
-from diffsketch.ddp.group_account import RankAccount, account_path
-from diffsketch.ddp.group_options import (
-    Scaler,
-    Scales,
-    check_claim,
-    check_types,
-    check_vector,
-)
-from diffsketch.ddp.group_state import GroupState
-from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.aggregate import NonFiniteUpdate
-from diffsketch.training.participation import Participation
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
+from diffsketch.privacy.accounting.ledger import Ledger
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
+from diffsketch.training.aggregate import NonFiniteUpdate
+from diffsketch.training.clients import Participation
+from diffsketch.training.simulation import difference
 
-__all__ = ["GroupMean", "Scaler"]
+
+def account_path(path: str | Path, rank: int) -> Path:
+    """The file of a rank, beside the one that is named for all.
+
+    >>> account_path("books/account.json", 3).as_posix()
+    'books/account-3.json'
+    """
+    path = Path(path)
+    return path.with_name(f"{path.stem}-{rank}{path.suffix}")
+
+
+class RankAccount:
+    """What one rank has sent under a claim, in a file that is opened, or made.
+
+    The file has a random name, in a file beside it, by which a state knows it again.
+
+    Guarantees (`tests/ddp/test_group_account.py`): rounds that were charged stay charged when
+    an older state is loaded; rounds of a state that the file lacks are charged; the budget is never
+    exceeded.
+
+    Args:
+        path: The file.
+        claim: Of each round.
+        budget: Where to stop.
+
+    Raises:
+        ArgumentError: The claim is not proven, so that there is nothing to add up.
+        MismatchError: The file has another budget, or is about something else.
+        DataError: The file is damaged, or cannot be written.
+    """
+
+    def __init__(self, path: Path, claim: Claim, budget: Budget | None) -> None:
+        if not isinstance(claim, ProvenClaim):
+            raise ArgumentError(
+                f"account_file must not be given where nothing is proven: got a claim that is "
+                f"{claim.basis} ({claim})"
+            )
+        self._claim, exists = claim, path.exists()
+        self._ledger = (
+            Ledger.open(path, claim.scope)
+            if exists
+            else Ledger.create(path, claim.scope, budget=budget)
+        )
+        name = path.with_suffix(".name")
+        if not exists or not name.exists():
+            replace_file(name, secrets.token_hex(8).encode())
+        self.name = name.read_text(encoding="ascii")
+        if self._ledger.budget != budget:
+            raise MismatchError(
+                f"budget must be that of {path}, {self._ledger.budget}, got {budget}"
+            )
+
+    def charge(self) -> None:
+        """Count one round. Send it only after this has returned.
+
+        Raises:
+            BudgetExceeded: It would be too much. Nothing was charged.
+            DiffSketchError: The file could not be written.
+        """
+        self._ledger.charge(self._claim)
+
+    def take_over(self, rounds: int, account: str) -> None:
+        """Count the rounds of a state that the file has not.
+
+        It may be younger than the state; a state of another file, or of none, counts in full.
+
+        Args:
+            rounds: Of the state.
+            account: Name of the file that they were counted in.
+
+        Raises:
+            BudgetExceeded: The state has more than the budget allows.
+        """
+        missing = rounds - (self._ledger.rounds if account == self.name else 0)
+        if missing > 0:
+            self._ledger.charge(self._claim, missing)
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What all rounds in the file amount to."""
+        return self._ledger.epsilon(delta)
+
+
+class Scaler(Protocol):
+    """What is needed of a `torch.amp.GradScaler`."""
+
+    def get_scale(self) -> float:
+        """What losses are multiplied by."""
+
+
+def check_types(method: Method, key: SketchKey, *, world: int) -> None:
+    """Raise unless these are what they should be, for so many ranks.
+
+    Raises:
+        ArgumentError: One is of another type, or the method is for another cohort.
+    """
+    expected: tuple[tuple[str, object, type], ...] = (
+        ("method", method, Method),
+        ("key", key, SketchKey),
+    )
+    for name, value, kind in expected:
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    cohort = method.most_messages
+    good = cohort is None or cohort == world
+    check(good, "cohort", f"be {world}, the number of ranks", cohort)
+    if method.round_clip is not None:
+        raise ArgumentError(
+            f"clip_quantile must be None in a process group, got method={method.name!r} with a "
+            "clip that moves: simulations and Flower have it"
+        )
+
+
+def check_claim(
+    claim: Claim,
+    method: Method,
+    *,
+    budget: Budget | None,
+    trusted_group: bool,
+) -> None:
+    """Raise unless a group can hold what a round claims.
+
+    Raises:
+        ArgumentError: It cannot, or a budget is given where nothing is proven.
+    """
+    check_release(method, claim)
+    trust = claim.scope.trust
+    if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
+        raise ArgumentError(
+            f"trusted_group must be True for method={method.name!r}: its claim is under "
+            f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
+            "it, the claim is about those who see only what comes of the means"
+        )
+    if budget is not None and not isinstance(claim, ProvenClaim):
+        raise ArgumentError(
+            "budget must not be given where nothing is proven: the epsilon of "
+            f"method={method.name!r} is {claim.basis} here ({claim})"
+        )
+
+
+class Scales:
+    """The scales of a scaler, round by round.
+
+    Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
+    NaN. A `GradScaler` would take that for success and raise its scale without end: then all
+    gradients overflow, and noise is all that is left. So there the scale must stay what it is.
+
+    Guarantees (`tests/ddp/test_group_options.py`): a scale that follows overflows is refused
+    where the claim is proven, and nowhere else.
+    """
+
+    def __init__(self, scaler: Scaler | None) -> None:
+        self.scaler, self._first = scaler, 1.0 if scaler is None else None
+
+    def check(self, claim: Claim) -> None:
+        """Raise if the scaler is made to follow overflows, which it could not see.
+
+        Raises:
+            ArgumentError: It is an enabled `GradScaler`, or the like, and the claim proven.
+        """
+        enabled = getattr(self.scaler, "is_enabled", None)
+        if isinstance(claim, ProvenClaim) and callable(enabled) and enabled():
+            raise ArgumentError(
+                "scaler must not change its scale where the claim is proven: there a gradient that "
+                "overflows counts as zeros, so that the scaler never learns of it, got an enabled "
+                f"{type(self.scaler).__name__}. Use bfloat16, which needs no scaler, or an object "
+                "whose get_scale() always returns the factor by which you multiply the loss"
+            )
+
+    def next(self, claim: Claim) -> float:
+        """Of a round with this claim.
+
+        Raises:
+            ArgumentError: The claim is proven, and it is another than before.
+        """
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        self._first = scale if self._first is None else self._first
+        if isinstance(claim, ProvenClaim) and scale != self._first:
+            raise ArgumentError(
+                "scaler must keep its scale where the claim is proven, got "
+                f"{scale:g} after {self._first:g}: an overflow would never be seen"
+            )
+        return scale
+
+
+def check_vector(vector: Tensor, dim: int) -> None:
+    """Raise unless this is a vector of so many coordinates.
+
+    Raises:
+        ArgumentError: It is of another type.
+        MismatchError: It has another length.
+    """
+    if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
+        kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
+        raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
+    if tuple(vector.shape) != (dim,):
+        raise MismatchError(f"vector must have the shape ({dim},), got {tuple(vector.shape)}")
+
+
+_ACCOUNTS = "participation."
+
+
+@dataclass(frozen=True, eq=False)
+class GroupState:
+    """What a mean has to keep between rounds.
+
+    Attributes:
+        accounts: What the rounds so far have cost.
+        round_index: Rounds that were begun.
+        memory: That of error feedback: what this rank has not sent yet, scaled.
+        sent: Rounds that were sent, by the object that sent them: its random name.
+        account: Name of the account file, if there is one.
+    """
+
+    accounts: Participation
+    round_index: int
+    memory: Tensor | None
+    sent: Mapping[str, int]
+    account: str = ""
+
+    def packed(self, settings: str) -> dict[str, Any]:
+        """As tensors, numbers and texts, with what it belongs to."""
+        found: dict[str, Any] = {"settings": settings, "round_index": self.round_index}
+        found |= {"sent": json.dumps(dict(self.sent)), "account": self.account}
+        if self.memory is not None:
+            found["memory"] = self.memory.clone()
+        accounts = self.accounts.state()
+        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+
+    @classmethod
+    def unpacked(
+        cls, state: Mapping[str, Any], settings: str, *, dim: int, accounts: Participation
+    ) -> GroupState:
+        """What `packed` was called on.
+
+        Args:
+            state: From `packed`.
+            settings: What it has to belong to.
+            dim: Coordinates of a vector.
+            accounts: Whose budget is to hold.
+
+        Raises:
+            ArgumentError: It is no state at all.
+            MismatchError: It belongs to other settings, or lacks something.
+        """
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
+        if state.get("settings") != settings:
+            why = difference(settings, str(state.get("settings")))
+            raise MismatchError(f"the state must be of the same mean, but {why}")
+        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        if missing := [name for name in needed if name not in state]:
+            raise MismatchError(f"the state must have {', '.join(missing)}")
+        memory = state.get("memory")
+        if memory is not None and tuple(memory.shape) != (dim,):
+            raise MismatchError(f"memory must have the shape {(dim,)}, got {tuple(memory.shape)}")
+        paid = {
+            name.removeprefix(_ACCOUNTS): value
+            for name, value in state.items()
+            if name.startswith(_ACCOUNTS)
+        }
+        kept = None if memory is None else memory.clone()
+        try:
+            sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise MismatchError(f"sent must be what a state has, got {error}") from error
+        restored = accounts.restored(paid)
+        return cls(restored, int(state["round_index"]), kept, sent, str(state["account"]))
+
 
 _PROTOCOL = 1  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
@@ -408,3 +670,67 @@ class GroupMean:
             NonFiniteUpdate,
             stacklevel=4,
         )
+
+
+def all_reduce_mean(
+    tensors: Sequence[Tensor],
+    mean: GroupMean | Method,
+    *,
+    group: dist.ProcessGroup | None = None,
+    trusted_group: bool = False,
+) -> None:
+    """Replace tensors by their means over all ranks, in place: one round, without DDP.
+
+    Args:
+        tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
+            order on all ranks.
+        mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds, which
+            counts what they cost. Or a method, for a single round: ranks then make up a key for
+            its hashes and compare their options, by two small gathers, and nothing is counted.
+        group: With a method, the processes; all of them if not given.
+        trusted_group: With a method, as in `GroupMean`.
+
+    Raises:
+        ArgumentError: `mean` is something else; or a tensor is not dense or not floating, and then
+            the other ranks raise as well.
+        MismatchError: Ranks disagree, or the tensors have another number of coordinates.
+    """
+    if isinstance(mean, Method):
+        mean = _of_one_round(mean, group, trusted_group=trusted_group)
+    elif not isinstance(mean, GroupMean):
+        raise ArgumentError(f"mean must be a GroupMean or a Method, got {type(mean).__name__}")
+    elif group is not None or trusted_group:
+        raise ArgumentError("group and trusted_group must not be given with a GroupMean")
+    try:
+        vector = _joined(tensors)
+    except Exception as error:
+        mean.fail(error)
+    found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
+    begin = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.copy_(found[begin : begin + tensor.numel()].view(tensor.shape))
+            begin += tensor.numel()
+
+
+def _of_one_round(
+    method: Method, group: dist.ProcessGroup | None, *, trusted_group: bool
+) -> GroupMean:
+    """With hashes that no other round has: from bytes of all ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError("a process group is needed: call init_process_group before")
+    share = secrets.token_bytes(32)
+    key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
+    # This compares the options of all ranks.
+    return GroupMean(method, key=key, group=group, trusted_group=trusted_group)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    for tensor in tensors:
+        if tensor.layout != torch.strided or not tensor.is_floating_point():
+            raise ArgumentError(
+                "tensors must be dense and of a floating type, got a "
+                f"{tensor.dtype} tensor with the layout {tensor.layout}"
+            )
+    flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
+    return torch.cat(flat) if flat else torch.zeros(0)

@@ -14,16 +14,12 @@ are its two sides, `exchange` is how they talk.
 The only place that imports `flwr`; needs `pip install 'diffsketch[flower]'`.
 """
 
-from diffsketch.flower.account import Account
-from diffsketch.flower.client import sketch_mod
-from diffsketch.flower.following import followed
-from diffsketch.flower.keys import find_client_key, find_sketch_key
-from diffsketch.flower.plan import Plan
-from diffsketch.flower.report import RoundReport
-from diffsketch.flower.sealing import SecureSealing
-from diffsketch.flower.secure import SecureSum
-from diffsketch.flower.server import SketchStrategy
-from diffsketch.flower.summing import PlainSum, Sealing, Summation, Summed
+from diffsketch.flower.accounts import Account
+from diffsketch.flower.aggregation import PlainSum, Sealing, Summation, Summed
+from diffsketch.flower.client import followed, sketch_mod
+from diffsketch.flower.plan import Plan, find_client_key, find_sketch_key
+from diffsketch.flower.secure import SecureSealing, SecureSum
+from diffsketch.flower.server import RoundReport, SketchStrategy
 
 __all__ = [
     "Account",

@@ -1,15 +1,17 @@
-"""The client's side: a Flower mod that sends a method's message instead of the arrays."""
+"""The client's side: a Flower mod that sends a method's message instead of arrays."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import (
     ArrayRecord,
+    ConfigRecord,
     Context,
     Error,
     Message,
@@ -20,34 +22,31 @@ from flwr.app import (
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from diffsketch.flower.account import AccountFile
-from diffsketch.flower.books import Books
-from diffsketch.flower.following import follow
-from diffsketch.flower.keys import find_client_key, find_sketch_key
-from diffsketch.flower.memory import Memory
-from diffsketch.flower.plan import Plan
+from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
+from diffsketch.flower.accounts import Account, AccountFile, Books
+from diffsketch.flower.aggregation import Own, Sealing
+from diffsketch.flower.plan import Plan, find_client_key, find_sketch_key
 from diffsketch.flower.records import (
     NO_MODEL,
     RECORD,
     SUM_RECORD,
+    Refusal,
     Reply,
     Request,
-    record_in,
-)
-from diffsketch.flower.refusals import Refusal, check_trust
-from diffsketch.flower.sealing import SecureSealing
-from diffsketch.flower.summing import Own, Sealing
-from diffsketch.flower.vectors import (
     check_layout,
+    check_trust,
     digest_of,
     flat,
     is_local,
     length_of,
     local_names,
+    moved,
+    record_in,
     with_own,
     without_words,
 )
-from diffsketch.errors import ArgumentError, DiffSketchError, check_positive
+from diffsketch.flower.secure import SecureSealing
+from diffsketch.methods import Method
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
@@ -56,7 +55,146 @@ from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
 
-__all__ = ["sketch_mod"]
+
+def mean_of(
+    total: bytes, round_index: int, *, method: Method, key: SketchKey
+) -> tuple[torch.Tensor, Method]:
+    """The mean that a round has published, and the method of the next round.
+
+    Raises:
+        WireError: The bytes are not the total of this round, with this key.
+    """
+    seed = key.seed(round_index)
+    message = WireMessage.from_bytes(
+        total, method.total_format, round_index=round_index, fingerprint=seed.fingerprint
+    )
+    mean = method.decode(message.cells, seed, count=message.count)
+    return mean, method.after(message.cells, count=message.count)
+
+
+def followed(
+    model: ArrayRecord,
+    totals: Sequence[bytes],
+    rounds: Sequence[int],
+    *,
+    method: Method,
+    key: SketchKey,
+    keep_local: Collection[str] = (),
+) -> ArrayRecord:
+    """The model after these rounds: each mean is added to it, one after another.
+
+    `method` is that of the first of them, and `keep_local` that of the run: arrays with these names
+    stay as they are in the model.
+
+    Guarantees (`tests/flower/test_flower.py`): the bits that a server with the key has.
+
+    Raises:
+        WireError: A total is not that of its round.
+    """
+    return follow(model, totals, rounds, method=method, key=key, keep_local=keep_local)[0]
+
+
+def follow(
+    model: ArrayRecord,
+    totals: Sequence[bytes],
+    rounds: Sequence[int],
+    *,
+    method: Method,
+    key: SketchKey,
+    keep_local: Collection[str],
+    skip: int = 0,
+) -> tuple[ArrayRecord, Method]:
+    """The model after these rounds, and the method of the round that comes then.
+
+    Args:
+        model: Before them.
+        totals: What they have published.
+        rounds: Which they are.
+        method: Of the first one.
+        key: Of the hashes.
+        keep_local: As above.
+        skip: How many of the totals are in the model already.
+
+    Raises:
+        WireError: A total is not that of its round.
+    """
+    for place, (total, round_index) in enumerate(zip(totals, rounds, strict=True)):
+        if place < skip and method.round_clip is None:
+            continue
+        mean, method = mean_of(total, round_index, method=method, key=key)
+        if place >= skip:
+            model = moved(model, mean, keep_local)
+    return model, method
+
+
+_VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own"
+_NEVER = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A value, read at the beginning of a message and written before its reply.
+
+    Attributes:
+        series: Of the strategy that rounds and versions are counted in.
+        version: Of the model.
+        model: None if there is none.
+        answered: The last round that a message was sent for; -1 for none.
+        account: None if nothing is known of it.
+        own: Arrays that the client keeps to itself, as its app left them; None if there are none.
+    """
+
+    series: bytes
+    version: int = NO_MODEL
+    model: ArrayRecord | None = None
+    answered: int = _NEVER
+    account: Account | None = None
+    own: ArrayRecord | None = None
+
+    @classmethod
+    def read(cls, context: Context, series: bytes, budget: Budget | None) -> Memory:
+        """What is known. Of another series only the account counts."""
+        values: Any = context.state.config_records.get(_VALUES)
+        if values is None:
+            return cls(series)
+        text = str(values["account"])
+        account = Account.of_text(text, budget) if text else None
+        if values["series"] != series:
+            return cls(series, account=account)
+        model = context.state.array_records.get(_MODEL)
+        version = NO_MODEL if model is None else int(values["version"])
+        answered = int(values["answered"])
+        own = context.state.array_records.get(_OWN)
+        return cls(series, version, model, answered, account, own)
+
+    def write(self, context: Context) -> None:
+        """Keep it for the next message."""
+        text = "" if self.account is None else self.account.to_text()
+        context.state[_VALUES] = ConfigRecord(
+            {
+                "series": self.series,
+                "version": self.version,
+                "answered": self.answered,
+                "account": text,
+            }
+        )
+        if self.model is not None:
+            context.state[_MODEL] = self.model
+        if self.own is not None:
+            context.state[_OWN] = self.own
+
+    def with_model(self, model: ArrayRecord, version: int) -> Memory:
+        """With another model."""
+        return replace(self, model=model, version=version)
+
+    def with_own(self, own: ArrayRecord) -> Memory:
+        """With what the app has made of the client's own arrays."""
+        return replace(self, own=own)
+
+    def with_answer(self, round_index: int, account: Account) -> Memory:
+        """After a message."""
+        return replace(self, answered=round_index, account=account)
+
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
@@ -86,7 +224,7 @@ def sketch_mod(
     those that may. All clients count alike: a weight by the number of examples would tell it.
 
     *Its own books.* A client pays for every message in an account of its own, in
-    `diffsketch.flower.books`, and sends nothing that its budget does not allow, whatever
+    `diffsketch.flower.accounts`, and sends nothing that its budget does not allow, whatever
     the server says. It answers a round once, and only for the plan that it has itself.
 
     *Vectors that are not finite* count as zeros, with their noise, where the claim is proven, since
@@ -99,7 +237,7 @@ def sketch_mod(
     Args:
         plan: The method; or a function that makes it from the context, for settings in the run's
             configuration. (Those come from the server: then the client agrees to any.)
-        key: The clients' common key; else it is looked up (`diffsketch.flower.keys`).
+        key: The clients' common key; else it is looked up (`diffsketch.flower.plan`).
         budget: What this client may pay at most. Only proven claims can be within one. Without an
             account file, nor a server that keeps its record from run to run, it is for one run.
         account_file: Where to keep the account over restarts; else `diffsketch-account` of the

@@ -1,4 +1,4 @@
-"""The server's side: a strategy around the user's own, which sums messages instead of arrays."""
+"""The server's side: a strategy that sums messages around the user's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -14,33 +15,418 @@ from flwr.app.typing import MetricRecordValues
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from diffsketch.flower.desk import Desk
-from diffsketch.flower.exchange import Exchange
-from diffsketch.flower.following import mean_of
-from diffsketch.flower.inside import check_inside
-from diffsketch.flower.keys import find_identities
-from diffsketch.flower.metrics import mean_metrics
-from diffsketch.flower.plan import Plan
-from diffsketch.flower.records import RECORD, content_bytes
-from diffsketch.flower.replies import OpenRound, reply_in, unopened
-from diffsketch.flower.report import RoundReport
-from diffsketch.flower.secure import SecureSum
-from diffsketch.flower.summing import PlainSum, Summation, Summed, SumRound
-from diffsketch.flower.vectors import cast_like, digest_of, flat, local_names, moved
-from diffsketch.errors import ArgumentError, check_positive
+from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.files import prepare_output, replace_file
+from diffsketch.flower.accounts import Members
+from diffsketch.flower.aggregation import (
+    Exchange,
+    OpenRound,
+    PlainSum,
+    Summation,
+    Summed,
+    SumRound,
+    reply_in,
+    unopened,
+)
+from diffsketch.flower.client import mean_of
+from diffsketch.flower.plan import Plan, find_identities
+from diffsketch.flower.records import (
+    NO_MODEL,
+    RECORD,
+    SUM_RECORD,
+    Refusal,
+    Reply,
+    Request,
+    cast_like,
+    check_trust,
+    content_bytes,
+    digest_of,
+    flat,
+    length_of,
+    local_names,
+    moved,
+    without_words,
+)
+from diffsketch.flower.secure import SecureSum
 from diffsketch.methods.base import is_finite
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon, Trust
+from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim, Trust
 from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import SERVER, WireError
 from diffsketch.wire import Message as WireMessage
 
-__all__ = ["SketchStrategy"]
+_CHOOSES = (
+    "it chooses among the clients' models, and a sum has none: use FedAvg, and leave messages that "
+    "no honest client sends to SketchStrategy, which refuses them",
+    ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg"),
+)
+_WEIGHS = (
+    "it weighs clients by their losses, which are not sent: use FedAvg, or the importance of "
+    "sketch_mod",
+    ("QFedAvg",),
+)
+_CLIPS = (
+    "it clips the clients' models or adds noise for their number, and would do so to one mean: use "
+    "a plan with a private method, such as sketch-gaussian or sketch-skellam, around FedAvg",
+    ("DifferentialPrivacyFixedClippingBase", "DifferentialPrivacyAdaptiveBase"),
+)
+_TREES = (
+    "it collects trees, which have no mean: run it without SketchStrategy",
+    ("FedXgbBagging", "FedXgbCyclic"),
+)
+
+
+def check_inside(strategy: Strategy) -> None:
+    """Raise unless the strategy can work on one reply that stands for all.
+
+    That is so for one whose `aggregate_train` depends on nothing but the mean of the clients'
+    models and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi.
+    Those of Flower for which it is not, and whatever derives from them or has one in its
+    `strategy`, are refused; of others it cannot be told.
+
+    Raises:
+        ArgumentError: It is no strategy, or one of those.
+    """
+    if not isinstance(strategy, Strategy):
+        kind = type(strategy).__name__
+        raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {kind}")
+    kinds = {
+        kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")
+    }
+    for why, names in (_CHOOSES, _WEIGHS, _CLIPS, _TREES):
+        if kinds.intersection(names):
+            raise ArgumentError(
+                f"strategy must work on one mean of all clients, got {type(strategy).__name__}: "
+                f"{why}"
+            )
+    within = getattr(strategy, "strategy", None)
+    if isinstance(within, Strategy):
+        check_inside(within)
+
+
+def mean_metrics(contents: Sequence[RecordDict]) -> MetricRecord | None:
+    """The plain mean of each number that all replies have; None if there is none.
+
+    Clients count alike. Lists, and what is not finite, are left out.
+    """
+    found: list[dict[str, float]] = []
+    for content in contents:
+        values = [pair for record in content.metric_records.values() for pair in record.items()]
+        found.append(
+            {
+                name: float(value)
+                for name, value in values
+                if isinstance(value, int | float) and math.isfinite(value)
+            }
+        )
+    common = set.intersection(*(set(one) for one in found)) if found else set()
+    if not common:
+        return None
+    return MetricRecord({name: sum(one[name] for one in found) / len(found) for name in common})
+
+
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """One round.
+
+    Attributes:
+        round_index: For the hashes; Flower's own rounds begin at 1.
+        asked: Nodes that were asked for a message.
+        present: Nodes whose message is in the sum.
+        refused: Other nodes that answered, and why they do not count.
+        silent: Nodes that did not answer in time.
+        bytes_down: Of what was sent to the nodes, as Flower serialises it.
+        bytes_up: Of what came back, wherefore ever.
+        message_bytes: Of the methods' messages in `bytes_up`.
+        claim: What the round guarantees to those who were asked.
+        void: Why the model did not change; empty if it did.
+    """
+
+    round_index: int
+    asked: tuple[int, ...]
+    present: tuple[int, ...]
+    refused: Mapping[int, str] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
+    message_bytes: int = 0
+    claim: Claim | None = None
+    void: str = ""
+
+    def __str__(self) -> str:
+        """In a line."""
+        fate = f"VOID: {self.void}; the model is unchanged" if self.void else "counts"
+        return (
+            f"round {self.round_index} {fate} ({len(self.present)} of {len(self.asked)} nodes, "
+            f"{len(self.refused)} refused, {len(self.silent)} silent; {self.bytes_up:,} bytes up, "
+            f"{self.bytes_down:,} bytes down)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """What a node needs to have the model.
+
+    Attributes:
+        arrays: The dense model, if it is sent.
+        base: Its version; -1 if it is not sent.
+        first: Version that the first of the totals makes.
+        totals: Published totals, in order.
+        rounds: Their rounds.
+        version: After all of them.
+        digest: Of the model then; empty if not known.
+    """
+
+    arrays: ArrayRecord | None
+    base: int
+    first: int
+    totals: list[bytes]
+    rounds: list[int]
+    version: int
+    digest: bytes
+
+
+class History:
+    """The dense model that there is, and the totals since.
+
+    Guarantees (`tests/flower/test_flower_books.py`): a node that follows a download has the
+    server's model; the smaller of the two ways is taken.
+
+    Args:
+        arrays: The first model.
+        keyed: Whether the server has the key: its dense model is the current one then, and the
+            first one for ever if not.
+    """
+
+    def __init__(self, arrays: ArrayRecord, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self.arrays, self.base = arrays, 0
+        self._first = 1  # version that the first kept total makes
+        self._totals: list[bytes] = []
+        self._rounds: list[int] = []
+        self._dense_bytes = sum(len(one.data) for one in arrays.values())
+        self._digest = digest_of(arrays)
+
+    @property
+    def version(self) -> int:
+        """Rounds that changed the model."""
+        return self._first - 1 + len(self._totals)
+
+    def holds(self, arrays: ArrayRecord) -> bool:
+        """Whether these arrays are the dense model here."""
+        return digest_of(arrays) == self._digest
+
+    def followed(self, total: bytes, round_index: int, arrays: ArrayRecord | None) -> None:
+        """A round whose mean was added.
+
+        Args:
+            total: What it has published.
+            round_index: The round.
+            arrays: The model then, if the server can know it.
+        """
+        self._totals.append(total)
+        self._rounds.append(round_index)
+        if arrays is not None:
+            self._take(arrays)
+        while self._keyed and not self._is_smaller(0):  # nobody would be sent them all
+            self._totals, self._rounds = self._totals[1:], self._rounds[1:]
+            self._first += 1
+
+    def replaced(self, arrays: ArrayRecord) -> None:
+        """The model has become another one in a way that nodes cannot follow."""
+        if not self._keyed:
+            raise ArgumentError("arrays must stay as they are where the server has no key")
+        self._first, self._totals, self._rounds = self.version + 2, [], []
+        self._take(arrays)
+
+    def download(self, version: int) -> Download:
+        """For a node that has this version; -1 for none."""
+        digest = self._digest if self._keyed else b""
+        skip = version - (self._first - 1)
+        can_follow = version != NO_MODEL and 0 <= skip <= len(self._totals)
+        if can_follow and (not self._keyed or self._is_smaller(skip)):
+            totals, rounds = self._totals[skip:], self._rounds[skip:]
+            return Download(None, NO_MODEL, version + 1, totals, rounds, self.version, digest)
+        first = self.base + 1
+        totals = self._totals[self.base - (self._first - 1) :]
+        rounds = self._rounds[len(self._rounds) - len(totals) :]
+        return Download(self.arrays, self.base, first, totals, rounds, self.version, digest)
+
+    def _is_smaller(self, skip: int) -> bool:
+        return sum(map(len, self._totals[skip:])) < self._dense_bytes
+
+    def _take(self, arrays: ArrayRecord) -> None:
+        self.arrays, self.base = arrays, self.version
+        self._digest = digest_of(arrays)
+
 
 _LOG = logging.getLogger("flwr.diffsketch")
+_ANY_SEED = HashSeed(bytes(32))  # the claims of methods that are sent do not depend on it
+
+
+class Desk:
+    """Of one strategy.
+
+    Args:
+        plan: The strategy's.
+        arrays: The first model.
+        key: The clients' common key, if the server has it.
+        budget: Where to stop.
+        trusted: Whether a claim under distributed trust may be used with the server's sums.
+        keep_local: Names of arrays that clients keep to themselves.
+
+    Raises:
+        ArgumentError: The plan's claim cannot be held, or not be accounted for, here; or the model
+            has running statistics that would be sent.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        arrays: ArrayRecord,
+        *,
+        key: SketchKey | None,
+        budget: Budget | None,
+        trusted: bool,
+        keep_local: frozenset[str] = frozenset(),
+    ) -> None:
+        self._key, self._series = key, secrets.token_bytes(8)
+        dim = length_of(arrays, keep_local)
+        self.method = plan.build(dim)  # of the next round
+        self._clips: dict[int, float] = {}  # of rounds that were published
+        self._plan, self._text = plan, plan.text(dim) + without_words(keep_local)
+        planned = self.claim_of(plan.min_replies, 0)
+        check_release(self.method, planned)
+        name = self.method.name
+        try:
+            check_trust(planned, trusted_server=trusted)
+        except Refusal as error:
+            raise ArgumentError(f"method={name!r}: {error}") from error
+        if budget is not None and not isinstance(planned, ProvenClaim):
+            raise ArgumentError(
+                "budget must not be given where nothing is proven: the epsilon of "
+                f"method={name!r} is {planned.basis} here ({planned})"
+            )
+        self.members = Members(budget, planned)
+        self.history = History(arrays, keyed=key is not None)
+
+    @property
+    def clip(self) -> float:
+        """The next round's, for methods whose clip moves; else 0."""
+        return self.method.round_clip or 0.0
+
+    def claim_of(self, present: int, round_index: int) -> Claim:
+        """Of a round with so many messages, without the noise of those that may be corrupt."""
+        seed = _ANY_SEED if self._key is None else self._key.seed(round_index)
+        return self._plan.claim_for(self.method, present, seed)
+
+    def published(self, total: WireMessage) -> None:
+        """A round's total was published: from now on the method is that of the next round."""
+        self._clips[total.round_index] = self.clip
+        self.method = self.method.after(total.cells, count=total.count)
+
+    def fingerprint(self, round_index: int) -> bytes | None:
+        """Of a round's hashes, if the server can know it."""
+        return None if self._key is None else self._key.seed(round_index).fingerprint
+
+    def chosen(self, messages: list[Message]) -> list[Message]:
+        """As many as the method's cohort has room for: all, or some that are picked at random.
+
+        All nodes have the same chance, in every round anew. No claim counts on the choice.
+
+        Raises:
+            ArgumentError: A node is asked twice.
+        """
+        nodes = [one.metadata.dst_node_id for one in messages]
+        if len(set(nodes)) != len(nodes):
+            raise ArgumentError(f"strategy must ask each node once in a round, got {sorted(nodes)}")
+        cohort = self.method.most_messages or len(nodes)
+        if len(nodes) <= cohort:
+            return messages
+        _LOG.warning("%d nodes, and a cohort of %d: not all are asked", len(nodes), cohort)
+        picked = set(secrets.SystemRandom().sample(nodes, cohort))
+        return [one for one in messages if one.metadata.dst_node_id in picked]
+
+    def at(self, arrays: ArrayRecord) -> History:
+        """The history, at these arrays."""
+        if not self.history.holds(arrays):
+            self.history.replaced(cast_like(arrays, self.history.arrays))
+        return self.history
+
+    def address(
+        self,
+        messages: list[Message],
+        *,
+        nonce: bytes,
+        round_index: int,
+        more: Mapping[int, ConfigRecord],
+    ) -> tuple[str, int]:
+        """Put into each message what its node needs instead of the arrays.
+
+        Args:
+            messages: The strategy's. Changed.
+            nonce: That replies have to repeat.
+            round_index: The round.
+            more: What a secure sum tells its nodes.
+
+        Returns:
+            The name of the model's record, and the bytes of all messages.
+        """
+        name, size, known = "", 0, dict[int, int]()
+        for message in messages:
+            node, content = message.metadata.dst_node_id, message.content
+            names = list(content.array_records)
+            if len(names) != 1:
+                raise MismatchError(
+                    f"strategy must send one ArrayRecord, the model, got {len(names)}"
+                )
+            name = names[0]
+            download = self.history.download(self.members.version_of(node))
+            records = {key: one for key, one in content.items() if key != name}
+            request = self._request(node, download, nonce=nonce, index=round_index, name=name)
+            records[RECORD] = request.to_record()
+            if node in more:
+                records[SUM_RECORD] = more[node]
+            if download.arrays is not None:
+                records[name] = download.arrays
+            message.content = RecordDict(records)
+            size += content_bytes(message.content, known)
+        return name, size
+
+    def hear(self, node: int, reply: Reply) -> None:
+        """A node has said who it is and what it has."""
+        good = NO_MODEL <= reply.version <= self.history.version
+        version = reply.version if good else NO_MODEL
+        if reply.code == "model":
+            version = NO_MODEL  # whatever it has, it cannot go on from there
+        self.members.heard(node, member=reply.member, version=version, statement=reply.statement)
+
+    def _request(
+        self, node: int, download: Download, *, nonce: bytes, index: int, name: str
+    ) -> Request:
+        statement, known = self.members.statement_for(node)
+        return Request(
+            series=self._series,
+            nonce=nonce,
+            round_index=index,
+            plan=self._text,
+            key_check=self.fingerprint(0) or b"",
+            arrays=name,
+            base=download.base,
+            version=download.version,
+            first=download.first,
+            totals=download.totals,
+            rounds=download.rounds,
+            digest=download.digest,
+            statement=statement,
+            known=known,
+            clip=self._clips[download.rounds[0]] if download.rounds else self.clip,
+        )
+
+
 _BEYOND = "budget: it is a member whose budget was spent when it was asked as an unknown node"
 
 
@@ -81,7 +467,7 @@ class SketchStrategy(Strategy):
         key: The clients' common key, for a server that decodes.
         budget: Where to stop asking. Only proven claims can be within one.
         summation: How messages are summed: by a `SecureSum` if the plan has `secure_sum`, else as
-            they are. Its identities are looked up (`diffsketch.flower.keys`) if the plan
+            they are. Its identities are looked up (`diffsketch.flower.plan`) if the plan
             has them and nothing is given.
         trusted_server: As for `sketch_mod`.
         record_file: Where to keep accounts and statements from run to run; it has a round before

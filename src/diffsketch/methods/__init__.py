@@ -5,16 +5,14 @@
 """
 
 from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.diffsketch import DiffSketch
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
+from diffsketch.methods.diffsketch import DiffSketch, ProvenDiffSketch
 from diffsketch.methods.laplace import RawLaplace, SketchLaplace
 from diffsketch.methods.mean import PrivateMean, private_mean
-from diffsketch.methods.noisy import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.none import Uncompressed
+from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
 from diffsketch.methods.registry import METHODS, build_method, settings_of
-from diffsketch.methods.sketch import PlainSketch, TableMethod
 
 __all__ = [
     "METHODS",

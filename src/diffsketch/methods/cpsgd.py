@@ -21,8 +21,16 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.digits import rounded_up
+from diffsketch.privacy.claim import (
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+    rounded_up,
+)
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed

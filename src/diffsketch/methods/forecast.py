@@ -98,8 +98,8 @@ class RelativeError:
 class Plannable(Method):
     """A method that the planner can propose: it chooses its own settings and knows its error.
 
-    Guarantees (`tests/planning`): for dense vectors the mean squared error of simulated rounds is that
-    of `forecast`, within 15%.
+    Guarantees (`tests/planning`): for dense vectors the mean squared error of simulated rounds
+    is that of `forecast`, within 15%.
     """
 
     margins: ClassVar[tuple[float, ...]]

@@ -42,7 +42,7 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.sketch import TableMethod
+from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
@@ -52,13 +52,14 @@ from diffsketch.privacy.claim import (
     Scope,
     Trust,
     Unit,
+    rounded_down,
+    rounded_up,
 )
-from diffsketch.privacy.digits import rounded_down, rounded_up
+from diffsketch.privacy.clipping import Encode
 from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.bounds import Encode
-from diffsketch.privacy.mechanisms.quantize import CoordinateQuantizer
+from diffsketch.privacy.mechanisms.rounding import CoordinateQuantizer
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.paper.theorem1 import estimate_alpha
+from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch.hashing import MAX_COLS, HashSeed
 from diffsketch.wire.formats import MessageFormat
 

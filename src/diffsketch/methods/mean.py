@@ -12,7 +12,7 @@ from diffsketch.methods.base import Method, check_whole
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey
-from diffsketch.privacy.noise.cohort import SERVER
+from diffsketch.privacy.noise.simulated import SERVER
 from diffsketch.sketch.hashing import SketchKey
 
 __all__ = ["PrivateMean", "private_mean"]

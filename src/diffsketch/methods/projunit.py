@@ -12,8 +12,7 @@ from torch import Tensor
 from diffsketch.errors import check, check_positive
 from diffsketch.methods.base import Encoded, check_whole
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
-from diffsketch.privacy.claim import ProvenClaim, Scope, Trust, Unit
-from diffsketch.privacy.digits import rounded_down
+from diffsketch.privacy.claim import ProvenClaim, Scope, Trust, Unit, rounded_down
 from diffsketch.privacy.mechanisms.privunit import MAX_PER_MESSAGE, ProjUnit
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed

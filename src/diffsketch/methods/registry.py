@@ -10,14 +10,12 @@ from typing import Any
 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.base import Method
+from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.diffsketch import DiffSketch
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
+from diffsketch.methods.diffsketch import DiffSketch, ProvenDiffSketch
 from diffsketch.methods.laplace import RawLaplace, SketchLaplace
-from diffsketch.methods.noisy import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.none import Uncompressed
+from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
-from diffsketch.methods.sketch import PlainSketch
 
 __all__ = ["METHODS", "build_method", "parse_settings", "settings_of"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.pages.exhibits import Axis, Cell
+from diffsketch.privacy.claim import Basis, Epsilon
 
 __all__ = [
     "DASH",

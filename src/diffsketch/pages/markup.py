@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.pages.exhibits import Cell, Exhibit, Mark, Plot, Section, Series, Table
 from diffsketch.pages.interactive import figure, group_of, switched
 from diffsketch.pages.labels import DASH, cell_text, drawable, epsilon_text
 from diffsketch.pages.palette import NEUTRAL, Look, has_symbols, role_of
+from diffsketch.privacy.claim import Basis, Epsilon
 
 __all__ = ["json_text", "plot_html", "prose", "section_html", "table_html"]
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffsketch.privacy.claim import Basis
+from diffsketch.app.files import versions
+from diffsketch.app.session import bytes_in_words, epsilon_in_words
 from diffsketch.pages.exhibits import Page, Section
 from diffsketch.pages.runs_found import find_runs
 from diffsketch.pages.runs_lines import Line, lines_of
 from diffsketch.pages.runs_plots import OUTCOMES, plots_of
 from diffsketch.pages.runs_reading import Run, read_run
 from diffsketch.pages.runs_tables import details_of, numbers_of, table_of
-from diffsketch.app.versions import versions
-from diffsketch.app.words import bytes_in_words, epsilon_in_words
+from diffsketch.privacy.claim import Basis
 
 __all__ = ["page_of_runs"]
 

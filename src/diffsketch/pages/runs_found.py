@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diffsketch.app.compare import has_plan, members_of, read_plan
+from diffsketch.app.files import START, has_run
 from diffsketch.errors import DataError
-from diffsketch.app.compare import members_of
-from diffsketch.app.compare_plan import has_plan, read_plan
-from diffsketch.app.run_files import START, has_run
 
 __all__ = ["Found", "find_runs"]
 

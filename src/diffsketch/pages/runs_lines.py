@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from diffsketch.privacy.claim import Epsilon
+from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.pages.runs_reading import Run
-from diffsketch.app.config import RunConfig
-from diffsketch.app.settings import Value, describe
+from diffsketch.privacy.claim import Epsilon
 
 __all__ = ["Line", "lines_of", "of_settings"]
 

@@ -7,10 +7,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.pages.exhibits import Axis, Mark, Plot, Series
 from diffsketch.pages.runs_lines import Line
 from diffsketch.pages.runs_reading import Point, Run
+from diffsketch.privacy.claim import Basis, Epsilon
 
 __all__ = ["OUTCOMES", "outcome_of", "plots_of"]
 

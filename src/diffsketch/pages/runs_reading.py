@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffsketch.app.files import SUMMARY, RunFiles, is_locked, look, read_metrics, unpack
+from diffsketch.app.session import epsilon_from_data
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import DataError
 from diffsketch.privacy.claim import Epsilon
-from diffsketch.app.checkpoint import unpack
-from diffsketch.app.config import RunConfig
-from diffsketch.app.directory import is_locked
-from diffsketch.app.metrics import read_metrics
-from diffsketch.app.report import epsilon_from_data
-from diffsketch.app.run_files import SUMMARY, RunFiles, look
 
 __all__ = ["Point", "Run", "read_run"]
 

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffsketch.app.compare import Result, rows_of
 from diffsketch.pages.exhibits import Cell, Table
 from diffsketch.pages.runs_lines import Line, of_settings
 from diffsketch.pages.runs_plots import OUTCOMES, outcome_of
 from diffsketch.pages.runs_reading import Run
-from diffsketch.app.compare import Result
-from diffsketch.app.compare_report import rows_of
 
 __all__ = ["Numbers", "details_of", "numbers_of", "table_of"]
 

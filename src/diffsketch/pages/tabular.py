@@ -6,9 +6,9 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from diffsketch.privacy.claim import Epsilon
 from diffsketch.pages.checks import check_plot, check_table
 from diffsketch.pages.exhibits import Cell, Exhibit, Plot, Series, Table
+from diffsketch.privacy.claim import Epsilon
 
 __all__ = ["to_csv"]
 

@@ -44,8 +44,9 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     the one that needs less trust, then the one with the smaller message, comes first. Methods
     without exact noise, which engines refuse, are listed only if there is no other.
 
-    Guarantees (`tests/planning`): each option's epsilon, from its own claim, is at most the target; its
-    bytes are those of its messages; predicted errors agree with simulations; its command runs.
+    Guarantees (`tests/planning`): each option's epsilon, from its own claim, is at most the
+    target; its bytes are those of its messages; predicted errors agree with simulations; its
+    command runs.
 
     Args:
         request: What is wanted.

@@ -49,7 +49,7 @@ from diffsketch.privacy.mechanisms import (
     table_noise_like_padding,
 )
 from diffsketch.privacy.noise import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
-from diffsketch.privacy.paper.theorem1 import (
+from diffsketch.privacy.theorems import (
     estimate_alpha,
     estimate_sigma,
     padding_for,

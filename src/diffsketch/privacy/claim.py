@@ -1,13 +1,8 @@
-"""What may be said about privacy, as types.
-
-An epsilon means nothing without four words: its *basis* (a theorem that holds, a claim that may
-not, or a measurement), the *unit* that it protects, the *relation* of the data sets that it
-compares, and whom one has to *trust*. A `Claim` carries them, and hands out an `Epsilon` that
-carries them too.
-"""
+"""Privacy claims as types: an epsilon with its basis, unit, relation and trust."""
 
 from __future__ import annotations
 
+import decimal
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,22 +11,30 @@ from typing import ClassVar, TypeAlias
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
-from diffsketch.privacy.digits import rounded_down, rounded_up
 
-__all__ = [
-    "Basis",
-    "Claim",
-    "Epsilon",
-    "MeasuredClaim",
-    "NoClaim",
-    "PaperClaim",
-    "ProvenClaim",
-    "Relation",
-    "Scope",
-    "SimulatedClaim",
-    "Trust",
-    "Unit",
-]
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """The number with so many significant digits, and never less than it is.
+
+    >>> rounded_up(3.201), rounded_up(0.1), rounded_up(12345.0), rounded_up(8.0)
+    ('3.21', '0.1', '12400', '8')
+    """
+    return _rounded(value, digits, decimal.ROUND_CEILING)
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """The number with so many significant digits, and never more than it is.
+
+    >>> rounded_down(3.209), rounded_down(0.1), rounded_down(12345.0), rounded_down(8.0)
+    ('3.2', '0.1', '12300', '8')
+    """
+    return _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    context = decimal.Context(prec=digits, rounding=rounding)
+    # From its shortest text: as the number that a user gave, and not a little above it.
+    return f"{float(context.create_decimal(repr(float(value)))):.15g}"
 
 
 class Basis(StrEnum):

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 
 from diffsketch.errors import DataError
+from diffsketch.pages.exhibits import Cell, Exhibit, Table
 from diffsketch.reproduction.drawings.drawn import Fact
 from diffsketch.reproduction.verdicts.verdict import (
     Facts,
@@ -18,7 +19,6 @@ from diffsketch.reproduction.verdicts.verdict import (
     Verdict,
     Verdicts,
 )
-from diffsketch.pages.exhibits import Cell, Exhibit, Table
 
 __all__ = ["in_short", "in_tables", "in_words", "judged", "statements", "summary"]
 

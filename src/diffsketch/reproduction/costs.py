@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from diffsketch.app.settings import TASK_DEFAULTS
 from diffsketch.reproduction.jobs import RUN, Job
-from diffsketch.app.defaults import TASK_DEFAULTS
 
 __all__ = ["minutes_in_words", "seconds_of", "wall_seconds"]
 

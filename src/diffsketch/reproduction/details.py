@@ -6,11 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffsketch.reproduction.experiment import Experiment, Variant
+from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.pages.exhibits import Cell, Table
-from diffsketch.app.config import RunConfig
-from diffsketch.app.defaults import TASK_DEFAULTS
-from diffsketch.app.settings import Value, describe
+from diffsketch.reproduction.experiment import Experiment, Variant
 
 __all__ = ["command_of", "details_of", "run_command"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from diffsketch.reproduction.jobs import Job
 from diffsketch.app.settings import Value
+from diffsketch.reproduction.jobs import Job
 
 __all__ = ["Deviation", "Experiment", "Measurement", "Variant"]
 

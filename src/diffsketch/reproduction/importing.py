@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from diffsketch.errors import ArgumentError
 from diffsketch.app.settings import nearest
+from diffsketch.errors import ArgumentError
 
 __all__ = ["imported"]
 

@@ -36,16 +36,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from diffsketch.app.compare import contenders_of
+from diffsketch.app.settings import (
+    RunConfig,
+    Value,
+    checked_table,
+    nearest,
+    read_toml,
+    with_task_defaults,
+)
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
 from diffsketch.reproduction.drawings.registry import DRAWINGS
 from diffsketch.reproduction.experiment import Deviation, Experiment, Measurement, Variant
 from diffsketch.reproduction.measurements.registry import MEASUREMENTS
 from diffsketch.reproduction.reading import Reader
-from diffsketch.app.compare_plan import contenders_of
-from diffsketch.app.config import RunConfig
-from diffsketch.app.config_files import checked_table, read_toml
-from diffsketch.app.defaults import with_task_defaults
-from diffsketch.app.settings import Value, nearest
 
 __all__ = ["SETTINGS", "load", "names", "outline"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from diffsketch.errors import DataError
 from diffsketch.app.settings import nearest
+from diffsketch.errors import DataError
 
 __all__ = ["Reader"]
 

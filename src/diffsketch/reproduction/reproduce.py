@@ -12,7 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as PrintedTable
 
+from diffsketch.app.files import locked, read_json, versions
+from diffsketch.app.session import Interrupts
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.files import prepare_output, replace_file
+from diffsketch.pages.write import pictures_of, write_page
 from diffsketch.reproduction import claims
 from diffsketch.reproduction.costs import minutes_in_words, wall_seconds
 from diffsketch.reproduction.details import command_of
@@ -27,12 +31,6 @@ from diffsketch.reproduction.showing import showing
 from diffsketch.reproduction.store import Store
 from diffsketch.reproduction.verdicts.verdict import Standing
 from diffsketch.reproduction.work import Failure, Outcome, do_jobs
-from diffsketch.files import prepare_output, replace_file
-from diffsketch.pages.write import pictures_of, write_page
-from diffsketch.app.directory import locked
-from diffsketch.app.interrupts import Interrupts
-from diffsketch.app.sealed import read_json
-from diffsketch.app.versions import versions
 
 __all__ = ["JobsFailed", "reproduce"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from diffsketch.pages.exhibits import Exhibit, Page, Section
 from diffsketch.reproduction.details import command_of, details_of
 from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.experiment import Experiment
-from diffsketch.pages.exhibits import Exhibit, Page, Section
 
 __all__ = ["notice_of", "origin_of", "page_of", "reductions", "section_of"]
 
@@ -170,7 +170,7 @@ def origin_of(
 
     Args:
         experiments: That are shown.
-        versions: Of `diffsketch.app.versions`.
+        versions: Of `diffsketch.app.files`.
         names: That were asked for; none for all.
     """
     reduced = any(one.reduced for one in experiments)

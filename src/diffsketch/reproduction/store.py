@@ -18,23 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diffsketch.app.compare import Contender, Member, run_one
+from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
+from diffsketch.app.pool import Stop, Tell
+from diffsketch.app.session import threads
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.files import prepare_output, replace_file
 from diffsketch.reproduction.jobs import RUN, Job
 from diffsketch.reproduction.measurements.registry import measurement
-from diffsketch.files import prepare_output, replace_file
-from diffsketch.app.compare import Member, run_one
-from diffsketch.app.compare_plan import Contender
-from diffsketch.app.pool import Stop, Tell
-from diffsketch.app.run_files import has_run
-from diffsketch.app.sealed import read_sealed, sealed
-from diffsketch.app.sessions import threads
-from diffsketch.app.versions import source_digest, versions
 
 __all__ = ["Found", "Made", "Store", "made_by"]
 
 _FORMAT = "diffsketch result 1"
-_SIMULATING = tuple(f"engines/{name}.py" for name in ("identity", "simulate", "state"))
-_COMPUTING = (*_SIMULATING, "learning", "methods", "privacy", "run", "sketch", "wire")
+_SIMULATING = tuple(f"training/{name}.py" for name in ("simulation",))
+_COMPUTING = (*_SIMULATING, "app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("audit", "experiments/measurements")
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.errors import DiffSketchError, MismatchError
 from diffsketch.reproduction.costs import seconds_of
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Job, Results
 from diffsketch.reproduction.store import Store, made_by
 from diffsketch.training.aggregate import NonFiniteUpdate
-from diffsketch.app.pool import Stop, Tell, run_all
 
 __all__ = ["Failure", "Outcome", "Piece", "State", "do_jobs", "in_order", "pieces_of"]
 

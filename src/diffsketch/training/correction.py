@@ -1,18 +1,4 @@
-"""The paper's error correction for distributed SGD: an ablation, and not private.
-
-"Each worker sets half of the queried results to zero if he sees a large gap" between its own
-gradient and the query of the mean. Which half depends on the worker's gradient, so the text has
-two readings:
-
-* `shared`: workers send their masks, one bit a coordinate; the server averages them, and everyone
-  multiplies the query by the mean mask. Models stay the same. The masks cost more than the sketch.
-* `drift`: each worker applies its own mask to its own model. Models drift apart, which
-  `relative_drift` measures.
-
-Either way the masks carry the raw gradients around the sketch: `NoiseControl` replaces the sum by
-noise, and with a shared mask the model learns nearly as well. So no claim about the messages says
-anything about a run with correction (`without_claim`).
-"""
+"""The paper's error correction for distributed SGD: an ablation, and not private."""
 
 from __future__ import annotations
 
@@ -28,18 +14,6 @@ from diffsketch.privacy.claim import Claim, NoClaim
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import HEADER_BYTES, MessageFormat
-
-__all__ = [
-    "Correction",
-    "NoiseControl",
-    "check_correction",
-    "corrected",
-    "drift_of",
-    "kept_half",
-    "mask_bytes",
-    "relative_drift",
-    "without_claim",
-]
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
 

@@ -1,8 +1,4 @@
-"""The models that come along, and weights as one flat vector.
-
-First weights come from a seed, through generators of their own: making a model neither reads nor
-changes torch's global random state. Imports nothing of ours but `errors`.
-"""
+"""Models that come along, and weights as one flat vector."""
 
 from __future__ import annotations
 
@@ -16,17 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffsketch.errors import ArgumentError, MismatchError, check
-
-__all__ = [
-    "CharGRU",
-    "CharLSTM",
-    "LogisticRegression",
-    "SmallCNN",
-    "WeightLayout",
-    "flatten",
-    "load",
-    "unflatten",
-]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,4 @@
-"""Which examples a device takes in a round, in which order.
-
-An order is a function of the seed, the round and the device, and of nothing else: not of who else
-takes part, nor of what was drawn before. So all methods can be compared on the same batches, and a
-run that is resumed goes on with the batches that it would have had.
-"""
+"""Batches: which examples a device takes in a round, in which order."""
 
 from __future__ import annotations
 
@@ -17,11 +12,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.training.devices import Batches, Devices
 from diffsketch.methods.base import check_whole
 from diffsketch.sketch.hashing import mix64
-
-__all__ = ["device_batches", "one_batch", "round_words"]
+from diffsketch.training.tasks import Batches, Devices
 
 _Whole: TypeAlias = npt.NDArray[np.int64]
 _Words: TypeAlias = npt.NDArray[np.uint64]
@@ -74,7 +67,7 @@ def device_batches(
     Guarantees (`tests/training/test_orders.py`): each epoch has each of the device's examples
     once; orders are uniform, and depend on the seed, the round, the epoch and the device alone.
 
-    >>> from diffsketch.training.devices import Examples
+    >>> from diffsketch.training.tasks import Examples
     >>> one = Examples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
     >>> devices = Devices.of({"alice": one, "bob": one})
     >>> batches = device_batches(

@@ -1,4 +1,4 @@
-"""Which devices take part in a round: functions of the seed and the round alone."""
+"""Participation: which devices take part in a round, and which examples they take."""
 
 from __future__ import annotations
 
@@ -14,21 +14,11 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, MismatchError, check
-from diffsketch.training.orders import round_words
 from diffsketch.methods.base import Method, check_whole
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
-
-__all__ = [
-    "AllDevices",
-    "PoissonDevices",
-    "Sampler",
-    "ShuffledSampler",
-    "UniformSampler",
-    "WeightedSampler",
-    "check_sampler",
-]
+from diffsketch.training.orders import round_words
 
 _Whole: TypeAlias = npt.NDArray[np.int64]
 _Numbers: TypeAlias = npt.NDArray[np.float64]

@@ -1,8 +1,11 @@
-"""The tasks of the paper: MNIST over workers, MNIST* over devices, Shakespeare by role."""
+"""Tasks: devices with their examples, a test set and a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,11 +21,190 @@ from diffsketch.training.data import (
     select_roles,
     split_roles,
 )
-from diffsketch.training.devices import Devices, Examples
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN
-from diffsketch.training.task import Task
 
-__all__ = ["TASKS", "load_task"]
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs with a label each.
+
+    Attributes:
+        inputs: `(count, ...)`, of whatever type the model takes.
+        labels: `(count,)`, int64.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        check(self.labels.dtype == torch.int64, "labels", "be int64", self.labels.dtype)
+        count = len(self.inputs)
+        good = self.labels.shape == (count,)
+        check(good, "labels", f"have the shape ({count},)", tuple(self.labels.shape))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def label_range(self) -> tuple[int, int]:
+        """The smallest and the largest label; of no examples, 0 and -1. Computed once."""
+        if not len(self):
+            return 0, -1
+        low, high = self.labels.aminmax()
+        return int(low), int(high)
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """The examples of all devices (or workers), and where each one's begin.
+
+    Attributes:
+        examples: Of all devices, one after another.
+        starts: `(devices + 1,)`, int64: device `i` has the examples `starts[i]` to `starts[i+1]`.
+        names: Of the devices.
+    """
+
+    examples: Examples
+    starts: Tensor
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        good = self.starts.dtype == torch.int64 and self.starts.shape == (len(self.names) + 1,)
+        check(good, "starts", "be int64 with one entry more than names", tuple(self.starts.shape))
+        if not self.names:
+            raise DataError("there are no devices: training needs one at least")
+        sizes = self.starts.diff()
+        if int(self.starts[0]) != 0 or int(self.starts[-1]) != len(self.examples):
+            raise ArgumentError("starts must begin with 0 and end with the number of examples")
+        if bool((sizes <= 0).any()):
+            empty = self.names[int((sizes <= 0).nonzero()[0])]
+            raise DataError(f"device {empty!r} has no examples: every device needs one at least")
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Examples]) -> Devices:
+        """From any map of device to examples.
+
+        >>> one = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
+        >>> devices = Devices.of({"alice": one, "bob": one})
+        >>> len(devices), devices.sizes.tolist()
+        (2, [2, 2])
+        """
+        if not parts:
+            raise DataError("there are no devices: training needs one at least")
+        inputs = torch.cat([part.inputs for part in parts.values()])
+        labels = torch.cat([part.labels for part in parts.values()])
+        sizes = torch.tensor([0, *(len(part) for part in parts.values())])
+        return cls(Examples(inputs, labels), sizes.cumsum(0), tuple(parts))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Examples of each device, int64."""
+        return self.starts.diff()
+
+    def to(self, device: torch.device) -> Devices:
+        """With the examples on another device of the machine; `starts` stays on the CPU."""
+        inputs, labels = self.examples.inputs.to(device), self.examples.labels.to(device)
+        return Devices(Examples(inputs, labels), self.starts, self.names)
+
+    def take(self, devices: Sequence[int]) -> dict[str, Examples]:
+        """The examples of some devices, by name."""
+        return {
+            self.names[i]: Examples(
+                self.examples.inputs[self.starts[i] : self.starts[i + 1]],
+                self.examples.labels[self.starts[i] : self.starts[i + 1]],
+            )
+            for i in devices
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Which examples each worker of a cohort takes, step by step.
+
+    Workers with fewer examples have empty places: index 0 and `present` False there. A step
+    without any example present changes nothing.
+
+    Attributes:
+        indices: `(workers, steps, batch_size)`, int64, into the examples of all devices.
+        present: Of the same shape, bool; None if there are no empty places.
+    """
+
+    indices: Tensor
+    present: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be learnt, by whom, and how well it is.
+
+    Args:
+        name: For reports.
+        devices: Who trains on what.
+        test: What accuracy is measured on.
+        model: Makes the model with its first weights from a seed, without global random state.
+            It maps inputs `(batch, ...)` to scores `(batch, classes)`; the loss is cross-entropy.
+    """
+
+    name: str
+    devices: Devices
+    test: Examples
+    model: Callable[[int], nn.Module]
+
+
+def check_task(task: Task, model: nn.Module) -> None:
+    """Raise unless the model takes the examples, and has a score for each of their labels.
+
+    Tries the model, a copy of it, with one example.
+
+    Raises:
+        ArgumentError: The model does not take the inputs, or gives no scores.
+        DataError: A label has no score, or test inputs have another shape.
+    """
+    devices, test = task.devices.examples, task.test
+    if devices.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise DataError(
+            f"test inputs must have the shape of the devices', {tuple(devices.inputs.shape[1:])} "
+            f"each, got {tuple(test.inputs.shape[1:])}"
+        )
+    classes = _scores(model, devices.inputs[:1].cpu()).shape[1]
+    for part, examples in (("the devices", devices), ("the test set", test)):
+        if len(examples) == 0:
+            continue  # whoever evaluates says so
+        low, high = (int(value) for value in examples.labels.aminmax())
+        if low < 0 or high >= classes:
+            raise DataError(
+                f"labels of {part} must be in [0, {classes}), the scores of the model, got "
+                f"{low if low < 0 else high}"
+            )
+
+
+def _scores(model: nn.Module, inputs: Tensor) -> Tensor:
+    """What the model says of one example, if that is a row of scores."""
+    tried, shape = copy.deepcopy(model).cpu().eval(), tuple(inputs.shape[1:])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            scores = tried(inputs)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(
+            f"model must take inputs of the shape {shape} and type {inputs.dtype}, as the data "
+            f"has: {type(model).__name__} says: {said}"
+        ) from error
+    if not isinstance(scores, Tensor):
+        raise ArgumentError(
+            "model must give a tensor of scores (batch, classes), got a "
+            f"{type(scores).__name__} from {type(model).__name__}"
+        )
+    if scores.dim() != 2 or len(scores) != 1 or not scores.is_floating_point():
+        raise ArgumentError(
+            f"model must give scores (batch, classes), floating point, got {scores.dtype} of the "
+            f"shape {tuple(scores.shape)} for a batch of 1 from {type(model).__name__}"
+        )
+    return scores
+
 
 TASKS = MappingProxyType(
     {

@@ -5,16 +5,17 @@ guarantees. One file a mechanism; `bounds` (clipping and sensitivity) and `quant
 are shared by them. Imports the rest of `diffsketch.privacy` and the sketch.
 """
 
-from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from diffsketch.privacy.mechanisms.cpsgd import BinomialMechanism
-from diffsketch.privacy.mechanisms.discrete_gaussian import DiscreteGaussianMechanism
-from diffsketch.privacy.mechanisms.discrete_laplace import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.gaussian import GaussianMechanism
-from diffsketch.privacy.mechanisms.laplace import LaplaceMechanism
+from diffsketch.privacy.mechanisms.integer import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    SkellamMechanism,
+)
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
 from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit
-from diffsketch.privacy.mechanisms.quantize import Quantizer
-from diffsketch.privacy.mechanisms.skellam import SkellamMechanism
+from diffsketch.privacy.mechanisms.rounding import Quantizer
 
 __all__ = [
     "BinomialMechanism",

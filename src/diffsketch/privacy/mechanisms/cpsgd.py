@@ -23,9 +23,13 @@ from diffsketch.privacy.claim import (
     Unit,
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
-from diffsketch.privacy.mechanisms.quantize import stochastic_round
-from diffsketch.privacy.mechanisms.rotation import power_of_two, rotate, rotate_back
-from diffsketch.privacy.mechanisms.tails import noise_norm
+from diffsketch.privacy.mechanisms.integer import noise_norm
+from diffsketch.privacy.mechanisms.rounding import (
+    power_of_two,
+    rotate,
+    rotate_back,
+    stochastic_round,
+)
 from diffsketch.privacy.noise import Noise
 
 __all__ = ["PAPER_SETTINGS", "BinomialMechanism", "PaperSetting", "Shift"]

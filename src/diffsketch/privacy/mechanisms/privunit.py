@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.mechanisms.tails import noise_norm
+from diffsketch.privacy.mechanisms.integer import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 

@@ -8,8 +8,7 @@ through its rounding. Their samplers of whole numbers are in
 """
 
 from diffsketch.privacy.noise.base import Noise
-from diffsketch.privacy.noise.cohort import CohortNoise
-from diffsketch.privacy.noise.fast import FastNoise, NoiseKey
 from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.noise.simulated import CohortNoise, FastNoise, NoiseKey
 
 __all__ = ["CohortNoise", "FastNoise", "Noise", "NoiseKey", "SecureNoise"]

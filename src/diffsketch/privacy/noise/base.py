@@ -1,14 +1,61 @@
-"""What every source of noise can do."""
+"""The interface of noise sources, and checks of their arguments."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Noise"]
+from diffsketch.errors import ArgumentError, check
+
+MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
+
+
+def count_cells(shape: tuple[int, ...]) -> int:
+    """The product of a shape, checked."""
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ArgumentError(f"shape must be a tuple of sizes >= 0, got shape={shape!r}")
+    return math.prod(shape)
+
+
+def check_scale(name: str, value: float, largest: float) -> None:
+    """Raise unless a scale is in `[0, largest]`."""
+    check(0 <= value <= largest, name, f"be in [0, 2**{math.log2(largest):.0f}]", value)
+
+
+def check_trials(trials: int, probability: float) -> None:
+    """Raise unless these are parameters of a binomial distribution."""
+    if isinstance(trials, bool) or not isinstance(trials, int):
+        raise ArgumentError(f"trials must be an int, got {type(trials).__name__}")
+    check_scale("trials", trials, MAX_SCALE)
+    check(0 <= probability <= 1, "probability", "be in [0, 1]", probability)
+
+
+def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
+    """A tensor of probabilities as a flat array; raises unless all are in `[0, 1]`."""
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        raise ArgumentError("probabilities must be a tensor of a floating type")
+    known = probabilities.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
+    values = (probabilities if known else probabilities.float()).detach().cpu().numpy()
+    flat = values.astype(np.float64).ravel()
+    if len(flat) and not (flat.min() >= 0 and flat.max() <= 1):
+        raise ArgumentError("probabilities must be in [0, 1], got others or NaN among them")
+    return flat
+
+
+def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
+    """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype must be float32 or float64, got {dtype}")
+    info = torch.finfo(dtype)
+    good = scale == 0 or info.tiny <= scale <= info.max / 100
+    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
+    return np.float32 if dtype == torch.float32 else np.float64
 
 
 class Noise(ABC):

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.drawings.measured import Measured
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
 
 __all__ = ["Audited", "audited_of", "draw", "epsilon_of", "plot_of", "table_of"]
 
@@ -72,8 +72,8 @@ class Audited:
 def draw(experiment: Experiment, results: Results) -> Drawn:
     """Bars: what is stated and what was measured; proven mechanisms apart.
 
-    Guarantees (`tests/reproduction/test_audits.py`): what is refuted is counted as such, and nothing
-    else.
+    Guarantees (`tests/reproduction/test_audits.py`): what is refuted is counted as such, and
+    nothing else.
 
     Args:
         experiment: With measurements of the kind `audit`.

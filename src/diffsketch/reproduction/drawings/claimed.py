@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diffsketch.pages.exhibits import Cell, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.reproduction.drawings.audits import Audited
 from diffsketch.reproduction.drawings.drawn import Fact
 from diffsketch.reproduction.drawings.measured import Measured
 from diffsketch.reproduction.drawings.trained import mean_and_spread
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.pages.exhibits import Cell, Table
 
 __all__ = ["CLAIMED", "SCOPE", "Claims", "Run", "facts_of_audits", "runs_of", "table_of_claims"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diffsketch.pages.exhibits import Axis, Mark, Plot, Series
 from diffsketch.reproduction.drawings.curves import (
     ACCURACY,
     FAIR,
@@ -15,7 +16,6 @@ from diffsketch.reproduction.drawings.drawn import Drawn
 from diffsketch.reproduction.drawings.trained import Trained, panels_of, slug, trained
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.pages.exhibits import Axis, Mark, Plot, Series
 
 __all__ = ["draw"]
 
@@ -29,8 +29,8 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
     A panel is named `TASK, METHOD`; its variants are named by their ratios, and one whose method
     is `none` is the reference.
 
-    Guarantees (`tests/reproduction/test_compression.py`): ratios are those of the messages, whatever
-    a variant is called; the lead says where accuracy falls.
+    Guarantees (`tests/reproduction/test_compression.py`): ratios are those of the messages,
+    whatever a variant is called; the lead says where accuracy falls.
 
     Args:
         experiment: With variants.

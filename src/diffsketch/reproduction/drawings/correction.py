@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from diffsketch.pages.exhibits import Axis, Plot, Series, Table
 from diffsketch.reproduction.drawings.curves import (
     ACCURACY,
     FAIR,
@@ -25,7 +26,6 @@ from diffsketch.reproduction.drawings.trained import (
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
 from diffsketch.training.correction import mask_bytes
-from diffsketch.pages.exhibits import Axis, Plot, Series, Table
 
 __all__ = ["draw"]
 

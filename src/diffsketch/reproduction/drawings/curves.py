@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Unit
 from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.drawings.trained import (
     Point,
@@ -17,8 +19,6 @@ from diffsketch.reproduction.drawings.trained import (
 )
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Unit
-from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
 
 __all__ = ["ACCURACY", "FAIR", "draw", "facts_of", "plot_of", "series_of", "table_of"]
 
@@ -46,8 +46,8 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
     Options: `ours` and `baseline` are the variants that the first sentence compares in each panel
     that has both; `subject` begins it.
 
-    Guarantees (`tests/reproduction/test_curves.py`): facts and lines are means over the seeds; a run
-    that diverges is marked, and its line ends where the first of its seeds did.
+    Guarantees (`tests/reproduction/test_curves.py`): facts and lines are means over the seeds; a
+    run that diverges is marked, and its line ends where the first of its seeds did.
 
     Args:
         experiment: With variants; measurements are not drawn.

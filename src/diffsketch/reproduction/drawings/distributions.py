@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
 from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.drawings.measured import Measured
 from diffsketch.reproduction.drawings.trained import mean_and_spread
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.pages.exhibits import Axis, Cell, Plot, Series, Table
 
 __all__ = ["density", "draw"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from diffsketch.pages.exhibits import Axis, Mark, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.reproduction.drawings.audits import Audited, audited_of, table_of
 from diffsketch.reproduction.drawings.claimed import (
     CLAIMED,
@@ -17,8 +19,6 @@ from diffsketch.reproduction.drawings.claimed import (
 from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Epsilon
-from diffsketch.pages.exhibits import Axis, Mark, Plot, Series, Table
 
 __all__ = ["draw"]
 

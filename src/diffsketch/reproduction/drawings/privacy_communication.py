@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diffsketch.pages.exhibits import Axis, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon
 from diffsketch.reproduction.drawings.audits import Audited, audited_of, table_of
 from diffsketch.reproduction.drawings.claimed import (
     CLAIMED,
@@ -18,8 +20,6 @@ from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.drawings.trained import slug
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Epsilon
-from diffsketch.pages.exhibits import Axis, Plot, Series, Table
 
 __all__ = ["draw"]
 

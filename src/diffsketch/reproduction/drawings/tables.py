@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diffsketch.pages.exhibits import Cell, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.reproduction.drawings.drawn import Drawn, Fact
 from diffsketch.reproduction.drawings.measured import Measured
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.pages.exhibits import Cell, Table
 
 __all__ = ["draw_cpsgd", "draw_datasets"]
 

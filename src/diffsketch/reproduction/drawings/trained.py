@@ -13,11 +13,11 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from diffsketch.app.session import epsilon_from_data
+from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.experiment import Experiment, Variant
 from diffsketch.reproduction.jobs import Results
-from diffsketch.privacy.accounting.gaussian_curve import gaussian_epsilon
-from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.app.report import epsilon_from_data
 from diffsketch.wire.formats import HEADER_BYTES
 
 __all__ = ["Point", "Trained", "at", "mean_and_spread", "panels_of", "points_of", "slug", "trained"]

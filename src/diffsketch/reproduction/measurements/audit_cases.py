@@ -33,9 +33,9 @@ from diffsketch.methods.laplace import LaplaceBaseline, SketchLaplace, add_lapla
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms.covariance import gram
+from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.paper.theorem1 import estimate_alpha, estimates, theorem1
+from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 __all__ = ["CHANGES", "Padded", "neighbours_of", "of_method", "of_padding", "sent"]

@@ -11,13 +11,13 @@ from diffsketch.auditing import Case, audit
 from diffsketch.auditing.bare import bare_unknown
 from diffsketch.auditing.inversion import invert
 from diffsketch.errors import ArgumentError, check
+from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.diffsketch import ProvenDiffSketch
+from diffsketch.methods.laplace import RawLaplace, SketchLaplace
+from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.reproduction.measurements.audit_cases import Padded, of_method, of_padding
 from diffsketch.reproduction.measurements.options import check_known, number, text, whole
 from diffsketch.reproduction.measurements.training import simulation_of, watched
-from diffsketch.methods.diffsketch_proven import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace, SketchLaplace
-from diffsketch.methods.noisy import SketchGaussian
-from diffsketch.privacy.paper.theorem1 import estimate_alpha
 from diffsketch.sketch import CountSketch, SketchKey
 
 __all__ = ["CASES", "INVERSION", "case_of", "measure"]

@@ -13,21 +13,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from diffsketch.errors import check
-from diffsketch.reproduction.measurements.options import check_known, number, text, whole
-from diffsketch.training.devices import Batches, Devices, Examples
-from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.local.choose import trainer_for
-from diffsketch.training.models import LogisticRegression
-from diffsketch.training.tasks import load_task
-from diffsketch.privacy.paper.convergence import (
+from diffsketch.privacy.theorems import (
     ConvexProblem,
     expected_gap,
     lemma1_error,
     query_variance,
     theorem2,
 )
+from diffsketch.reproduction.measurements.options import check_known, number, text, whole
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local.choose import trainer_for
+from diffsketch.training.models import LogisticRegression
+from diffsketch.training.tasks import Batches, Devices, Examples, load_task
 
 __all__ = ["Iterate", "comparator", "descend", "measure"]
 

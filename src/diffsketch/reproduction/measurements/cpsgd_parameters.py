@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from diffsketch.reproduction.measurements.options import check_known, finite, number, whole, wholes
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
+from diffsketch.reproduction.measurements.options import check_known, finite, number, whole, wholes
 
 __all__ = ["least_trials", "measure"]
 

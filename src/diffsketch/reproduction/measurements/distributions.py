@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 from diffsketch.errors import check
+from diffsketch.privacy.theorems import estimates
 from diffsketch.reproduction.measurements.options import run_settings, whole
 from diffsketch.reproduction.measurements.training import simulation_of, watched
-from diffsketch.privacy.paper.theorem1 import estimates
 
 __all__ = ["EDGES", "SCORES", "measure", "shape_of"]
 

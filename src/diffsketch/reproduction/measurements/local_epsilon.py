@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 
 from diffsketch.errors import check
+from diffsketch.privacy.mechanisms import CoordinateBound, PaddedGaussian
+from diffsketch.privacy.theorems import claimed_per_round, estimates, padding_for
 from diffsketch.reproduction.measurements.options import (
     finite,
     number,
@@ -20,8 +22,6 @@ from diffsketch.reproduction.measurements.options import (
     wholes,
 )
 from diffsketch.reproduction.measurements.training import simulation_of, watched
-from diffsketch.privacy.mechanisms import CoordinateBound, PaddedGaussian
-from diffsketch.privacy.paper.theorem1 import claimed_per_round, estimates, padding_for
 from diffsketch.sketch import CountSketch, SketchKey
 
 __all__ = ["EDGES", "claims_of", "measure", "proven_of"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diffsketch.training.simulate import Simulation
-from diffsketch.training.correction import NoiseControl, mask_bytes
 from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
-from diffsketch.app.metrics import finite
-from diffsketch.app.settings import Value
+from diffsketch.app.files import finite
+from diffsketch.app.settings import RunConfig, Value
+from diffsketch.training.correction import NoiseControl, mask_bytes
+from diffsketch.training.simulation import Simulation
 
 __all__ = ["measure"]
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, check
-from diffsketch.app.config import RunConfig
 
 __all__ = ["check_known", "finite", "number", "numbers", "run_settings", "text", "whole", "wholes"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from diffsketch.training.simulate import RoundResult, Simulation
 from diffsketch.app.build import build
-from diffsketch.app.config import RunConfig
+from diffsketch.app.settings import RunConfig
+from diffsketch.training.simulation import RoundResult, Simulation
 
 __all__ = ["Seen", "simulation_of", "watched"]
 

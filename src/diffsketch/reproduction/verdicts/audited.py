@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_down
 from diffsketch.reproduction.verdicts.verdict import (
     Facts,
     MissingFactError,
@@ -15,8 +16,6 @@ from diffsketch.reproduction.verdicts.verdict import (
     graded,
 )
 from diffsketch.reproduction.verdicts.words import COORDINATE, epsilon, listed, percent, words
-from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
-from diffsketch.privacy.digits import rounded_down
 
 __all__ = ["RULES"]
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 
 import torch
 
-from diffsketch.reproduction.verdicts.verdict import Facts, Standing, Statement, Verdict, graded
-from diffsketch.reproduction.verdicts.words import epsilon, listed, times, words
 from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms import BinomialMechanism, CoordinateBound, LaplaceMechanism
 from diffsketch.privacy.mechanisms.padding import table_noise_like_padding
-from diffsketch.privacy.paper.convergence import ConvexProblem, lemma1_error, theorem2
-from diffsketch.privacy.paper.theorem1 import padding_for, theorem1
+from diffsketch.privacy.theorems import ConvexProblem, lemma1_error, padding_for, theorem1, theorem2
+from diffsketch.reproduction.verdicts.verdict import Facts, Standing, Statement, Verdict, graded
+from diffsketch.reproduction.verdicts.words import epsilon, listed, times, words
 from diffsketch.sketch import CountSketch, SketchKey
 
 __all__ = ["RULES"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from diffsketch.privacy.claim import Basis
 from diffsketch.reproduction.verdicts.panels import BARE, OURS, Panel
 from diffsketch.reproduction.verdicts.verdict import (
     Facts,
@@ -15,7 +16,6 @@ from diffsketch.reproduction.verdicts.verdict import (
     graded,
 )
 from diffsketch.reproduction.verdicts.words import listed, percent, times, words
-from diffsketch.privacy.claim import Basis
 
 __all__ = ["RULES"]
 

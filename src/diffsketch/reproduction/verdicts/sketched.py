@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from diffsketch.privacy.theorems import lemma1_error
 from diffsketch.reproduction.verdicts.verdict import Facts, Standing, Statement, Verdict, graded
 from diffsketch.reproduction.verdicts.words import listed, percent
-from diffsketch.privacy.paper.convergence import lemma1_error
 from diffsketch.sketch import CountSketch, SketchKey
 
 __all__ = ["RULES"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
-from diffsketch.privacy.digits import rounded_up
+from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_up
 
 __all__ = ["COORDINATE", "epsilon", "listed", "percent", "points", "times", "words"]
 

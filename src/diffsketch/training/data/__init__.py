@@ -7,17 +7,18 @@ own directory: idx files for MNIST, LEAF's JSON for Shakespeare. What a user's f
 """
 
 from diffsketch.training.data.mnist import ImageDataset, load_mnist
-from diffsketch.training.data.roles import (
+from diffsketch.training.data.shakespeare import (
     LETTERS,
     WINDOW,
     RoleSamples,
     RoleText,
     encode_text,
+    load_role_texts,
+    load_shakespeare,
     role_samples,
     select_roles,
     split_roles,
 )
-from diffsketch.training.data.shakespeare import load_role_texts, load_shakespeare
 
 __all__ = [
     "LETTERS",

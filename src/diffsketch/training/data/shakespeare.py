@@ -1,21 +1,320 @@
-"""Shakespeare by speaking role: the embedded plays, or LEAF's JSON in the user's directory.
-
-Imports nothing of ours but `errors` and this folder's `embedded`, `leaf` and `roles`.
-"""
+"""Shakespeare by speaking role: the embedded plays, or LEAF's JSON."""
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
 
 from diffsketch.errors import DataError, check
-from diffsketch.training.data.embedded import embedded_file, verify_sha256
-from diffsketch.training.data.leaf import find_leaf, read_leaf
-from diffsketch.training.data.roles import RoleSamples, RoleText, role_samples, split_roles
+from diffsketch.training.data.mnist import embedded_file, verify_sha256
 
-__all__ = ["load_role_texts", "load_shakespeare"]
+_Kind = TypeVar("_Kind")
+
+
+def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
+    """The JSON files of one split, sorted by name.
+
+    All samples are in `all_data/*.json`, or in `*.json` of the directory itself; LEAF's own
+    division is in `train/*.json` and `test/*.json`.
+
+    Returns:
+        The files; empty only if a division is asked for and the directory has none, neither a
+        `train` nor a `test` folder.
+
+    Raises:
+        DataError: The directory cannot be read, or the files asked for are not there. A missing
+            half of LEAF's division is an error too: dividing the whole anew would test on samples
+            of the other half.
+    """
+    try:
+        if not directory.is_dir():
+            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
+        divided = any((directory / half).is_dir() for half in ("train", "test"))
+        if split != "all" and not divided:
+            return []
+        places = [directory / "all_data", directory] if split == "all" else [directory / split]
+        for place in places:
+            files = sorted(path for path in place.glob("*.json") if path.is_file())
+            if files:
+                return files
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be read: {error}") from error
+    raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
+
+
+def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
+    """Read LEAF's files into one `RoleSamples` per user, in the order of `users`.
+
+    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
+    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
+
+    Guarantees: malformed content is a `DataError` that names the file and the user
+    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
+
+    Raises:
+        DataError: A file is not JSON or lacks a key, counts disagree, a window is not of 80
+            characters, a label not of one, a character is not in `LETTERS`, or a user comes twice.
+    """
+    roles: dict[str, RoleSamples] = {}
+    for path in files:
+        content = _read_object(path)
+        users = _field(content, "users", kind=list, where=str(path))
+        counts = _field(content, "num_samples", kind=list, where=str(path))
+        data = _field(content, "user_data", kind=dict, where=str(path))
+        if len(users) != len(counts):
+            raise DataError(
+                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
+            )
+        for user, count in zip(users, counts, strict=True):
+            if not isinstance(user, str):
+                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
+            where = f"{path}: user {user!a}"
+            if user in roles:
+                raise DataError(f"{where}: expected each user once, found it again")
+            record = _field(data, user, kind=dict, where=f"{path}: user_data")
+            roles[user] = _read_user(record, user, count=count, where=where)
+    if not roles:
+        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
+    return tuple(roles.values())
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError, like bad syntax.
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
+    """The value of a key that must be there and be of one kind."""
+    if key not in record:
+        raise DataError(f"{where}: expected the key {key!a}, found no such key")
+    value = record[key]
+    if not isinstance(value, kind):
+        raise DataError(
+            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
+        )
+    return value
+
+
+def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
+    """One user's samples, checked."""
+    windows = _strings(record, "x", length=WINDOW, where=where)
+    following = _strings(record, "y", length=1, where=where)
+    if len(windows) != len(following):
+        raise DataError(
+            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
+        )
+    if count != len(windows):
+        # Anything but a number is named by its type, as it may be too deep or too long to print.
+        said = count if isinstance(count, int | float) else type(count).__name__
+        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
+    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
+    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
+
+
+def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
+    """The list of strings under a key, each of the length asked for."""
+    strings: list[str] = []
+    for index, value in enumerate(_field(record, key, kind=list, where=where)):
+        if not isinstance(value, str) or len(value) != length:
+            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
+            raise DataError(
+                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
+            )
+        strings.append(value)
+    return strings
+
+
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's Shakespeare task, in its order: a character's code is its place."""
+
+WINDOW = 80
+"""Characters in one input, as in LEAF."""
+
+_CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
+
+
+@dataclass(frozen=True)
+class RoleText:
+    """All that one role says.
+
+    Attributes:
+        name: The role.
+        text: Its speeches, joined by newlines.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class RoleSamples:
+    """One role's samples; do not write into them, since windows may share memory.
+
+    Attributes:
+        name: The role.
+        inputs: Codes of the windows, uint8, shape (count, window).
+        labels: Code of the character after each window, int64, shape (count,).
+
+    Raises:
+        ArgumentError: A tensor has another dtype or shape, or the counts differ.
+    """
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        inputs, labels = self.inputs, self.labels
+        check(inputs.dtype == torch.uint8, "inputs.dtype", "be torch.uint8", inputs.dtype)
+        check(inputs.ndim == 2, "inputs.ndim", "be 2", inputs.ndim)
+        check(labels.dtype == torch.int64, "labels.dtype", "be torch.int64", labels.dtype)
+        count = len(inputs)
+        check(labels.shape == (count,), "labels.shape", f"be ({count},)", tuple(labels.shape))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def encode_text(text: str, origin: str = "text") -> Tensor:
+    """The codes of a text's characters, uint8, shape (len(text),).
+
+    Guarantees: `LETTERS[code]` gives each character back (`test_encoding_round_trip`).
+
+    Args:
+        text: Any text over `LETTERS`; may be empty.
+        origin: Where it comes from, for the message.
+
+    Raises:
+        DataError: A character is not one of `LETTERS`.
+
+    >>> encode_text("To be").tolist()
+    [44, 67, 1, 54, 57]
+    """
+    unknown = sorted(set(text) - set(LETTERS))
+    if unknown:
+        raise DataError(
+            f"{origin}: expected the {len(LETTERS)} characters of LETTERS, "
+            f"found {', '.join(map(ascii, unknown[:5]))} (first at character "
+            f"{min(map(text.index, unknown))})"
+        )
+    # frombuffer refuses an empty buffer.
+    if not text:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), dtype=torch.uint8)
+
+
+def role_samples(role: RoleText, *, window: int = WINDOW, stride: int = 1) -> RoleSamples:
+    """Cut a role's text into windows, each with the character that follows it.
+
+    A text of L characters gives `(L - window - 1) // stride + 1` samples, none if L <= window.
+    With stride 1 and window 80 that is LEAF's windowing, and the one that gives the paper's role
+    sizes. Windows are views of one buffer, so a small stride costs no memory.
+
+    Guarantees: sample i is `text[i * stride:][:window]` and the next character
+    (`test_windows_follow_the_text`).
+
+    Args:
+        role: The role.
+        window: Characters in an input, >= 1.
+        stride: Characters from one window's start to the next one's, >= 1.
+
+    Raises:
+        ArgumentError: `window` or `stride` is below 1.
+        DataError: The text has a character outside `LETTERS`; the message names the role.
+
+    >>> samples = role_samples(RoleText("All", "Speak!"), window=4)
+    >>> ["".join(LETTERS[code] for code in row) for row in samples.inputs.tolist()]
+    ['Spea', 'peak']
+    >>> [LETTERS[code] for code in samples.labels.tolist()]
+    ['k', '!']
+    """
+    check(window >= 1, "window", "be >= 1", window)
+    check(stride >= 1, "stride", "be >= 1", stride)
+    codes = encode_text(role.text, f"role {role.name!r}")
+    if len(codes) <= window:
+        inputs = torch.empty(0, window, dtype=torch.uint8)
+        return RoleSamples(role.name, inputs, torch.empty(0, dtype=torch.int64))
+    # The last character can only be a label.
+    inputs = codes[:-1].unfold(0, window, stride)
+    return RoleSamples(role.name, inputs, codes[window::stride].long())
+
+
+def select_roles(
+    roles: Sequence[RoleSamples], *, minimum: int = 64, maximum: int = 2200, count: int = 46
+) -> tuple[RoleSamples, ...]:
+    """The first `count` roles, in the order given, with `minimum` to `maximum` samples.
+
+    Select before splitting: the bounds are about all of a role's samples. The defaults, on the
+    embedded text, give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table:
+    742 and 548; `test_selection_gives_the_known_role_sizes`).
+
+    Args:
+        roles: The roles to choose from.
+        minimum: The fewest samples a role may have, >= 0.
+        maximum: The most samples it may have, >= `minimum`.
+        count: How many roles to take, >= 1.
+
+    Raises:
+        ArgumentError: A bound is out of range, or fewer than `count` roles fit.
+    """
+    check(minimum >= 0, "minimum", "be >= 0", minimum)
+    check(maximum >= minimum, "maximum", f"be >= minimum={minimum}", maximum)
+    check(count >= 1, "count", "be >= 1", count)
+    fitting = [role for role in roles if minimum <= len(role) <= maximum]
+    requirement = f"be <= {len(fitting)}, the roles with {minimum} to {maximum} samples"
+    check(count <= len(fitting), "count", requirement, count)
+    return tuple(fitting[:count])
+
+
+def split_roles(
+    roles: Sequence[RoleSamples], *, train_fraction: float = 0.8, stride: int = 1
+) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
+    """Divide each role's samples into its earlier ones (train) and its later ones (test).
+
+    Samples in between, which would share characters with both, are left out: `window // stride` of
+    them. A short role can therefore have no test samples; the two results stay aligned by role.
+
+    Guarantees: no character is in a training and in a test sample (`test_split_shares_no_text`).
+
+    Args:
+        roles: Roles whose samples are in the order of their text.
+        train_fraction: Share of the samples that are for training, in (0, 1); rounded down.
+        stride: The stride the samples were cut with, >= 1.
+
+    Returns:
+        The training samples and the test samples of every role.
+
+    Raises:
+        ArgumentError: `train_fraction` or `stride` is out of range.
+    """
+    check(0 < train_fraction < 1, "train_fraction", "be > 0 and < 1", train_fraction)
+    check(stride >= 1, "stride", "be >= 1", stride)
+    train: list[RoleSamples] = []
+    test: list[RoleSamples] = []
+    for role in roles:
+        end = int(train_fraction * len(role))
+        start = end + role.inputs.shape[1] // stride
+        train.append(RoleSamples(role.name, role.inputs[:end], role.labels[:end]))
+        test.append(RoleSamples(role.name, role.inputs[start:], role.labels[start:]))
+    return tuple(train), tuple(test)
+
 
 _NAME = "tinyshakespeare.txt.xz"
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

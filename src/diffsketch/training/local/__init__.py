@@ -5,12 +5,10 @@ module, all workers at once), `BatchedGRU` (the same for `CharGRU`) and `Loop` (
 worker after another or on threads).
 """
 
+from diffsketch.training.local.any_model import Functional, Loop
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.local.choose import TrainerKind, trainer_for
-from diffsketch.training.local.closed import ClosedForm
-from diffsketch.training.local.functional import Functional
-from diffsketch.training.local.gru import BatchedGRU
-from diffsketch.training.local.loop import Loop
+from diffsketch.training.local.closed_form import BatchedGRU, ClosedForm
 
 __all__ = [
     "BatchedGRU",

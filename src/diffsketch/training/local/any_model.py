@@ -1,18 +1,31 @@
-"""What the trainers of any module share."""
+"""Local training of any module: vectorised by torch.func, or worker by worker."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy, log_softmax
 
-from diffsketch.training.devices import Batches, Examples
-from diffsketch.training.local.base import check_one_step
-from diffsketch.training.local.refusals import check_model
+from diffsketch.errors import ArgumentError
+from diffsketch.training.local.base import (
+    StateWatch,
+    check_batches,
+    check_model,
+    check_one_step,
+    clear_absent,
+    mean_scores,
+    own_places,
+)
 from diffsketch.training.models import WeightLayout
-
-__all__ = ["AnyModelTrainer"]
+from diffsketch.training.tasks import Batches, Examples
 
 
 class AnyModelTrainer(ABC):
@@ -55,3 +68,290 @@ class AnyModelTrainer(ABC):
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
         """Gradients if there is no learning rate, else updates."""
+
+
+class Batched(AnyModelTrainer):
+    """Local SGD of many workers at once.
+
+    Args:
+        model: Its structure and constant buffers are taken (a copy), not its weights.
+
+    Raises:
+        ArgumentError: Training it would change buffers or draw random numbers.
+    """
+
+    examples_at_once: int
+
+    @abstractmethod
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        """Of the loss of each worker, `(workers, dim)`: a new tensor.
+
+        Args:
+            current: Weights that all share, `(dim,)`, or each one's own, `(workers, dim)`.
+            inputs: `(workers, batch, ...)`.
+            labels: `(workers, batch)`.
+            places: Of the same shape: what each place weighs in the mean loss.
+        """
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy: see `LocalTrainer`."""
+        self._layout.check_weights(weights)
+        named = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
+        self._model.eval()
+        try:
+            return mean_scores(lambda x: functional_call(self._model, named, (x,)), examples)
+        finally:
+            self._model.train()
+
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
+    ) -> Tensor:
+        """Gradients if there is no learning rate, else updates."""
+        self._layout.check_weights(weights)
+        check_batches(batches)
+        indices, places = own_places(batches)
+        workers, _, size = indices.shape
+        if indices.numel() == 0:
+            return weights.new_zeros(workers, self.dim)
+        if places is None:
+            places = weights.new_full((1, 1, 1), 1 / size).expand(indices.shape)
+        at_once = max(1, self.examples_at_once // size)
+        parts = [
+            self._train_part(weights, examples, indices[rows], places[rows], rate)
+            for rows in (slice(i, i + at_once) for i in range(0, workers, at_once))
+        ]
+        return clear_absent(parts[0] if len(parts) == 1 else torch.cat(parts), batches)
+
+    def _train_part(
+        self,
+        weights: Tensor,
+        examples: Examples,
+        indices: Tensor,
+        places: Tensor,
+        rate: float | None,
+    ) -> Tensor:
+        current = weights
+        for step in range(indices.shape[1]):
+            chosen = indices[:, step].reshape(-1)
+            lead = indices[:, step].shape
+            inputs = examples.inputs.index_select(0, chosen)
+            inputs = inputs.view(*lead, *inputs.shape[1:])
+            labels = examples.labels.index_select(0, chosen).view(lead)
+            gradient = self._gradient(current, inputs, labels, places[:, step])
+            if rate is None:
+                return gradient
+            if indices.shape[1] == 1:
+                return gradient.mul_(-rate)
+            # The first step makes a row for each worker, the others change it.
+            if step == 0:
+                current = torch.add(weights, gradient, alpha=-rate)
+            else:
+                current.add_(gradient, alpha=-rate)
+        return current.sub_(weights)
+
+
+_MOST_TRACES = 64
+
+Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Functional(Batched):
+    """Trains cohorts of any module whose examples do not depend on each other.
+
+    The gradient of all workers is traced to a list of plain tensor operations, once for each shape
+    of a batch; later calls run that list and pay nothing for torch.func, which is half of the time
+    of small cohorts. The first trace of a process takes a second or two, others a tenth.
+
+    Args:
+        model: Its structure and constant buffers are taken (a copy), not its weights.
+
+    Raises:
+        ArgumentError: Training it would change buffers or draw random numbers.
+    """
+
+    examples_at_once = 1280  # enough to keep a core busy, few enough to stay in cache
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+        self._traces: OrderedDict[tuple[Any, ...], Gradient] = OrderedDict()
+
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        key = (current.dim(), inputs.shape, inputs.dtype, inputs.device)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = self._trace(current, inputs, labels, places)
+            if len(self._traces) > _MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return trace(current, inputs, labels, places)
+
+    def _trace(self, *arguments: Tensor) -> Gradient:
+        # Imported here: it takes a second, which those who train something else need not wait for.
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        shared = arguments[0].dim() == 1
+        gradients = vmap(grad(self._loss), in_dims=(None if shared else 0, 0, 0, 0))
+
+        def flat(current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+            split = dict(zip(self._layout.names, self._layout.split(current), strict=True))
+            found = gradients(split, inputs, labels, places)
+            for name in self._frozen:
+                found[name] = torch.zeros_like(found[name])
+            return torch.cat([found[name].flatten(1) for name in self._layout.names], 1)
+
+        try:
+            graph = make_fx(flat)(*arguments)
+        except RuntimeError as error:
+            raise ArgumentError(
+                "model cannot be trained for all workers at once (torch.func says: "
+                f"{str(error).splitlines()[0]}); use the trainer 'loop'"
+            ) from error
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return graph
+
+    def _loss(
+        self, named: dict[str, Tensor], inputs: Tensor, labels: Tensor, places: Tensor
+    ) -> Tensor:
+        """Mean cross-entropy over the places that are taken.
+
+        Written out, since torch's own handles labels to be ignored, in a dozen operations more.
+        """
+        scores = functional_call(self._model, named, (inputs,))
+        found = log_softmax(scores, 1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        return -(found * places).sum()
+
+
+class Loop(AnyModelTrainer):
+    """Trains the workers of a cohort one by one: works for every module.
+
+    With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
+    measured for recurrent models, whose kernels are fused but too short to be shared by threads.
+    A worker's bits do not depend on how many there are, since each is trained on one thread always.
+
+    Args:
+        model: Its structure and constant buffers are taken (a copy), not its weights.
+        threads: Whether to train several workers at a time. On CUDA it makes no difference.
+
+    Raises:
+        ArgumentError: Training it would change buffers or draw random numbers.
+    """
+
+    def __init__(self, model: nn.Module, *, threads: bool = False) -> None:
+        super().__init__(model)
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._replicas: list[_Replica] = []
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy: see `LocalTrainer`."""
+        self._layout.check_weights(weights)
+        replica = self._take_replicas(1, weights.device)[0]
+        return replica.evaluate(weights, examples)
+
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
+    ) -> Tensor:
+        """Gradients if there is no learning rate, else updates."""
+        self._layout.check_weights(weights)
+        check_batches(batches)
+        out = weights.new_empty(len(batches.indices), self.dim)
+        job = (weights, examples, batches, rate, out)
+        threads = torch.get_num_threads() if self._threads and weights.device.type == "cpu" else 1
+        if threads == 1:
+            self._take_replicas(1, weights.device)[0].train(iter(range(len(out))), *job)
+            return out
+        replicas = self._take_replicas(threads, weights.device)
+        # Shared by the threads: whoever is free takes the next. The longest first, so that none
+        # is left with a long one at the end.
+        turns = iter(_longest_first(batches))
+        waiting = [self._executor(threads).submit(r.train, turns, *job) for r in replicas]
+        for done in waiting:
+            done.result()
+        return out
+
+    def _take_replicas(self, count: int, device: torch.device) -> list[_Replica]:
+        if self._replicas and self._replicas[0].device != device:
+            self._replicas = []
+        while len(self._replicas) < count:
+            self._replicas.append(_Replica(self._model, self._layout, device))
+        return self._replicas[:count]
+
+    def _executor(self, threads: int) -> ThreadPoolExecutor:
+        if self._pool is None or self._pool._max_workers < threads:
+            # Torch's number of threads is the calling thread's own: the others keep theirs.
+            self._pool = ThreadPoolExecutor(
+                threads, initializer=torch.set_num_threads, initargs=(1,)
+            )
+        return self._pool
+
+
+class _Replica:
+    """A copy of the model whose parameters are views of one flat vector."""
+
+    def __init__(self, model: nn.Module, layout: WeightLayout, device: torch.device) -> None:
+        self.device = device
+        self._model = copy.deepcopy(model).to(device)
+        self._flat = torch.empty(layout.dim, device=device)
+        self._layout = layout
+        parameters = dict(self._model.named_parameters())
+        for parameter, view in zip(parameters.values(), layout.split(self._flat), strict=True):
+            parameter.data = view
+        self._trained: list[Tensor] = [p for p in parameters.values() if p.requires_grad]
+        self._watch = StateWatch(self._model)
+
+    def train(
+        self,
+        turns: Iterator[int],
+        weights: Tensor,
+        examples: Examples,
+        batches: Batches,
+        rate: float | None,
+        out: Tensor,
+    ) -> None:
+        """Train those workers of the cohort whose turn it is; write to their rows of `out`."""
+        for worker in turns:
+            self._flat.copy_(weights)
+            row = out[worker]
+            if rate is None:
+                row.zero_()
+            indices = batches.indices[worker]
+            present = None if batches.present is None else batches.present[worker]
+            for step, chosen in enumerate(indices):
+                if present is not None:
+                    chosen = chosen[present[step]]
+                if len(chosen):
+                    self._step(examples, chosen, rate, row)
+            if rate is not None:
+                torch.sub(self._flat, weights, out=row)
+        self._watch.check()
+
+    def _step(self, examples: Examples, chosen: Tensor, rate: float | None, row: Tensor) -> None:
+        scores = self._model(examples.inputs.index_select(0, chosen))
+        loss = cross_entropy(scores, examples.labels.index_select(0, chosen))
+        found = torch.autograd.grad(loss, self._trained, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            if rate is not None:
+                torch._foreach_add_(self._trained, found, alpha=-rate)
+                return
+            views = zip(self._model.parameters(), self._layout.split(row), strict=True)
+            own = [view for parameter, view in views if parameter.requires_grad]
+            torch._foreach_copy_(own, found)
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy with these weights."""
+        self._flat.copy_(weights)
+        self._model.eval()
+        try:
+            return mean_scores(self._model, examples)
+        finally:
+            self._model.train()
+
+
+def _longest_first(batches: Batches) -> list[int]:
+    if batches.present is None:
+        return list(range(len(batches.indices)))
+    sizes = batches.present.flatten(1).sum(1)
+    order: list[int] = sizes.argsort(descending=True, stable=True).tolist()
+    return order

@@ -1,4 +1,4 @@
-"""Which trainer a model gets."""
+"""The choice of a trainer for a model."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import Literal, TypeAlias, get_args
 from torch import nn
 
 from diffsketch.errors import check
+from diffsketch.training.local.any_model import Functional, Loop
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.local.closed import ClosedForm
-from diffsketch.training.local.functional import Functional
-from diffsketch.training.local.gru import BatchedGRU
-from diffsketch.training.local.loop import Loop
+from diffsketch.training.local.closed_form import BatchedGRU, ClosedForm
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression
-
-__all__ = ["TrainerKind", "trainer_for"]
 
 TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
 

@@ -1,8 +1,4 @@
-"""A cohort's logistic regressions on the CPU, worker by worker, compiled by Numba.
-
-For small cohorts most of the time of a computation with tensors is not arithmetic. Here a worker's
-examples are read where they lie, and its change is written once.
-"""
+"""A cohort's logistic regressions on the CPU, worker by worker, compiled."""
 
 from __future__ import annotations
 

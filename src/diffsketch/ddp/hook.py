@@ -1,0 +1,469 @@
+"""A method as a communication hook of DistributedDataParallel."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from diffsketch.ddp.agreement import digest_of, fail_together
+from diffsketch.ddp.group import GroupMean, Scaler
+from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.methods.base import Method
+from diffsketch.methods.registry import build_method, settings_of
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
+from diffsketch.sketch.hashing import SketchKey
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that DDP averages, by name, in the model's order."""
+    ignored: set[str] = set()
+    if isinstance(model, DistributedDataParallel):
+        ignored, model = set(model.parameters_to_ignore), model.module
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+
+
+def check_averaged(model: nn.Module) -> None:
+    """Raise unless a hook gets all gradients of the model, as real numbers.
+
+    Raises:
+        ArgumentError: The model is sharded, DDP has a hook of its own, or parameters are not
+            real floating numbers.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a module, got {type(model).__name__}")
+    if _is_sharded(model):
+        raise ArgumentError(
+            "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
+            "parameters and average by themselves; wrap the whole module in "
+            "DistributedDataParallel, or average gradients of your own with all_reduce_mean"
+        )
+    if getattr(model, "mixed_precision", None) is not None and isinstance(
+        model, DistributedDataParallel
+    ):
+        raise ArgumentError(
+            "mixed_precision of DistributedDataParallel must be None: it is a hook itself, and "
+            "there can be one; use torch.autocast, or parameters of type bfloat16"
+        )
+    for name, parameter in trained(model).items():
+        if not parameter.is_floating_point():
+            raise ArgumentError(
+                f"parameters must be of real floating types, got {name} of type "
+                f"{parameter.dtype}; keep complex ones as two real parts (torch.view_as_real)"
+            )
+
+
+def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
+    """Raise if ranks would send what the method's claim is not about.
+
+    Guarantees (`tests/ddp/test_ddp_claims.py`): each of the ways below is refused, and a model
+    that sends nothing else is not.
+
+    Args:
+        model: What the hook is for.
+        method: Its name, for the error.
+
+    Raises:
+        ArgumentError: The model is not wrapped yet, so that this cannot be seen, or DDP or its
+            modules send something of a rank's data.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ArgumentError(
+            f"model must be wrapped in DistributedDataParallel before a state of method={method!r} "
+            "is made: what DDP sends beside the hook decides whether its claim holds, got "
+            f"{type(model).__name__}"
+        )
+    for sends, what, instead in _channels(model):
+        if sends:
+            raise ArgumentError(
+                f"the claim of method={method!r} does not cover all that is sent: {what}; {instead}"
+            )
+
+
+def _channels(model: DistributedDataParallel) -> tuple[tuple[bool, str, str], ...]:
+    """Whether it is there, what it sends, and what to do instead."""
+    used = "all ranks learn, exactly, which parameters a rank's data has used"
+    use_all = "leave it off, and use every parameter in every step (add 0 times those left over)"
+    return (
+        (
+            bool(_syncs_buffers(model) and model.modules_buffers),
+            "broadcast_buffers of DistributedDataParallel sends rank 0's buffers, such as means of "
+            "BatchNorm, to all ranks",
+            "wrap with broadcast_buffers=False (forward_sync_buffers=False from PyTorch 2.13 on), "
+            "or use layers without buffers (GroupNorm)",
+        ),
+        (
+            any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()),
+            "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend "
+            "on them",
+            "use layers that look at one example at a time (GroupNorm, LayerNorm)",
+        ),
+        (bool(model.find_unused_parameters), f"with find_unused_parameters {used}", use_all),
+        (bool(model.static_graph), f"with static_graph {used} in the first step", use_all),
+        (
+            bool(getattr(model, "_delay_all_reduce_params", ())),
+            "delay_all_reduce_named_params averages gradients without the hook",
+            "wrap without it",
+        ),
+        (
+            bool(getattr(getattr(model, "_join_config", None), "enable", False)),
+            "join tells all ranks how many inputs a rank has",
+            "give all ranks the same number of steps",
+        ),
+    )
+
+
+def _syncs_buffers(model: DistributedDataParallel) -> bool:
+    """By the newer name, where there is one."""
+    newer = getattr(model, "forward_sync_buffers", None)
+    return bool(model.broadcast_buffers if newer is None else newer)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """By the classes of FSDP and DTensor, which need not be imported for other models."""
+    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
+    tensor = getattr(tensors, "DTensor", None)
+    return any(isinstance(one, kinds) for one in model.modules()) or (
+        tensor is not None and any(isinstance(_data(one), tensor) for one in model.parameters())
+    )
+
+
+def _data(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter.data
+
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
+
+
+_NAMED = 3  # parameters that an error lists
+
+
+class Bucket(Protocol):
+    """What is needed of a `torch.distributed.GradBucket`."""
+
+    def index(self) -> int:
+        """Its place in the order of the step."""
+
+    def is_last(self) -> bool:
+        """Whether the step has no further one."""
+
+    def buffer(self) -> Tensor:
+        """All gradients in one flat tensor."""
+
+    def gradients(self) -> list[Tensor]:
+        """Views of the buffer."""
+
+    def parameters(self) -> list[Tensor]:
+        """Whose gradients they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A bucket whose result is still to come."""
+
+    future: Future[Tensor]
+    buffer: Tensor
+    parts: tuple[tuple[Tensor, int], ...]  # gradients, and where each begins in the vector
+
+
+class HookState:
+    """What `sketch_hook` remembers: where each parameter is, the buckets of a step, and the mean.
+
+    Guarantees (`tests/ddp/test_ddp.py`): without compression a step is that of plain DDP;
+    several buckets, their rebuilding, `no_sync`, unused parameters, `static_graph`,
+    `gradient_as_bucket_view` and 16-bit parameters give what a single flat vector gives; errors
+    are raised by `backward` on all ranks, and none waits.
+
+    A method that claims something needs the model as DDP has wrapped it, and is refused if DDP
+    sends more of a rank's data than the hook does (`tests/ddp/test_ddp_claims.py`): when the
+    state is made, and again in each step.
+
+    An error that `backward` raises leaves DDP in the middle of a step: wrap the module anew to go
+    on after it.
+
+    Args:
+        model: The module; for a method that claims something, wrapped in DDP. What requires no
+            gradient now has no place.
+        mean: How the gradients are averaged; its method's `dim` is the number of parameters.
+
+    Raises:
+        ArgumentError: The model cannot be averaged by a hook, or the claim would not hold for it.
+        MismatchError: The method is for another number of parameters, the models of ranks differ,
+            or another rank fails. All ranks raise.
+    """
+
+    def __init__(self, model: nn.Module, mean: GroupMean) -> None:
+        self.mean = mean
+        self._vector: Tensor | None = None
+        self._pending: list[_Pending] = []
+        self._failure: Exception | None = None
+        self._model: weakref.ref[nn.Module] | None = None
+        failure: Exception | None = None
+        settings: dict[str, str] = {}
+        try:
+            self._place(model)
+            settings = {"layout": self._layout}
+        except Exception as error:  # the others must learn of it, or they would wait
+            failure = error
+        mean.agree(settings, failure=failure)
+
+    def _place(self, model: nn.Module) -> None:
+        """Give every parameter its place, if the model can be averaged."""
+        check_averaged(model)
+        self._parameters = trained(model)
+        self._places: dict[int, int] = {}
+        begin = 0
+        for parameter in self._parameters.values():
+            self._places[id(parameter)] = begin
+            begin += parameter.numel()
+        dim = self.mean.method.dim
+        if begin != dim:
+            raise MismatchError(
+                f"the method must have dim={begin}, as the model has parameters that require a "
+                f"gradient, got dim={dim}"
+            )
+        shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
+        self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
+        if not isinstance(self.claim, NoClaim):
+            check_nothing_else_is_sent(model, self.mean.method.name)
+            self._model = weakref.ref(model)  # the model has the state already
+
+    @property
+    def claim(self) -> Claim:
+        """What holds for all steps so far. Its unit, a client, is a rank with all its data."""
+        return self.mean.claim
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """What the steps have cost each rank, with the basis of that number."""
+        return self.mean.epsilon(delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the mean, which each rank has to keep for itself, and the model's layout."""
+        return {**self.mean.state_dict(), "layout": self._layout}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called. All ranks must load theirs together.
+
+        Raises:
+            MismatchError: The state belongs to other settings, another model or another rank, or
+                another rank cannot load its own. All ranks raise, and none has loaded anything.
+        """
+        failure: Exception | None = None
+        if isinstance(state, Mapping) and state.get("layout") != self._layout:
+            failure = MismatchError(
+                "the state must be of a model with the same parameters, in their order, shapes and "
+                "types, but they have changed"
+            )
+        self.mean.load_state_dict(state, failure=failure)
+
+    def take(self, bucket: Bucket) -> Future[Tensor]:
+        """A bucket of the step; with the last one, all are averaged."""
+        if bucket.index() == 0:  # a backward pass that was interrupted may have left some
+            self._pending, self._failure = [], None
+        buffer, parts = bucket.buffer(), []
+        try:
+            if bucket.index() == 0:
+                self._check_model()
+            parts = self._copied(bucket, buffer)
+        except Exception as error:  # raised with the last bucket, lest other ranks wait
+            self._failure = self._failure or error
+        future: Future[Tensor] = (
+            Future(devices=[buffer.device]) if buffer.device.type == "cuda" else Future()
+        )
+        self._pending.append(_Pending(future, buffer, tuple(parts)))
+        if bucket.is_last():
+            self._finish()
+        return future
+
+    def _check_model(self) -> None:
+        """Raise unless the model is still one whose claim holds, and the hook is that model's."""
+        if self._model is None:
+            return
+        model = self._model()
+        hooks = getattr(model, "_comm_hooks", ())
+        if model is None or all(state is not self for _, state in hooks):
+            raise MismatchError(
+                f"the hook of method={self.mean.method.name!r} must be registered with the model "
+                "that its state was made for: another one may send what the claim does not cover"
+            )
+        check_nothing_else_is_sent(model, self.mean.method.name)
+
+    def _copied(self, bucket: Bucket, buffer: Tensor) -> list[tuple[Tensor, int]]:
+        """Copy the gradients to their places."""
+        if buffer.layout != torch.strided:
+            raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
+        if self._vector is None or self._vector.device != buffer.device:
+            self._vector = torch.zeros(self.mean.method.dim, device=buffer.device)
+        parts = []
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            begin = self._places.get(id(parameter))
+            if begin is None:
+                raise MismatchError(
+                    f"a parameter of the shape {tuple(parameter.shape)} was not there, or required "
+                    "no gradient, when the hook's state was made: make a new state, and wrap the "
+                    "module in DDP anew"
+                )
+            self._vector[begin : begin + gradient.numel()].copy_(gradient.reshape(-1))
+            parts.append((gradient, begin))
+        return parts
+
+    def _finish(self) -> None:
+        pending, self._pending = self._pending, []
+        try:
+            mean = self._averaged(pending)
+            for bucket in pending:
+                for gradient, begin in bucket.parts:
+                    part = mean[begin : begin + gradient.numel()]
+                    gradient.copy_(part.view(gradient.shape))
+        except Exception as error:
+            for bucket in pending:
+                bucket.future.set_exception(error)  # type: ignore[arg-type]
+            raise
+        for bucket in pending:
+            bucket.future.set_result(bucket.buffer)
+
+    def _averaged(self, pending: Sequence[_Pending]) -> Tensor:
+        failure = self._failure or self._missing(pending)
+        if failure is not None or self._vector is None:
+            self._failure = None
+            missing = MismatchError("a step must have gradients, got none")
+            like = pending[0].buffer if pending else None
+            self.mean.fail(failure or missing, layout=self._layout, like=like)
+        return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
+
+    def _missing(self, pending: Sequence[_Pending]) -> Exception | None:
+        """An error if there are places that no bucket has filled."""
+        filled = {begin for bucket in pending for _, begin in bucket.parts}
+        missing = [
+            name
+            for name, parameter in self._parameters.items()
+            if self._places[id(parameter)] not in filled
+        ]
+        if not missing:
+            return None
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        return MismatchError(
+            f"DDP has no gradients of {', '.join(missing[:_NAMED])}{more}: the hook's state is of "
+            "another model, or was made before parameters were frozen"
+        )
+
+
+def sketch_hook(
+    state: HookState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
+    """For `ddp_model.register_comm_hook(state, sketch_hook)`.
+
+    Futures of all buckets but the last are left open; with the last one, the whole gradient is
+    averaged, and all are done.
+    """
+    return state.take(bucket)
+
+
+def sketch_state(
+    model: nn.Module,
+    method: str | Method,
+    *,
+    seed: int | None = None,
+    key: SketchKey | None = None,
+    compression: float | None = None,
+    group: dist.ProcessGroup | None = None,
+    error_feedback: bool = False,
+    immediate: float | None = None,
+    budget: Budget | None = None,
+    trusted_group: bool = False,
+    scaler: Scaler | None = None,
+    account_file: str | Path | None = None,
+    **settings: object,
+) -> HookState:
+    """The state of `sketch_hook` for a model. All processes must make it, at the same point.
+
+    Args:
+        model: The module; for a method that claims something, wrapped in DDP.
+        method: A name of `diffsketch.methods.METHODS`, or a method.
+        seed: A number that the hashes follow from; the same on all ranks, and no secret.
+        key: Or a secret that they follow from.
+        compression: Coordinates for each cell of a table, in place of `cols`; with one row, unless
+            `rows` is given.
+        group: The processes; DDP's own if not given, or all of them.
+        error_feedback: As in `GroupMean`.
+        immediate: As in `GroupMean`.
+        budget: As in `GroupMean`.
+        trusted_group: As in `GroupMean`.
+        scaler: As in `GroupMean`.
+        account_file: As in `GroupMean`.
+        **settings: Those of the method, such as `clip` and `noise_multiplier`.
+
+    Raises:
+        ArgumentError: Settings are missing, unknown or do not go together, or the model is not for
+            a hook, or sends what the method's claim does not cover.
+        MismatchError: Ranks have different ones, or another rank fails. All ranks raise.
+    """
+    if isinstance(model, DistributedDataParallel) and group is None:
+        group = model.process_group
+    try:
+        check_averaged(model)
+        secret = _key_of(seed, key)
+        if isinstance(method, str):
+            dim = sum(parameter.numel() for parameter in trained(model).values())
+            chosen = _with_compression(method, settings, compression=compression, dim=dim)
+            cohort = dist.get_world_size(group)
+            method = build_method(method, dim=dim, cohort=cohort, settings=chosen)
+        elif settings or compression is not None:
+            raise ArgumentError("settings must not be given with a method that has its own")
+    except Exception as error:
+        fail_together(group, error)
+    mean = GroupMean(
+        method,
+        key=secret,
+        group=group,
+        error_feedback=error_feedback,
+        immediate=immediate,
+        budget=budget,
+        trusted_group=trusted_group,
+        scaler=scaler,
+        account_file=account_file,
+    )
+    return HookState(model, mean)
+
+
+def _with_compression(
+    name: str, settings: Mapping[str, object], *, compression: float | None, dim: int
+) -> dict[str, object]:
+    """Settings with the columns that a compression means."""
+    if compression is None:
+        return dict(settings)
+    if "cols" not in settings_of(name):
+        raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
+    if "cols" in settings:
+        raise ArgumentError("compression or cols must be given, and not both")
+    check(1 <= compression <= dim, "compression", f"be in [1, {dim}]", compression)
+    rows = settings.get("rows", 1)
+    check(isinstance(rows, int) and rows >= 1, "rows", "be an int >= 1", rows)
+    cols = max(1, math.floor(dim / (compression * int(str(rows)))))
+    return {**settings, "rows": rows, "cols": cols}
+
+
+def _key_of(seed: int | None, key: SketchKey | None) -> SketchKey:
+    if key is not None and seed is None:
+        return key
+    if seed is None or key is not None:
+        raise ArgumentError("seed or key must be given, and not both")
+    return SketchKey.from_integer(seed)

@@ -1,0 +1,385 @@
+"""The paper's theorems as calculators: Theorem 1 (claimed), Lemma 1 and Theorem 2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    NoClaim,
+    PaperClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+)
+from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.hashing import MAX_COLS, MAX_DIM, MAX_ROWS
+
+_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+_SOURCE = "Theorem 1 of the paper"
+
+
+def theorem1(
+    dim: int, rows: int, cols: int, *, alpha: float, sigma: float, beta: float | None = None
+) -> PaperClaim | NoClaim:
+    """What Theorem 1 claims for one message, or why it claims nothing.
+
+    Where the theorem's conditions fail, that is the result and not an error. Three of them are
+    only implicit in its proof: a row has two columns or more (it counts the ways to fill the
+    others), the vector is longer than a row (no cell may be empty), and alpha is positive (the
+    coordinates are Gaussian and below alpha).
+
+    Args:
+        dim: Length of the vector, appended noise included.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        alpha: Bound on the coordinates; the paper takes `estimate_alpha`.
+        sigma: Standard deviation of the coordinates.
+        beta: A constant of your own instead of the best one.
+
+    >>> print(theorem1(7850 * 21, 7, 22, alpha=1.645, sigma=1.0).epsilon(delta=0.0, rounds=1))
+    epsilon = 1.54 at delta = 0 over 1 round (claimed; coordinate unit, replace, local trust)
+    >>> theorem1(7850, 7, 22, alpha=1.645, sigma=1.0).reason
+    'Theorem 1 needs x < 1/2, but x = 1.587 for this vector and table'
+    """
+    _check_sizes(dim, rows, cols)
+    for name, value in (("alpha", alpha), ("sigma", sigma)):
+        check(0 <= value < math.inf, name, "be >= 0 and finite", value)
+    if beta is not None:
+        check(0 < beta < math.inf, "beta", "be > 0 and finite", beta)
+    if (reason := _failed_condition(dim, cols, alpha, sigma)) is not None:
+        return NoClaim(_SCOPE, reason)
+    x = _loss(dim, cols, alpha / sigma)
+    limit = 0.5 if beta is None else 0.5 - 1 / beta
+    if not (x < limit if beta is None else x <= limit):
+        needs = "x < 1/2" if beta is None else f"x <= 1/2 - 1/beta = {limit:.4g}"
+        return NoClaim(
+            _SCOPE, f"Theorem 1 needs {needs}, but x = {x:.4g} for this vector and table"
+        )
+    value = -rows * math.log1p(-2 * x) if beta is None else rows * math.log1p(beta * x)
+    return PaperClaim(_SCOPE, Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE), _SOURCE)
+
+
+def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """The claims of `theorem1` for many workers at once, as plain numbers (float64).
+
+    They are claims and no guarantees, for one coordinate and one round. Infinite where there is
+    no claim.
+
+    Args:
+        dim: Length of the vectors, appended noise included.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        alpha: One bound for each worker, as `estimate_alpha` gives for a batch.
+        sigma: One standard deviation for each worker.
+    """
+    _check_sizes(dim, rows, cols)
+    # In NumPy: for the few numbers of a round, torch takes three times as long.
+    bound, spread = _numbers(alpha), _numbers(sigma)
+    for name, values in (("alpha", bound), ("sigma", spread)):
+        if values.size and not (values.min() >= 0 and values.max() < math.inf):
+            raise ArgumentError(f"{name} must be >= 0 and finite, got {name}={values}")
+    # Of two ones, the conditions on alpha and sigma cannot fail: it is about the sizes.
+    if _failed_condition(dim, cols, 1.0, 1.0) is not None:
+        return torch.full_like((alpha + sigma).double(), math.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where there is no claim
+        x = np.square(bound / spread) * _loss(dim, cols, 1.0)
+        claimed = np.where((x < 0.5) & (bound > 0), -rows * np.log1p(-2 * x), math.inf)
+    return torch.from_numpy(claimed).to(alpha.device)
+
+
+def _numbers(values: Tensor) -> npt.NDArray[np.float64]:
+    plain = values.dtype == torch.float64 and values.device.type == "cpu"
+    found: npt.NDArray[np.float64] = (values if plain else values.detach().cpu().double()).numpy()
+    return found
+
+
+def padding_for(
+    target_claimed: float, dim: int, rows: int, cols: int, *, alpha: float, sigma: float
+) -> int | NoClaim:
+    """The least length of appended noise with which the claimed epsilon is at most the target.
+
+    As a function of the length, x first rises and then falls, so once a length is too short, there
+    is one place from which on all are long enough; bisection finds it.
+
+    Args:
+        target_claimed: The epsilon that Theorem 1 shall claim for one round. Not a guarantee.
+        dim: Length of the vector without noise.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        alpha: Bound on the coordinates.
+        sigma: Standard deviation of the coordinates and of the noise.
+
+    Returns:
+        The length, or why there is none that a sketch could take.
+
+    >>> padding_for(1.0, 7850, 7, 22, alpha=1.645, sigma=1.0)
+    244566
+    """
+    check(0 < target_claimed < math.inf, "target_claimed", "be > 0 and finite", target_claimed)
+
+    def suffices(length: int) -> bool:
+        claim = theorem1(length, rows, cols, alpha=alpha, sigma=sigma)
+        return float(claim.epsilon(delta=0.0, rounds=1)) <= target_claimed
+
+    _check_sizes(dim, rows, cols)
+    shortest = max(dim, cols + 1)
+    if suffices(shortest):
+        return shortest - dim
+    if not suffices(MAX_DIM):
+        if (reason := _failed_condition(MAX_DIM, cols, alpha, sigma)) is None:
+            reason = f"no vector of up to {MAX_DIM} numbers has so small an epsilon in Theorem 1"
+        return NoClaim(_SCOPE, reason)
+    too_short, enough = shortest, MAX_DIM
+    while enough - too_short > 1:
+        middle = (too_short + enough) // 2
+        if suffices(middle):
+            enough = middle
+        else:
+            too_short = middle
+    return enough - dim
+
+
+def estimate_alpha(vectors: Tensor) -> Tensor:
+    """The paper's alpha: the 90th percentile of the coordinates' sizes, for each vector.
+
+    Depends on private data, which is one of the reasons why Theorem 1 proves nothing.
+
+    Args:
+        vectors: `(dim,)`, or a batch `(..., dim)`.
+
+    Returns:
+        One float64 number per vector, interpolated as `numpy.quantile` does.
+    """
+    return _alpha_and_sigma(_checked(vectors))[0]
+
+
+def estimate_sigma(vectors: Tensor) -> Tensor:
+    """The standard deviation of the coordinates of each vector, in float64.
+
+    Args:
+        vectors: `(dim,)`, or a batch `(..., dim)`.
+    """
+    return _sigma(_checked(vectors))
+
+
+def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
+    """`estimate_alpha` and `estimate_sigma`, in one go over the vectors.
+
+    Args:
+        vectors: `(dim,)`, or a batch `(..., dim)`.
+        validate: Look for what is not finite, unless that was done.
+    """
+    values = _checked(vectors) if validate else vectors
+    alpha, sigma = _alpha_and_sigma(values)
+    return alpha, _sigma(values) if sigma is None else sigma
+
+
+def _sigma(values: Tensor) -> Tensor:
+    # Scaled first, or squares overflow.
+    wide = values.double()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)
+    return (wide / scale).std(dim=-1, correction=0) * scale.squeeze(-1)
+
+
+def _alpha_and_sigma(values: Tensor) -> tuple[Tensor, Tensor | None]:
+    """With sigma only where it comes for free: in float32, whose squares float64 can hold."""
+    *lead, length = values.shape
+    position = 0.9 * (length - 1)
+    place = math.floor(position)
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        from diffsketch.sketch.kernels import cpu_statistics  # at first use: it takes Numba
+
+        sizes, spreads = cpu_statistics.summaries(values.numpy().reshape(-1, length), place)
+        low, high = sizes.astype(np.float64).T
+        alpha = torch.from_numpy((low + (high - low) * (position - place)).reshape(lead))
+        single = values.dtype == torch.float32
+        return alpha, torch.from_numpy(spreads.reshape(lead)) if single else None
+    every = values.double().abs()
+    least, next_one = (every.kthvalue(min(place + n, length), dim=-1).values for n in (1, 2))
+    return least + (next_one - least) * (position - place), None
+
+
+def _checked(vectors: Tensor) -> Tensor:
+    if vectors.dim() < 1 or vectors.shape[-1] < 1:
+        shape = tuple(vectors.shape)
+        raise ArgumentError(f"vectors must have one coordinate or more, got shape {shape}")
+    if not vectors.is_floating_point():
+        raise ArgumentError(f"vectors must be floating point, got {vectors.dtype}")
+    vectors = vectors.detach()
+    # A sum is finite only if its terms are, and quick; but it may overflow.
+    if not math.isfinite(vectors.sum().item()) and not bool(torch.isfinite(vectors).all()):
+        raise ArgumentError("vectors must be finite, got NaN or infinity among them")
+    return vectors
+
+
+def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | None:
+    if cols < 2:
+        return "the proof of Theorem 1 needs two columns or more, and the table has one"
+    if dim <= cols:
+        return f"the vector's {dim} numbers are not more than the {cols} columns of a row"
+    if not sigma > 0:
+        return "all coordinates are equal, so that they are not Gaussian as Theorem 1 assumes"
+    if not alpha > 0:
+        return (
+            "nine coordinates in ten are zero, so that they are not Gaussian as Theorem 1 assumes"
+        )
+    return None
+
+
+def _loss(dim: int, cols: int, ratio: float) -> float:
+    """The `x` above."""
+    return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
+
+
+def _check_sizes(dim: int, rows: int, cols: int) -> None:
+    sizes = (("dim", dim, MAX_DIM), ("rows", rows, MAX_ROWS), ("cols", cols, MAX_COLS))
+    for name, value, limit in sizes:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
+        check(1 <= value <= limit, name, f"be in 1..{limit}", value)
+
+
+def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
+    """Lemma 1 the other way round: the error that a table of this size keeps.
+
+    For any vector and any coordinate of it, the median of the rows is off by at most
+    `error * ||vector||` with probability at least `1 - failure` over the hashes. A row misses with
+    probability at most `p = 1 / (error^2 * cols)` (Chebyshev), the median only if half of the rows
+    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open
+    (`cols = O(e / error^2)`, `rows = O(ln(1 / failure))`). It is per coordinate: for all `dim` of
+    them at once, ask for `failure / dim`.
+
+    Guarantees: no vector breaks it, and with one row some reach it
+    (`tests/privacy/test_convergence.py`).
+
+    >>> sketch = CountSketch.from_error(1_000_000, 0.05, failure=0.01)
+    >>> round(lemma1_error(sketch.rows, sketch.cols, failure=0.01), 4)
+    0.0494
+    """
+    sketch = CountSketch(1, rows, cols)  # checks the sizes
+    check(0 < failure < 1, "failure", "be in (0, 1)", failure)
+    half = (rows + 1) // 2
+    # P(at least `half` of `rows` miss) is the distribution function of a beta variable.
+    row_miss = float(beta.ppf(failure, half, rows - half + 1))
+    return 1 / math.sqrt(row_miss * sketch.cols)
+
+
+def query_variance(sketch: CountSketch, *, combine: Combine) -> float:
+    """The largest `E||estimate - vector||^2 / ||vector||^2` over all vectors, or a bound on it.
+
+    A row's estimate of a coordinate has a variance of at most `||others||^2 / cols`, which adds up
+    to `(dim - 1) / cols`. The mean of the rows divides it by `rows`. The median's square is at most
+    that of `rows // 2 + 1` of the rows, hence at most their sum over `rows // 2 + 1`. Either is
+    unbiased: a row's error is as likely as its opposite.
+    """
+    check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+    row = (sketch.dim - 1) / sketch.cols
+    if combine == "mean":
+        return row / sketch.rows
+    return row * sketch.rows / (sketch.rows // 2 + 1)
+
+
+@dataclass(frozen=True)
+class ConvexProblem:
+    """What Theorem 2 assumes of the problem and of how it is solved.
+
+    * The objective F is the plain average of the workers' objectives, each of them convex.
+    * In round `i` each worker computes a gradient whose expectation is that of its objective at
+      `x_i`; `x_(i+1) = x_i - step / sqrt(i) * estimate`, where `estimate` is queried from the mean
+      of the workers' tables (or is the mean of what is queried from each). No noise is added.
+    * Every round has hashes of its own, independent of all that happened before.
+    * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
+      make the two bounds below true.
+
+    Args:
+        dim: Number of parameters.
+        gradient_norm: G, with `E||gradient||^2 <= G^2` for every worker and round.
+        distance: D, with `E||x_i - optimum||^2 <= D^2` for every round.
+        step: c, the size of the first step.
+    """
+
+    dim: int
+    gradient_norm: float
+    distance: float
+    step: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
+            raise ArgumentError(f"dim must be an int, got dim={self.dim!r}")
+        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        for name in ("gradient_norm", "distance", "step"):
+            value = getattr(self, name)
+            check(0 < value < math.inf, name, "be > 0 and finite", value)
+
+
+def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
+    """Theorem 2 as the paper states it: a bound on `F(average of x_1..x_rounds) - F(optimum)`.
+
+        (D^2 / (2c) + c sqrt((i + 1) / i) (dim * error^2 + 1) G^2) / sqrt(i),    i = rounds
+
+    **What of it is true.** Two slips of the proof cancel: it bounds `sum_j 1/sqrt(j)` by
+    `sqrt(i + 1)`, which is false from i = 3 on (it nears `2 sqrt(i)`), but loses a factor of 2 on
+    the way by not using that the estimates are unbiased. Its last slip stays: it bounds
+    expectations, so the result holds **in expectation**, not with the probability `1 - failure` of
+    Lemma 1 (which is for one coordinate in one round, while the proof uses it for all at once).
+    So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
+    for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
+
+    Args:
+        problem: The theorem's assumptions.
+        rounds: How many points are averaged, the first being the start.
+        error: Lemma 1's relative error of a coordinate.
+    """
+    _check_rounds(rounds)
+    check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
+    start, noise = _terms(problem, problem.dim * error**2)
+    return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
+
+
+def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> float:
+    """What is proven: the *expected* `F(average of x_1..x_rounds) - F(optimum)` is at most this.
+
+        (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
+
+    From `2 sum_j (F(x_j) - F*) <= D^2 / step_i + sum_j step_j (1 + variance) G^2`, where the
+    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`.
+
+    Args:
+        problem: The theorem's assumptions.
+        rounds: How many points are averaged, the first being the start.
+        variance: `query_variance` of the sketch, or 0 without one.
+    """
+    _check_rounds(rounds)
+    check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
+    return sum(_terms(problem, variance)) / math.sqrt(rounds)
+
+
+def gap_with_probability(
+    problem: ConvexProblem, rounds: int, *, variance: float, failure: float
+) -> float:
+    """A bound on the gap itself that holds with probability `1 - failure`: Markov's inequality."""
+    check(0 < failure < 1, "failure", "be in (0, 1)", failure)
+    return expected_gap(problem, rounds, variance=variance) / failure
+
+
+def _terms(problem: ConvexProblem, variance: float) -> tuple[float, float]:
+    start = problem.distance**2 / (2 * problem.step)
+    return start, problem.step * (1 + variance) * problem.gradient_norm**2
+
+
+def _check_rounds(rounds: int) -> None:
+    if isinstance(rounds, bool) or not isinstance(rounds, int):
+        raise ArgumentError(f"rounds must be an int, got rounds={rounds!r}")
+    check(rounds >= 1, "rounds", "be >= 1", rounds)

@@ -1,0 +1,302 @@
+"""Logistic regression in closed form, and the paper's GRU by hand: no autograd."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import one_hot
+
+from diffsketch.errors import MismatchError
+from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
+from diffsketch.training.local import closed_cpu
+from diffsketch.training.local.any_model import Batched
+from diffsketch.training.local.base import (
+    check_batches,
+    check_chosen,
+    check_one_step,
+    clear_absent,
+    mean_scores,
+    own_places,
+)
+from diffsketch.training.models import LogisticRegression, WeightLayout
+from diffsketch.training.tasks import Batches, Examples
+
+_NO_SHARES = np.zeros((1, 0, 0), np.float32)
+_WORKERS = {"cpu": 128, "cuda": 4096}  # at a time; on a CPU so that their examples stay in cache
+
+
+class ClosedForm:
+    """Trains cohorts of `LogisticRegression`: the `LocalTrainer` for that model.
+
+    A step of one worker moves its weights by `-learning_rate / batch * residual inputs`, with
+    `residual = softmax(scores) - onehot(labels)`, shape `(classes, batch)`. Only the change is kept
+    for each worker: `scores = weight x + change x`, where the first product is one for all workers
+    and the second begins with the second step. Classes come first everywhere, so that the products
+    have the layout of the flat weights. On the CPU, in float32, compiled loops do the same without
+    tensors in between.
+
+    Args:
+        model: Whose sizes are taken, not its weights.
+    """
+
+    def __init__(self, model: LogisticRegression) -> None:
+        self._layout = WeightLayout.of(model)
+        self._classes, self._features = model.weight.shape
+        self._scratch: dict[str, Tensor] = {}
+
+    @property
+    def dim(self) -> int:
+        """Length of the weights."""
+        return self._layout.dim
+
+    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
+        """The gradient of each worker's only step: see `LocalTrainer`."""
+        check_one_step(batches)
+        return self._train(weights, examples, batches, 1.0)
+
+    def updates(
+        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+    ) -> Tensor:
+        """What each worker's SGD changes: see `LocalTrainer`."""
+        return self._train(weights, examples, batches, -learning_rate)
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy: see `LocalTrainer`."""
+        self._layout.check_weights(weights)
+        weight, bias = self._layout.split(weights)
+        return mean_scores(
+            lambda inputs: functional.linear(inputs.flatten(1).float(), weight, bias), examples
+        )
+
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, factor: float
+    ) -> Tensor:
+        self._layout.check_weights(weights)
+        check_batches(batches)
+        indices, places = own_places(batches)
+        workers = len(indices)
+        if indices.numel() == 0:
+            return weights.new_zeros(workers, self.dim)
+        out = weights.new_empty(workers, self.dim)
+        if _compiled(weights, examples):
+            self._train_compiled(weights, examples, indices, places, factor, out)
+            return clear_absent(out, batches)
+        at_once = _WORKERS.get(weights.device.type, 4096)
+        for start in range(0, workers, at_once):
+            rows = slice(start, start + at_once)
+            part = None if places is None else places[rows]
+            self._train_part(weights, examples, indices[rows], part, factor, out[rows])
+        return clear_absent(out, batches)
+
+    def _train_compiled(
+        self,
+        weights: Tensor,
+        examples: Examples,
+        indices: Tensor,
+        places: Tensor | None,
+        factor: float,
+        out: Tensor,
+    ) -> None:
+        inputs, labels, chosen = examples.inputs.flatten(1), examples.labels, indices.contiguous()
+        if inputs.shape[1] != self._features:
+            raise MismatchError(
+                f"inputs must have {self._features} numbers each, got {inputs.shape[1]}"
+            )
+        shares = _NO_SHARES if places is None else places.float().numpy()
+        check_chosen(chosen, examples, classes=self._classes)
+        run = runner(closed_cpu.train, closed_cpu.train_parallel, threads_for(out.numel()))
+        run(
+            weights.detach().numpy(), self._classes, inputs.numpy(), labels.numpy(),
+            chosen.numpy(), shares, np.float32(factor), out.numpy(),
+        )  # fmt: skip
+
+    def _train_part(
+        self,
+        weights: Tensor,
+        examples: Examples,
+        indices: Tensor,
+        places: Tensor | None,
+        factor: float,
+        out: Tensor,
+    ) -> None:
+        """Write the sum of all steps of some workers to `out`."""
+        workers, steps, size = indices.shape
+        classes, end = self._classes, self._classes * self._features
+        # Slices: `split` of the layout takes three times as long, which shows in small cohorts.
+        weight, bias = weights[:end].view(classes, -1), weights[end:].view(classes, 1)
+        change = self._buffer("change", (workers, classes, self._features), weights)
+        bias_change = None
+        for step in range(steps):
+            chosen = indices[:, step].reshape(-1)
+            inputs = self._gather(examples.inputs, chosen)
+            each = inputs.view(workers, size, -1)
+            scores = torch.addmm(bias, weight, inputs.t())
+            if bias_change is not None:
+                more = torch.baddbmm(bias_change.t().unsqueeze(2), change, each.transpose(1, 2))
+                scores.view(classes, workers, size).add_(more.transpose(0, 1))
+            residual = torch.softmax(scores, 0)
+            labels = examples.labels.index_select(0, chosen).unsqueeze(0)
+            residual.scatter_add_(0, labels, self._minus_one(weights).expand(1, len(chosen)))
+            if places is None:
+                residual *= factor / size
+            else:
+                residual *= places[:, step].reshape(-1) * factor
+            residual = residual.view(classes, workers, size)
+            if bias_change is None:
+                torch.bmm(residual.transpose(0, 1), each, out=change)
+                bias_change = residual.sum(2)
+            else:
+                change.baddbmm_(residual.transpose(0, 1), each)
+                bias_change += residual.sum(2)
+        out[:, :end].copy_(change.view(workers, end))
+        if bias_change is not None:  # there is a step at least
+            out[:, end:].copy_(bias_change.t())
+
+    def _gather(self, inputs: Tensor, chosen: Tensor) -> Tensor:
+        """The chosen inputs, flat and in float32."""
+        if inputs.dtype != torch.float32:
+            return inputs.index_select(0, chosen).flatten(1).float()
+        out = self._buffer("inputs", (len(chosen), *inputs.shape[1:]), inputs)
+        return torch.index_select(inputs, 0, chosen, out=out).flatten(1)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory that the next call takes again: fresh pages cost as much as the products do."""
+        size = math.prod(shape)
+        kept = self._scratch.get(name)
+        if kept is None or len(kept) < size or kept.device != like.device:
+            kept = self._scratch[name] = like.new_empty(size)
+        return kept[:size].view(shape)
+
+    def _minus_one(self, like: Tensor) -> Tensor:
+        one = self._scratch.get("minus one")
+        if one is None or one.device != like.device:
+            one = self._scratch["minus one"] = like.new_full((1, 1), -1.0)
+        return one
+
+
+def _compiled(weights: Tensor, examples: Examples) -> bool:
+    """Whether the compiled loops can read everything where it lies."""
+    inputs = examples.inputs
+    here = weights.device.type == inputs.device.type == "cpu"
+    plain = weights.dtype == inputs.dtype == torch.float32
+    return here and plain and inputs.is_contiguous() and weights.is_contiguous()
+
+
+class BatchedGRU(Batched):
+    """Trains cohorts of `CharGRU`: the fastest measured from one device on.
+
+    Each worker's products are one of a batch, and a layer's products with its inputs, and those of
+    its gradients, are done for all characters of a window at once.
+
+    Args:
+        model: A `CharGRU`, whose sizes are taken, not its weights.
+    """
+
+    examples_at_once = 400  # a worker's states are large: some megabytes each
+
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        workers, size, length = inputs.shape
+        split = self._layout.split(current.expand(workers, -1) if current.dim() == 1 else current)
+        embedding, first, second = split[0], _Layer(*split[1:4]), _Layer(*split[4:7])
+        output, output_bias = split[7], split[8]
+        letters = one_hot(
+            inputs.transpose(1, 2).reshape(workers, -1).long(), embedding.shape[1]
+        ).float()
+        embedded = torch.bmm(letters, embedding).view(workers, length, size, -1)
+        below, kept_below = _forward(first, embedded)
+        above, kept_above = _forward(second, below)
+        last = above[:, -1]
+
+        scores = torch.baddbmm(output_bias.unsqueeze(1), last, output.transpose(1, 2))
+        residual = torch.softmax(scores, 2)
+        residual.scatter_add_(
+            2, labels.unsqueeze(2), residual.new_full((1, 1, 1), -1.0).expand(workers, size, 1)
+        )
+        residual *= places.unsqueeze(2)
+        outer = torch.zeros_like(above)
+        outer[:, -1] = torch.bmm(residual, output)
+        of_below, *second_found = _backward(second, below, above, kept_above, outer)
+        of_embedded, *first_found = _backward(first, embedded, below, kept_below, of_below)
+        found = [
+            torch.bmm(letters.transpose(1, 2), of_embedded.view(workers, length * size, -1)),
+            *first_found,
+            *second_found,
+            torch.bmm(residual.transpose(1, 2), last),
+            residual.sum(1),
+        ]
+        return torch.cat([part.flatten(1) for part in found], 1)
+
+
+class _Layer(NamedTuple):
+    """Weights of one layer of all workers; gates in torch's order: reset, update, new."""
+
+    inputs: Tensor
+    recurrent: Tensor
+    bias: Tensor
+
+
+class _Kept(NamedTuple):
+    """What a step's gradient needs: the state before, gates, recurrent part of new, and new."""
+
+    before: Tensor
+    gates: Tensor
+    recurrent: Tensor
+    new: Tensor
+
+
+def _forward(layer: _Layer, inputs: Tensor) -> tuple[Tensor, list[_Kept]]:
+    """States `(workers, length, batch, hidden)` of inputs `(workers, length, batch, ...)`.
+
+    r, z = sigmoid(inputs + recurrent),  n = tanh(input + r * recurrent),  h = n + z (h - n)
+    """
+    workers, length, size, _ = inputs.shape
+    hidden = layer.recurrent.shape[2]
+    rows = inputs.reshape(workers, length * size, -1)
+    products = torch.baddbmm(layer.bias.unsqueeze(1), rows, layer.inputs.transpose(1, 2))
+    products = products.view(workers, length, size, -1)
+    recurrent = layer.recurrent.transpose(1, 2)
+    states = inputs.new_empty(workers, length, size, hidden)
+    state, kept = inputs.new_zeros(workers, size, hidden), []
+    for step in range(length):
+        own, product = products[:, step], torch.bmm(state, recurrent)
+        gates = torch.sigmoid(own[:, :, : 2 * hidden] + product[:, :, : 2 * hidden])
+        again = product[:, :, 2 * hidden :]
+        new = torch.tanh(torch.addcmul(own[:, :, 2 * hidden :], gates[:, :, :hidden], again))
+        kept.append(_Kept(state, gates, again, new))
+        state = torch.lerp(new, state, gates[:, :, hidden:])
+        states[:, step] = state
+    return states, kept
+
+
+def _backward(
+    layer: _Layer, inputs: Tensor, states: Tensor, kept: list[_Kept], outer: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the inputs and of the layer's weights, from those of the states."""
+    workers, length, size, hidden = states.shape
+    of_inputs = states.new_empty(workers, length, size, 3 * hidden)  # of the products, each kind
+    of_recurrent = torch.empty_like(of_inputs)
+    carried = states.new_zeros(workers, size, hidden)
+    for step in range(length - 1, -1, -1):
+        before, gates, recurrent, new = kept[step]
+        reset, update = gates[:, :, :hidden], gates[:, :, hidden:]
+        whole = carried + outer[:, step]
+        of_new = whole * (1 - update) * (1 - new * new)
+        of_gates = torch.cat((of_new * recurrent, whole * (before - new)), 2) * gates * (1 - gates)
+        of_inputs[:, step, :, : 2 * hidden] = of_gates
+        of_inputs[:, step, :, 2 * hidden :] = of_new
+        each = torch.cat((of_gates, of_new * reset), 2)
+        of_recurrent[:, step] = each
+        carried = torch.baddbmm(whole * update, each, layer.recurrent)
+    of_inputs, of_recurrent = of_inputs.flatten(1, 2), of_recurrent.flatten(1, 2)
+    shifted = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), 1).flatten(1, 2)
+    return (
+        torch.bmm(of_inputs, layer.inputs).view(inputs.shape),
+        torch.bmm(of_inputs.transpose(1, 2), inputs.reshape(workers, length * size, -1)),
+        torch.bmm(of_recurrent.transpose(1, 2), shifted),
+        of_inputs.sum(1),
+    )
