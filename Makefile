@@ -17,7 +17,7 @@ BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ 
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-flower lint bench clean
+.PHONY: help run test test-quick test-flower lint bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
@@ -28,6 +28,9 @@ run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNI
 
 test: $(VENV)/dev.stamp  ## Run the tests.
 	$(BIN)/python -m pytest -n 2
+
+test-quick: $(VENV)/dev.stamp  ## Run the tests that are not slow: for every day.
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-flower.
 	@# Where it is missing these tests are skipped, and here they must not be.
@@ -59,7 +62,7 @@ endef
 
 $(VENV)/run.stamp: pyproject.toml constraints.txt
 	$(call begin,$(VENV))
-	$(INSTALL) -e .
+	$(INSTALL) -e ".[pages]"
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
@@ -68,5 +71,5 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 
 $(FLOWER)/stamp: pyproject.toml constraints-flower.txt
 	$(call begin,$(FLOWER))
-	$(FLOWER_INSTALL) -e ".[flower,secure]" --group test
+	$(FLOWER_INSTALL) -e ".[flower,pages,secure]" --group test
 	@touch $@

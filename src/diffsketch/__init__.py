@@ -1,41 +1,84 @@
-"""Private, communication-efficient distributed learning with sketches."""
+"""Private, communication-efficient distributed learning with sketches.
 
+The names below are the front door; `diffsketch.ddp` and `diffsketch.flower` are those of the two
+engines. Each is imported when it is first asked for: `import diffsketch` alone loads no PyTorch.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 
 if TYPE_CHECKING:
-    from diffsketch.methods import build_method, private_mean
+    from diffsketch import methods
+    from diffsketch.auditing import audit
+    from diffsketch.methods import Method, build_method, private_mean
+    from diffsketch.planning import plan
+    from diffsketch.privacy import (
+        Accountant,
+        Budget,
+        Claim,
+        Epsilon,
+        Ledger,
+        MeasuredClaim,
+        NoClaim,
+        NoiseKey,
+        PaperClaim,
+        ProvenClaim,
+        SecureNoise,
+        SimulatedClaim,
+    )
     from diffsketch.sketch import CountSketch, HashSeed, Sketch, SketchKey
+    from diffsketch.training.simulation import Simulation
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accountant",
     "ArgumentError",
+    "Budget",
+    "Claim",
     "CountSketch",
     "DataError",
     "DiffSketchError",
+    "Epsilon",
     "HashSeed",
+    "Ledger",
+    "MeasuredClaim",
+    "Method",
     "MismatchError",
+    "NoClaim",
+    "NoiseKey",
+    "PaperClaim",
+    "ProvenClaim",
+    "SecureNoise",
+    "SimulatedClaim",
+    "Simulation",
     "Sketch",
     "SketchKey",
+    "audit",
     "build_method",
+    "methods",
+    "plan",
     "private_mean",
 ]
-_METHODS = ("build_method", "private_mean")
+
+_ROOMS = {
+    "sketch": "CountSketch HashSeed Sketch SketchKey",
+    "privacy": "Accountant Budget Claim Epsilon Ledger MeasuredClaim NoClaim NoiseKey PaperClaim "
+    "ProvenClaim SecureNoise SimulatedClaim",
+    "methods": "Method build_method private_mean",
+    "planning": "plan",
+    "auditing": "audit",
+    "training.simulation": "Simulation",
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Import sketches and methods, and PyTorch with them, when first asked for.
-
-    `--help` needs neither.
-    """
-    if name not in __all__:
+    """Import a public name from its room when it is first used."""
+    if name == "methods":
+        return import_module("diffsketch.methods")
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _METHODS:
-        from diffsketch import methods
-
-        return getattr(methods, name)
-    from diffsketch import sketch
-
-    return getattr(sketch, name)
+    return getattr(import_module(f"diffsketch.{_HOME[name]}"), name)

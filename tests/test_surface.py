@@ -1,0 +1,24 @@
+"""The public names: each can be imported from the top, and nothing heavy comes before its use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import diffsketch
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert sorted(diffsketch.__all__) == sorted(set(diffsketch.__all__))
+    for name in diffsketch.__all__:
+        assert getattr(diffsketch, name) is not None
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = diffsketch.nothing
+
+
+def test_the_package_alone_loads_nothing_heavy() -> None:
+    code = "import sys, diffsketch; print([m for m in ('torch', 'numba', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
