@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from diffsketch.pages.exhibits import Plot
-from diffsketch.pages.page import render
-from diffsketch.pages.write import write_page
+from diffsketch.pages.page import render, write_page
 from tests.pages.sample import ACCURACY, NASTY, PAGE
 
 if TYPE_CHECKING:

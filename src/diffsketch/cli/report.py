@@ -57,7 +57,7 @@ def report(
             )
         from diffsketch.app.files import free_name
         from diffsketch.pages.runs import page_of_runs
-        from diffsketch.pages.write import write_page
+        from diffsketch.pages.page import write_page
 
         command = shlex.join(["diffsketch", *sys.argv[1:]])
         page = page_of_runs(runs, title=title, command=command)

@@ -1,17 +1,23 @@
-"""What a page shows, as plain data: the same parts become interactive plots, pictures and CSV."""
+"""Parts of a page as plain data, their checks, and the text of their values.
+
+The same parts become interactive plots, pictures, HTML, CSV and Markdown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from diffsketch.privacy.claim import Epsilon
-
-__all__ = ["Axis", "Cell", "Exhibit", "Mark", "Page", "Plot", "Section", "Series", "Table"]
+from diffsketch.errors import MismatchError, check
+from diffsketch.privacy.claim import Basis, Epsilon
 
 Cell = str | int | float | bool | Epsilon | None
-"""Of a table. None is shown as a dash; an `Epsilon` with everything that it means."""
+"""Cell of a table. None is shown as a dash; an `Epsilon` with everything that it means."""
+DASH = "\N{EN DASH}"
+_NAME = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -176,3 +182,173 @@ class Page:
     sections: tuple[Section, ...]
     notice: str = ""
     origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def all_exhibits(page: Page) -> Iterator[Exhibit]:
+    """Yield everything on a page that has a file, in its order: also what is folded away."""
+    for section in page.sections:
+        yield from section.exhibits
+        yield from section.details.values()
+
+
+def check_page(page: Page) -> None:
+    """Check all names and shapes.
+
+    Names of exhibits become names of files: they are unique also where a file system does not
+    tell capital letters apart.
+
+    Raises:
+        ArgumentError: A name has other than letters, digits and single dashes, or appears twice.
+        MismatchError: Numbers that belong together are not equally many.
+    """
+    for kind, names in (
+        ("section", [section.name for section in page.sections]),
+        ("exhibit", [exhibit.name for exhibit in all_exhibits(page)]),
+    ):
+        seen: set[str] = set()
+        for name in names:
+            _check_name(kind, name)
+            check(name.lower() not in seen, f"name of {kind}", "be unique on its page", name)
+            seen.add(name.lower())
+    for exhibit in all_exhibits(page):
+        check_exhibit(exhibit)
+
+
+def check_exhibit(exhibit: Exhibit) -> None:
+    """Check that the numbers of a plot, or the cells of a table, fit together.
+
+    Raises:
+        ArgumentError: Its name cannot be that of a file, or a mark is not a number.
+        MismatchError: A series has not as many numbers as places or lacks an axis to switch to, or
+            a row has more or fewer cells than there are columns.
+    """
+    _check_name("exhibit", exhibit.name)
+    if isinstance(exhibit, Table):
+        columns = len(exhibit.columns)
+        for number, row in enumerate(exhibit.rows):
+            if len(row) != columns:
+                raise MismatchError(
+                    f"row {number} of table {exhibit.name!r} must have {columns} cells, "
+                    f"got {len(row)}"
+                )
+        return
+    labels = [axis.label for axis in (exhibit.x, *exhibit.other_x)]
+    check(len(set(labels)) == len(labels), "other_x", "have labels of their own", labels)
+    for series in exhibit.series:
+        _check_series(exhibit, series)
+    for mark in exhibit.marks:
+        check(math.isfinite(mark.value), f"mark of plot {exhibit.name}", "be finite", mark.value)
+
+
+def _check_name(kind: str, name: str) -> None:
+    fits = _NAME.fullmatch(name) is not None
+    check(fits, f"name of {kind}", "consist of letters and digits, with single dashes", name)
+
+
+def _check_series(plot: Plot, series: Series) -> None:
+    count = len(series.y)
+    places = count + (series.kind == "steps" and count > 0)
+    numbers = {"x": (places, series.x)}
+    if series.low or series.high:  # a spread may be left out, but not one end of it
+        numbers |= {"low": (count, series.low), "high": (count, series.high)}  # type: ignore[dict-item]
+    for axis in plot.other_x:
+        numbers[f"other_x[{axis.label!r}]"] = (places, series.other_x.get(axis.label, ()))
+    for name, (expected, found) in numbers.items():
+        if len(found) != expected:
+            raise MismatchError(
+                f"{name} of series {series.name!r} in plot {plot.name!r} must have {expected} "
+                f"numbers, got {len(found)}"
+            )
+
+
+def epsilon_text(epsilon: Epsilon) -> str:
+    """Format the value with delta and rounds: the half of an epsilon that is numbers.
+
+    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+    >>> epsilon_text(Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope))
+    'ε = 8 at δ = 1e-05 over 100 rounds'
+    >>> epsilon_text(Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope))
+    'ε = 1 per round'
+    >>> epsilon_text(Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope))
+    'ε ≥ 2.5 after 1 round'
+    """
+    if epsilon.basis is Basis.NONE:
+        return "ε unlimited"
+    measured = epsilon.basis is Basis.MEASURED
+    delta = f" at δ = {epsilon.delta:g}" if epsilon.delta > 0 else ""
+    if epsilon.rounds == 1:
+        rounds = " after 1 round" if measured else " per round"
+    else:
+        rounds = f" {'after' if measured else 'over'} {epsilon.rounds:,} rounds"
+    finite = math.isfinite(float(epsilon))
+    head = f"ε {'≥' if measured else '='} {epsilon.shown()}" if finite else "ε unlimited"
+    return f"{head}{delta}{rounds}"
+
+
+def basis_text(epsilon: Epsilon) -> str:
+    """Name the basis of an epsilon, "no claim" where there is none."""
+    return "no claim" if epsilon.basis is Basis.NONE else epsilon.basis_text
+
+
+def meaning_text(epsilon: Epsilon | None, *, instead: str = "") -> str:
+    """Format an epsilon in full: value (or `instead`, where there is none), basis and scope.
+
+    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+    >>> meaning_text(Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope))
+    'ε = 8 at δ = 1e-05 over 100 rounds (proven; client unit, replace, central trust)'
+    >>> meaning_text(Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope), instead="0.1 a round")
+    '0.1 a round (claimed; client unit, replace, central trust)'
+    """
+    if epsilon is None:
+        return instead
+    return f"{instead or epsilon_text(epsilon)} ({basis_text(epsilon)}; {epsilon.scope})"
+
+
+def number_text(value: float) -> str:
+    """Format a number for a reader: four significant digits, thousands apart.
+
+    >>> number_text(33200000), number_text(0.98214), number_text(1e-9), number_text(1234.5678)
+    ('33,200,000', '0.9821', '1e-09', '1,235')
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    short = float(f"{value:.4g}")
+    return f"{short:,.10g}" if value == 0 or 1e-4 <= abs(value) < 1e10 else f"{short:.4g}"
+
+
+def value_text(value: float | None, axis: Axis) -> str:
+    """Format a number as an axis shows it.
+
+    >>> value_text(0.9213, Axis("accuracy", percent=True)), value_text(None, Axis("x"))
+    ('92.13%', '–')
+    """
+    if value is None:
+        return DASH
+    return f"{number_text(100.0 * value)}%" if axis.percent else number_text(value)
+
+
+def cell_text(cell: Cell) -> str:
+    """Format a cell of a table as a line of text.
+
+    >>> cell_text(None), cell_text(True), cell_text(12345), cell_text("MNIST")
+    ('–', 'yes', '12,345', 'MNIST')
+    """
+    if cell is None:
+        return DASH
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, Epsilon):
+        return meaning_text(cell)
+    return cell if isinstance(cell, str) else number_text(cell)
+
+
+def is_numeric(table: Table, column: int) -> bool:
+    """Tell whether a column has numbers, and nothing but numbers."""
+    cells = [row[column] for row in table.rows if row[column] is not None]
+    return bool(cells) and all(
+        isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells
+    )
