@@ -780,9 +780,7 @@ def _diverged(lines: Sequence[Line]) -> list[str]:
 
 
 def _unfinished(runs: Sequence[Run]) -> list[str]:
-    counts = {
-        kind: sum(run.outcome == kind for run in runs) for kind in ("under way", "interrupted")
-    }
+    counts = Counter(run.outcome for run in runs if not run.ended)
     return [
         f"{count} of {len(runs)} runs {'is' if count == 1 else 'are'} {kind}, and shown as far as "
         f"{'it goes' if count == 1 else 'they go'}."
