@@ -18,7 +18,7 @@ from diffsketch.auditing.inversion import (
     invert,
     reconstruct,
 )
-from diffsketch.auditing.pictures import inversion_picture
+from diffsketch.auditing.report import inversion_picture
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Unit
 

@@ -126,7 +126,7 @@ def test_drawing_counts_gaps_above_the_bound(measured: dict[str, Any]) -> None:
     assert drawn.facts["bound-holds"] == 1
     assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
     assert "every round looked at" in drawn.lead
-    check_exhibit(drawn.exhibits[0])  # type: ignore[arg-type]
+    check_exhibit(drawn.exhibits[0])
     broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
     drawn = draw(experiment, {**results, experiment.measured(sketched)[0]: broken})
     places = len(measured["gap"])

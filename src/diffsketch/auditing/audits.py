@@ -101,6 +101,11 @@ class Neighbours:
         check(same, "second", f"be like first, {tuple(self.first.shape)}", self.second.shape)
         check(self.others_std > 0, "others_std", "be > 0", self.others_std)
 
+    @property
+    def others(self) -> Tensor:
+        """Where the two agree."""
+        return self.first == self.second
+
     def draw(self, count: int, others: torch.Generator | None) -> Iterator[Tensor]:
         """Yield the first input `count` times over, then the second.
 
@@ -113,7 +118,7 @@ class Neighbours:
             return
         drawn = torch.empty((count, *self.first.shape), dtype=self.first.dtype)
         drawn.normal_(0, self.others_std, generator=others)
-        target = np.flatnonzero((self.first != self.second).numpy())
+        target = np.flatnonzero(~self.others.numpy())
         for base in (self.first, self.second):
             # NumPy's, since PyTorch's threads take longer to start than this.
             drawn.view(count, -1).numpy()[:, target] = base.flatten().numpy()[target]

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from diffsketch.auditing import suite
-from diffsketch.auditing.catalogue import INVERSION, cases, select
-from diffsketch.auditing.exploits import EXPLOITS
-from diffsketch.auditing.inversion import InversionResult, Recovery
-from diffsketch.auditing.planted import PLANTS
-from diffsketch.auditing.releases import RELEASES, own_release
-from diffsketch.auditing.suite import run_suite
+from diffsketch.auditing import report
+from diffsketch.auditing.cases import (
+    EXPLOITS,
+    INVERSION,
+    PLANTS,
+    RELEASES,
+    cases,
+    own_release,
+    select,
+)
+from diffsketch.auditing.inversion import ImageRecovery, InversionResult
+from diffsketch.auditing.report import run_suite
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
@@ -135,12 +140,12 @@ def fake_inversion(**arguments: Any) -> InversionResult:
     scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     epsilon = Epsilon(1.0, 1e-5, 1, Basis.PROVEN, scope)
     images = np.zeros((10 * arguments["per_class"], 784))
-    one = Recovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
+    one = ImageRecovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
     return InversionResult(images, np.zeros(len(images), dtype=np.int64), images[0], (one,))
 
 
 def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "invert", fake_inversion)
+    monkeypatch.setattr(report, "invert", fake_inversion)
     told: list[tuple[float, str]] = []
     selection = select(names=["bare-parity", INVERSION], is_quick=True)
     found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
@@ -157,7 +162,7 @@ def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_inversion_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr(suite, "invert", fake_inversion)
+    monkeypatch.setattr(report, "invert", fake_inversion)
     result = CliRunner().invoke(
         app, ["audit", "--case", INVERSION, "--output", str(tmp_path), *arguments]
     )
@@ -172,7 +177,7 @@ def test_inversion_is_written(
 def test_what_is_not_guaranteed_is_null() -> None:
     scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     nothing = NoClaim(scope, "there is no noise").epsilon(delta=1e-5, rounds=1)
-    one = Recovery("gradient", nothing, None, np.zeros((1, 784)), np.zeros(1), 0.1)
+    one = ImageRecovery("gradient", nothing, None, np.zeros((1, 784)), np.zeros(1), 0.1)
     assert one.to_json()["guaranteed"] is None
 
 
