@@ -15,9 +15,9 @@ import pytest
 import torch
 from scipy import stats
 
-from diffsketch.auditing import Release, Verdict, audit, cases
-from diffsketch.auditing.cases import (
-    EXPLOITS,
+from diffsketch.auditing import Release, Verdict, audit, releases
+from diffsketch.auditing.cases import EXPLOITS
+from diffsketch.auditing.releases import (
     KEY,
     PLANTS,
     RELEASES,
@@ -100,7 +100,7 @@ def test_noise_is_that_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn.append(real(*arguments, **more))  # type: ignore[arg-type]
         return drawn[-1]
 
-    monkeypatch.setattr(cases, "release_noise", watched)
+    monkeypatch.setattr(releases, "release_noise", watched)
     audit(RELEASES["gaussian-central"]().case(), trials=100)
     assert drawn
     assert all(isinstance(noise, SecureNoise) for noise in drawn)

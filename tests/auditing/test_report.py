@@ -12,16 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from diffsketch.auditing import report
-from diffsketch.auditing.cases import (
-    EXPLOITS,
-    INVERSION,
-    PLANTS,
-    RELEASES,
-    cases,
-    own_release,
-    select,
-)
+from diffsketch.auditing.cases import EXPLOITS, INVERSION, cases, select
 from diffsketch.auditing.inversion import ImageRecovery, InversionResult
+from diffsketch.auditing.releases import PLANTS, RELEASES, own_release
 from diffsketch.auditing.report import run_suite
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError

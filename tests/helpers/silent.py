@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from diffsketch.auditing.cases import Silent
+from diffsketch.auditing.releases import Silent
 from diffsketch.training import aggregate
 
 __all__ = ["Silent", "silence"]

@@ -24,11 +24,9 @@ from diffsketch.pages.exhibits import (
     all_exhibits,
     check_exhibit,
     check_page,
-    epsilon_text,
-    meaning_text,
 )
 from diffsketch.pages.tables import image_link, table_markdown, to_csv
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Epsilon
 from tests.pages.sample import (
     ACCURACY,
     CLAIMS,
@@ -100,24 +98,6 @@ def test_marks_and_rows() -> None:
         check_exhibit(replace(ERRORS, marks=(Mark(math.nan, "nowhere"),)))
     with pytest.raises(MismatchError, match="row 1 of table 'claims' must have 5 cells, got 1"):
         check_exhibit(replace(CLAIMS, rows=(CLAIMS.rows[0], ("short",))))
-
-
-SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
-
-
-@pytest.mark.parametrize(
-    ("basis", "expected"),
-    [
-        (Basis.PROVEN, "ε = 7.99 at δ = 1e-05 over 3 rounds"),
-        (Basis.CLAIMED, "ε = 7.99 at δ = 1e-05 over 3 rounds"),
-        (Basis.MEASURED, "ε ≥ 7.98 at δ = 1e-05 after 3 rounds"),
-        (Basis.NONE, "ε unlimited"),
-    ],
-)
-def test_bounds_stay_true(basis: Basis, expected: str) -> None:
-    epsilon = Epsilon(7.985, 1e-5, 3, basis, SCOPE)
-    assert epsilon_text(epsilon) == expected
-    assert meaning_text(epsilon).startswith(f"{expected} (")
 
 
 def lines(exhibit: Exhibit) -> list[dict[str, str]]:

@@ -284,7 +284,7 @@ def names(*runs: Run) -> list[str]:
 
 
 def test_names_say_what_differs() -> None:
-    size = {"rows": 7, "cols": 22}
+    size: dict[str, Any] = {"rows": 7, "cols": 22}
     sketch: dict[str, Any] = {"method": "sketch", "combine": "mean", "family": "blocked"}
     assert names(made()) == ["none"]
     assert names(made(), made(**sketch, **size)) == ["none", "sketch"]

@@ -17,7 +17,7 @@ from diffsketch.auditing.audits import (
     audit,
     every_trial,
 )
-from diffsketch.auditing.cases import Release
+from diffsketch.auditing.releases import Release
 
 __all__ = [
     "Adversary", "AuditResult", "Case", "Game", "Neighbours", "Protocol", "Release", "Verdict",

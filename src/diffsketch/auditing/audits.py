@@ -40,7 +40,7 @@ from scipy import special
 from torch import Tensor
 
 from diffsketch.auditing.attacks import DISCRIMINANT, Attack, Numbers, Score
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.privacy.claim import Claim, Epsilon, MeasuredClaim, NoClaim, Scope
 from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
@@ -450,10 +450,7 @@ def check_settings(
         ArgumentError: A value is out of range.
     """
     if trials is not None:
-        if isinstance(trials, bool) or not isinstance(trials, int):
-            raise ArgumentError(f"trials must be an int, got {type(trials).__name__}")
-        good = _LEAST_TRIALS <= trials <= _MOST_TRIALS
-        check(good, "trials", f"be in {_LEAST_TRIALS}..{_MOST_TRIALS}", trials)
+        check_whole("trials", trials, least=_LEAST_TRIALS, most=_MOST_TRIALS)
     check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
     if delta is not None:
         check(0 <= delta < 1, "delta", "be in [0, 1)", delta)

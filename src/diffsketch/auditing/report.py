@@ -27,7 +27,7 @@ from diffsketch.auditing.audits import (
 from diffsketch.auditing.cases import EXPLOITS, INVERSION, Selection, cases
 from diffsketch.auditing.inversion import SIDE, InversionResult, invert
 from diffsketch.files import replace_files
-from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope
+from diffsketch.privacy.claim import Epsilon, ProvenClaim
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,7 +190,7 @@ def listing() -> Table:
         if "+" not in name:
             case = make()
             errors = [other.partition("+")[2] for other in cases() if other.startswith(f"{name}+")]
-            what = f"{case.title}; {case.game.adversary}; {_scope(case.scope)}"
+            what = f"{case.title}; {case.game.adversary}; {case.scope.short}"
             table.add_row(name, what, ", ".join(errors))
     table.add_row(INVERSION, "images from gradients; public hashes; client, replace, local")
     return table
@@ -215,7 +215,7 @@ def _audits(results: Sequence[AuditResult], confidence: float) -> Table:
     for result in results:
         case, stated = result.case, result.claimed
         rounds = f", {case.rounds} rounds" if case.rounds > 1 else ""
-        lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), _scope(case.scope) + rounds]
+        lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), case.scope.short + rounds]
         lines += ["simulated noise: engines refuse it"] if case.simulated else []
         measured = f">= {result.measured.lower_bound.shown()}"
         if result.limit is not None:
@@ -273,21 +273,14 @@ def _inversion(result: InversionResult) -> Table:
     return table
 
 
-def _scope(scope: Scope) -> str:
-    return f"{scope.unit}, {scope.relation}, {scope.trust}"
-
-
 def _exact(limit: float) -> str:
     return "infinite" if math.isinf(limit) else f"{limit:.3g}"
 
 
 def _in_words(epsilon: Epsilon, *, none: str) -> str:
     if math.isinf(float(epsilon)):
-        return f"{none}\n({_scope(epsilon.scope)})"
-    return (
-        f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
-        f"({epsilon.basis_text}; {_scope(epsilon.scope)})"
-    )
+        return f"{none}\n({epsilon.scope.short})"
+    return f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n({epsilon.terms('short')})"
 
 
 def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes:
@@ -305,7 +298,7 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
         error = f": {case.planted}" if case.planted else ""
         basis = stated.basis_text if math.isfinite(float(stated)) else "no claim"
         labels.append(
-            f"{case.name}{rounds}{error}\n{basis}; {_scope(case.scope)}; delta {stated.delta:g}; "
+            f"{case.name}{rounds}{error}\n{basis}; {case.scope.short}; delta {stated.delta:g}; "
             f"{case.game.adversary}"
         )
     axes.set_yticks(places, labels, fontsize=8)

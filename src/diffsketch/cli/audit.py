@@ -71,7 +71,8 @@ def audit(
 
         from diffsketch.auditing import report as reports
         from diffsketch.auditing.audits import check_settings
-        from diffsketch.auditing.cases import own_release, select
+        from diffsketch.auditing.cases import select
+        from diffsketch.auditing.releases import own_release
         from diffsketch.files import prepare_output
 
         console = Console()

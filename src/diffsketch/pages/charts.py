@@ -30,7 +30,6 @@ from diffsketch.pages.exhibits import (
     Plot,
     Series,
     check_exhibit,
-    meaning_text,
     value_text,
 )
 
@@ -319,8 +318,7 @@ def _hover(plot: Plot, series: Series, axis: Axis) -> str:
     lines = [f"<b>{_wrapped(series.name)}</b>", f"{_wrapped(axis.label)}: {place}"]
     spread = "%{customdata}" if series.low and series.kind != "steps" else ""
     lines.append(f"{_wrapped(plot.y.label)}: %{{y}}{spread}")
-    meaning = meaning_text(series.epsilon, instead=series.epsilon_text)
-    lines += [_wrapped(meaning)] if meaning else []
+    lines += [_wrapped(series.meaning)] if series.meaning else []
     lines += [f"<i>{_wrapped(series.note)}</i>"] if series.note else []
     return "<br>".join(lines) + "<extra></extra>"
 
@@ -509,8 +507,7 @@ def _draw_errors(axes: Axes, x: list[float], y: list[float], trace: Trace) -> No
 
 def _label(series: Series) -> str:
     """Say in a picture's legend what is drawn, with all that an epsilon means."""
-    meaning = meaning_text(series.epsilon, instead=series.epsilon_text)
-    words = f"{series.name}: {meaning}" if meaning else series.name
+    words = f"{series.name}: {series.meaning}" if series.meaning else series.name
     words += f" (ends at the cross: {series.ended})" if series.ended else ""
     lines = "\n".join(textwrap.wrap(words, _LEGEND_WIDTH, break_on_hyphens=False))
     # Matplotlib leaves out what begins with an underscore.

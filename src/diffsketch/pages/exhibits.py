@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from diffsketch.errors import MismatchError, check
-from diffsketch.privacy.claim import Basis, Epsilon
+from diffsketch.privacy.claim import Epsilon
 
 Cell = str | int | float | bool | Epsilon | None
 """Cell of a table. None is shown as a dash; an `Epsilon` with everything that it means."""
@@ -73,6 +73,13 @@ class Series:
     other_x: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     ended: str = ""
     note: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """The epsilon in full, or the text instead of it; empty if there is neither."""
+        if self.epsilon is None:
+            return self.epsilon_text
+        return self.epsilon.text("symbols", quantity=self.epsilon_text)
 
 
 @dataclass(frozen=True)
@@ -261,51 +268,6 @@ def _check_series(plot: Plot, series: Series) -> None:
             )
 
 
-def epsilon_text(epsilon: Epsilon) -> str:
-    """Format the value with delta and rounds: the half of an epsilon that is numbers.
-
-    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
-    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
-    >>> epsilon_text(Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope))
-    'ε = 8 at δ = 1e-05 over 100 rounds'
-    >>> epsilon_text(Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope))
-    'ε = 1 per round'
-    >>> epsilon_text(Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope))
-    'ε ≥ 2.5 after 1 round'
-    """
-    if epsilon.basis is Basis.NONE:
-        return "ε unlimited"
-    measured = epsilon.basis is Basis.MEASURED
-    delta = f" at δ = {epsilon.delta:g}" if epsilon.delta > 0 else ""
-    if epsilon.rounds == 1:
-        rounds = " after 1 round" if measured else " per round"
-    else:
-        rounds = f" {'after' if measured else 'over'} {epsilon.rounds:,} rounds"
-    finite = math.isfinite(float(epsilon))
-    head = f"ε {'≥' if measured else '='} {epsilon.shown()}" if finite else "ε unlimited"
-    return f"{head}{delta}{rounds}"
-
-
-def basis_text(epsilon: Epsilon) -> str:
-    """Name the basis of an epsilon, "no claim" where there is none."""
-    return "no claim" if epsilon.basis is Basis.NONE else epsilon.basis_text
-
-
-def meaning_text(epsilon: Epsilon | None, *, instead: str = "") -> str:
-    """Format an epsilon in full: value (or `instead`, where there is none), basis and scope.
-
-    >>> from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
-    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
-    >>> meaning_text(Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope))
-    'ε = 8 at δ = 1e-05 over 100 rounds (proven; client unit, replace, central trust)'
-    >>> meaning_text(Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope), instead="0.1 a round")
-    '0.1 a round (claimed; client unit, replace, central trust)'
-    """
-    if epsilon is None:
-        return instead
-    return f"{instead or epsilon_text(epsilon)} ({basis_text(epsilon)}; {epsilon.scope})"
-
-
 def number_text(value: float) -> str:
     """Format a number for a reader: four significant digits, thousands apart.
 
@@ -342,7 +304,7 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, Epsilon):
-        return meaning_text(cell)
+        return cell.text("symbols")
     return cell if isinstance(cell, str) else number_text(cell)
 
 

@@ -41,10 +41,8 @@ from diffsketch.pages.exhibits import (
     Page,
     Plot,
     all_exhibits,
-    basis_text,
     cell_text,
     check_page,
-    epsilon_text,
     is_numeric,
 )
 from diffsketch.pages.tables import to_csv
@@ -86,10 +84,8 @@ def render(page: Page, *, files: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
-        "basis_text": basis_text,
         "by_kind": _by_kind,
         "cell_text": cell_text,
-        "epsilon_text": epsilon_text,
         "group_of": group_of,
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,

@@ -26,7 +26,7 @@ from diffsketch.app.files import (
     unpack,
     versions,
 )
-from diffsketch.app.session import bytes_in_words, epsilon_from_data, epsilon_in_words
+from diffsketch.app.session import bytes_in_words, epsilon_from_data
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, Value
 from diffsketch.errors import DataError
 from diffsketch.pages.exhibits import Axis, Cell, Mark, Page, Plot, Section, Series, Table
@@ -737,7 +737,7 @@ def _most_accurate(rows: Sequence[_Row], lines: Sequence[Line], task: str) -> li
     spread = "" if row["±"] is None else f" ± {row['±']:.2f}"
     so_far = "" if all(run.ended for run in line.runs) else " so far,"
     price = bytes_in_words(row["Bytes up"] + row["Bytes down"])
-    epsilon = "" if line.epsilon is None else f", {epsilon_in_words(line.epsilon)}"
+    epsilon = "" if line.epsilon is None else f", {line.epsilon.text('short')}"
     return [
         f"On {task}, {line.name} {verb} {row['Accuracy, %']:.2f}%{spread}{so_far} after "
         f"{row['Rounds']:,} rounds and {price} up and down{epsilon}."

@@ -101,7 +101,8 @@ def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[str]:
     if epsilon is None:
         return ["" for _ in _EPSILON]
     scope = epsilon.scope
-    words = (epsilon.basis_text, str(scope.unit), str(scope.relation), str(scope.trust))
+    basis = f"{epsilon.basis}, simulated" if epsilon.simulated else str(epsilon.basis)
+    words = (basis, str(scope.unit), str(scope.relation), str(scope.trust))
     return [_exact(value), _exact(epsilon.delta), *words, str(epsilon.rounds)]
 
 

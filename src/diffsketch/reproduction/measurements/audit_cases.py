@@ -25,7 +25,7 @@ from torch import Tensor
 from diffsketch.auditing import Case, Game, Neighbours, every_trial
 from diffsketch.auditing.attacks import Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
-from diffsketch.auditing.cases import KEY, Silent, likelihood_ratio
+from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
 from diffsketch.methods.laplace import LaplaceBaseline, SketchLaplace, add_laplace
