@@ -33,8 +33,8 @@ from diffsketch.auditing.cases import bare_crowd, bare_secret, bare_unknown, cas
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.composition import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
-from diffsketch.privacy.clipping import CoordinateBound, NormBound
-from diffsketch.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms import GaussianMechanism
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch import HashSeed
 
@@ -46,7 +46,7 @@ def lower(result: AuditResult) -> float:
     return float(result.measured.lower_bound)
 
 
-def of_mechanism(mechanism: GaussianMechanism | LaplaceMechanism = MECHANISM) -> Case:
+def of_mechanism(mechanism: GaussianMechanism = MECHANISM) -> Case:
     """A mechanism against its own claim, on vectors that differ by all that they can."""
 
     def send(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:  # noqa: ARG001
@@ -55,38 +55,24 @@ def of_mechanism(mechanism: GaussianMechanism | LaplaceMechanism = MECHANISM) ->
     return Case("mechanism", "t", mechanism.claim, Game(every_trial(send), ONES))
 
 
+@pytest.mark.slow
 def test_false_alarms_of_whole_audits_stay_below_the_stated_probability() -> None:
-    """300 audits of Laplace noise with 80% confidence: at most 60 may exceed epsilon = 1.
+    """100 audits of Gaussian noise with 80% confidence, at deltas of their own choice.
 
-    95 is 5 standard deviations above, so that this fails with probability below 1e-6; the seeds
-    are fixed. The control has 20% less noise, and exceeds the claim more often than that.
+    At most 20 are expected to exceed the claim; more than 41 do with probability below 1e-6, and
+    the seeds are fixed. The control has 30% less noise, and exceeds the claim more often.
     """
     alarms = []
-    for multiplier in (1.0, 0.8):
-        mechanism = LaplaceMechanism(CoordinateBound(1.0), multiplier)
-        ends = Neighbours(torch.ones(1), -torch.ones(1))
-        case = of_mechanism(mechanism)
-        case = replace(case, game=Game(case.game.protocol, ends), deltas=(0.0,))
-        results = [audit(case, trials=2000, confidence=0.8, seed=seed) for seed in range(300)]
-        alarms.append(sum(lower(result) > 1 for result in results))
-    assert alarms[0] <= 95 < alarms[1]
-
-
-def test_choosing_delta_costs_no_false_alarms() -> None:
-    """300 audits of Gaussian noise with 80% confidence, at deltas of their own choice.
-
-    As above: at most 60 expected, 95 with probability below 1e-6; the control is found.
-    """
-    alarms = []
-    for multiplier in (1.0, 0.8):
+    for multiplier in (1.0, 0.7):
         case = of_mechanism(GaussianMechanism(NormBound(1.0), multiplier))
         case = replace(case, claim=MECHANISM.claim)
-        results = [audit(case, trials=2000, confidence=0.8, seed=seed) for seed in range(300)]
+        results = [audit(case, trials=2000, confidence=0.8, seed=seed) for seed in range(100)]
         alarms.append(sum(result.is_wrong for result in results))
         assert len({result.claimed.delta for result in results}) > 1
-    assert alarms[0] <= 95 < alarms[1]
+    assert alarms[0] <= 41 < alarms[1]
 
 
+@pytest.mark.slow
 def test_bare_sketch_contradicts_theorem_1() -> None:
     """The bound is about 0.38 with a standard deviation of 0.03; the claim is 0.24."""
     result = audit(bare_unknown(trials=60_000), seed=3)
@@ -107,12 +93,14 @@ def test_known_others_give_everything_away(name: str) -> None:
     assert lower(result) == pytest.approx(-math.log(1 - 0.0005 ** (1 / 500)), abs=0.02)
 
 
+@pytest.mark.slow
 def test_secret_hashes_and_unknown_others_show_nothing() -> None:
     """No violation found; a bound above the claim of 0.24 has probability at most 0.01."""
     result = audit(bare_secret(), trials=1000)
     assert result.verdict is Verdict.CONSISTENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [Unit.EXAMPLE, Unit.CLIENT])
 def test_crowds_hide_less_than_the_exact_limit(unit: Unit) -> None:
     result = audit(bare_crowd(unit), trials=20_000)
@@ -120,20 +108,6 @@ def test_crowds_hide_less_than_the_exact_limit(unit: Unit) -> None:
     assert result.verdict is Verdict.NOTHING_CLAIMED
     assert result.limit is not None
     assert 0.3 * float(result.limit) < lower(result) < float(result.limit)
-
-
-def test_any_method_can_be_audited() -> None:
-    """A method of a user's own, that adds uniform noise and claims what Gaussian noise gives."""
-
-    def method(inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:  # noqa: ARG001
-        chances = torch.full((*inputs.shape, 12), 0.5)
-        return inputs + 0.5 * (noise.bernoulli(chances).sum(dim=-1) - 6)
-
-    case = Case("mine", "rounded noise", MECHANISM.claim, Game(every_trial(method), ONES))
-    result = audit(case, trials=20_000)
-    assert result.verdict is Verdict.CONTRADICTED
-    honest = replace(case, claim=NoClaim(MECHANISM.claim.scope, "never proven"))
-    assert audit(honest, trials=2000).verdict is Verdict.NOTHING_CLAIMED
 
 
 def test_measured_claim_says_what_it_is() -> None:
@@ -230,15 +204,7 @@ def test_every_case_is_named_and_scoped() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"trials": 99},
-        {"trials": True},
-        {"trials": 1e5},
-        {"confidence": 1.0},
-        {"confidence": math.nan},
-        {"delta": -0.1},
-        {"delta": math.nan},
-    ],
+    [{"trials": 99}, {"trials": 1e5}, {"confidence": 1.0}, {"delta": math.nan}, {"seed": -1}],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError):
@@ -265,8 +231,7 @@ def test_broken_protocols_are_refused() -> None:
         case_of("x")
 
 
-@pytest.mark.parametrize("trials", [1, 7, 200, 100_000])
-@pytest.mark.parametrize("failure", [0.3, 0.005])
+@pytest.mark.parametrize(("trials", "failure"), [(1, 0.3), (7, 0.3), (200, 0.005), (10**5, 0.005)])
 def test_clopper_pearson_inverts_the_binomial_distribution(trials: int, failure: float) -> None:
     counts = np.unique(np.linspace(0, trials, 20).astype(int))
     low, high = clopper_pearson(counts, trials, failure=failure)
@@ -317,6 +282,7 @@ def responses(rng: np.random.Generator, truth: float, count: int) -> tuple[np.nd
     return first, second
 
 
+@pytest.mark.slow
 def test_false_alarms_stay_below_the_stated_probability() -> None:
     """Over 3,000 audits with 90% confidence of a mechanism whose epsilon is 1.
 
@@ -336,6 +302,7 @@ def test_false_alarms_stay_below_the_stated_probability() -> None:
     assert careless > 0.3 * 3000
 
 
+@pytest.mark.slow
 def test_best_rule_on_the_same_trials_would_be_wrong() -> None:
     """Why the trials are halved: of equal worlds, the best of many thresholds shows something.
 
@@ -357,6 +324,7 @@ def test_best_rule_on_the_same_trials_would_be_wrong() -> None:
     assert alarms <= 306 < biased
 
 
+@pytest.mark.slow
 def test_bound_approaches_the_truth_for_a_gaussian_shift() -> None:
     """With 10^6 judged trials it is within 10% below epsilon(0.01); fixed seed.
 
@@ -372,6 +340,7 @@ def test_bound_approaches_the_truth_for_a_gaussian_shift() -> None:
     assert 0.9 * truth < found < truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cols", "mu", "claimed", "expected"), [(2, 0.104, 0.0556, 0.187), (4, 0.147, 0.343, 0.36)]
 )

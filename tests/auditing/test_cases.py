@@ -51,7 +51,12 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "error"), PLANTED)
+EVERYDAY = ("gaussian-local", "sketch-gaussian-local", "laplace", "gaussian-sampled")
+SLOW = [pytest.mark.slow]
+CASES = [pytest.param(*case, marks=SLOW * (case[0] not in EVERYDAY)) for case in PLANTED]
+
+
+@pytest.mark.parametrize(("name", "error"), CASES)
 def test_planted_error_is_found(name: str, error: str) -> None:
     """With the trials of `diffsketch audit`, each is missed with probability below 1e-6.
 
@@ -173,6 +178,7 @@ def test_low_bits_break_float_noise_and_not_the_grid() -> None:
     assert float(now.claimed) == pytest.approx(0.926, abs=0.001)
 
 
+@pytest.mark.slow
 def test_rollback_repeats_no_noise_and_is_found_where_it_does() -> None:
     now = audit(EXPLOITS["rollback"](), trials=200, confidence=SURE)
     assert now.verdict is Verdict.CONSISTENT

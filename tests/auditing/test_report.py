@@ -17,8 +17,7 @@ from diffsketch.auditing.inversion import ImageRecovery, InversionResult
 from diffsketch.auditing.releases import PLANTS, RELEASES, own_release
 from diffsketch.auditing.report import run_suite
 from diffsketch.cli import app
-from diffsketch.errors import ArgumentError
-from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 
 WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust", "simulated"}
 EXACT = ({"epsilon", "how"}, "exact best attack")
@@ -167,13 +166,6 @@ def test_inversion_is_written(
     assert set(one["guaranteed"]) == WORDS
 
 
-def test_what_is_not_guaranteed_is_null() -> None:
-    scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-    nothing = NoClaim(scope, "there is no noise").epsilon(delta=1e-5, rounds=1)
-    one = ImageRecovery("gradient", nothing, None, np.zeros((1, 784)), np.zeros(1), 0.1)
-    assert one.to_json()["guaranteed"] is None
-
-
 def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
     arguments = ["--case", "laplace", "--plant", "small-noise", "--trials", "100",
                  "--output", str(tmp_path)]  # fmt: skip
@@ -206,13 +198,9 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
         (["--case", "nonsense"], "--case must be one of bare-known"),
         (["--plant", "nonsense"], "--plant must be one of float-noise, reused-noise"),
         (["--method", "nonsense"], "--method must be one of none, sketch"),
-        (["--method", "sketch"], "method sketch needs rows, cols"),
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),
         (["--settings", "rows=1"], "--settings must come with --method"),
         (["--case", "bare-known", "--trials", "5"], "--trials must be in 100..100000000"),
-        (["--case", "bare-known", "--trials", "0"], "--trials must be in 100..100000000"),
-        (["--trials", "1000000000000"], "--trials must be in 100..100000000"),
-        (["--case", "bare-known", "--confidence", "2"], "--confidence must be in (0, 1)"),
         (["--case", "bare-known", "--delta", "nan"], "--delta must be in [0, 1)"),
     ],
 )
@@ -223,16 +211,3 @@ def test_errors_are_one_line(tmp_path: Path, arguments: list[str], text: str) ->
     assert result.stderr.count("\n") == 1
     assert text in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="seed"):
-        run_suite(select(names=["bare-known"]), seed=-1)
-
-
-def test_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_text("mine")
-    result = CliRunner().invoke(app, ["audit", "--case", "bare-known", "--output", str(target)])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert target.read_text() == "mine"

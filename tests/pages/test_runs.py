@@ -20,17 +20,8 @@ from diffsketch.app.files import locked
 from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
-from diffsketch.pages.runs import (
-    Line,
-    Point,
-    Run,
-    lines_of,
-    page_of_runs,
-    plots_of,
-    read_run,
-    results_of,
-    table_of,
-)
+from diffsketch.pages.run_lines import Line, Point, Run, lines_of, read_run
+from diffsketch.pages.runs import page_of_runs, plots_of, results_of, table_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import interrupted_in_round, invoke, read_lines
 
