@@ -23,14 +23,12 @@ from diffsketch.pages.charts import (
     NEUTRAL,
     Look,
     figure,
-    group_of,
-    looks_of_page,
-    looks_of_plots,
+    looks_of,
     switched,
     to_png,
     to_svg,
 )
-from diffsketch.pages.exhibits import Axis, Mark, Plot, Series
+from diffsketch.pages.exhibits import Axis, Mark, Plot, Series, all_exhibits
 from diffsketch.pages.page import asset
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
 
@@ -106,7 +104,7 @@ def test_text_can_be_read() -> None:
 
 
 def test_a_role_has_one_look_on_a_page_whatever_it_is_called() -> None:
-    looks = looks_of_page(PAGE)
+    looks = looks_of(all_exhibits(PAGE))
     assert {"none", "diffsketch", "claimed", "gradients"} <= looks.keys()
     assert "DiffSketch 50x" not in looks  # has a role of its own
     assert looks["none"].colour == looks["reference"].colour == NEUTRAL
@@ -115,7 +113,7 @@ def test_a_role_has_one_look_on_a_page_whatever_it_is_called() -> None:
 def test_many_roles_differ_in_colour_or_symbol() -> None:
     names = [f"method {number}" for number in range(64)]
     series = tuple(Series(name, (0.0,), (0.0,)) for name in names)
-    looks = looks_of_plots([Plot("p", "", Axis(""), Axis(""), series)])
+    looks = looks_of([Plot("p", "", Axis(""), Axis(""), series)])
     assert len(set(looks.values())) == 64
     assert len({look.colour for look in list(looks.values())[: len(COLOURS)]}) == len(COLOURS)
 
@@ -127,7 +125,7 @@ def test_roles_that_share_a_plot_have_different_colours() -> None:
         Plot("p", "", Axis(""), Axis(""), tuple(Series(name, (0.0,), (0.0,)) for name in some))
         for some in names
     ]
-    looks = looks_of_plots(plots)
+    looks = looks_of(plots)
     for some in names:
         assert len({looks[name].colour for name in some}) == len(some)
     assert len(set(looks.values())) == 9
@@ -140,7 +138,7 @@ def plot_of(*series: Series, **more: Any) -> Plot:
 
 def traces(plot: Plot, index: int) -> list[dict[str, Any]]:
     data = figure(plot)["data"]
-    return [trace for trace in data if trace["legendgroup"] == group_of(index)]
+    return [trace for trace in data if trace["legendgroup"] == f"series-{index}"]
 
 
 @pytest.mark.parametrize("plot", [ACCURACY, ERRORS, PRIVACY, HISTOGRAM, NASTY_PLOT])
@@ -198,7 +196,7 @@ def test_kinds() -> None:
 
 
 def test_colours_follow_roles_over_plots() -> None:
-    looks = looks_of_page(PAGE)
+    looks = looks_of(all_exhibits(PAGE))
     one = figure(ACCURACY, looks)["data"][3]
     other = figure(ERRORS, looks)["data"][0]
     assert one["name"] == other["name"] == "DiffSketch 50x"
@@ -288,7 +286,7 @@ def test_the_library_fits_a_script_element() -> None:
     assert "\r" not in source  # a browser would change it, and its hash with it
 
 
-LOOKS = looks_of_page(PAGE)
+LOOKS = looks_of(all_exhibits(PAGE))
 
 
 @pytest.mark.parametrize("plot", [ACCURACY, ERRORS, PRIVACY, HISTOGRAM, NASTY_PLOT])

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from diffsketch.errors import ArgumentError
-from diffsketch.pages.charts import looks_of_page, to_png, to_svg
-from diffsketch.pages.exhibits import Cell, Page, Section, Table
+from diffsketch.pages.charts import looks_of, to_png, to_svg
+from diffsketch.pages.exhibits import Cell, Page, Section, Table, all_exhibits
 from diffsketch.pages.page import json_text, render, write_page
 from diffsketch.pages.tables import to_csv
 from tests.pages.sample import ACCURACY, ERRORS, NASTY, PAGE, SETTINGS
@@ -208,10 +208,12 @@ def test_without_pictures(tmp_path: Path) -> None:
 def test_pictures_have_the_colours_of_their_page(tmp_path: Path) -> None:
     page = Page("t", "", (Section("s", "S", exhibits=(ACCURACY, ERRORS)),))
     write_page(page, tmp_path)
-    assert (tmp_path / "figures/error.svg").read_bytes() == to_svg(ERRORS, looks_of_page(page))
+    assert (tmp_path / "figures/error.svg").read_bytes() == to_svg(
+        ERRORS, looks_of(all_exhibits(page))
+    )
     # Alone it would have others: a control of the test above.
     swapped = replace(ERRORS, series=ERRORS.series[::-1])
-    assert to_svg(swapped) != to_svg(swapped, looks_of_page(page))
+    assert to_svg(swapped) != to_svg(swapped, looks_of(all_exhibits(page)))
 
 
 def test_all_or_none(tmp_path: Path) -> None:

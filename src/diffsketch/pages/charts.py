@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from diffsketch.pages.exhibits import (
     Axis,
-    Page,
+    Exhibit,
     Plot,
     Series,
     check_exhibit,
@@ -83,20 +83,20 @@ def has_symbols(series: Series) -> bool:
     return series.kind == "points" or there <= _SYMBOLS_UP_TO
 
 
-def looks_of_plots(plots: Iterable[Plot]) -> Mapping[str, Look]:
-    """Choose a look for each role, in the order of their first appearance.
+def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
+    """Choose a look for each role of the plots, in the order of their first appearance.
 
     The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
     long as there are any; after 64 roles looks repeat.
 
     >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
-    >>> looks = looks_of_plots([Plot("p", "P", Axis("x"), Axis("y"), series)])
+    >>> looks = looks_of([Plot("p", "P", Axis("x"), Axis("y"), series)])
     >>> looks["a"].colour, looks["none"].colour
     ('#0070d6', '#7b8694')
     """
     together: dict[str, set[str]] = {}
-    for plot in plots:
-        roles = [role_of(series) for series in plot.series]
+    for plot in exhibits:
+        roles = [role_of(series) for series in plot.series] if isinstance(plot, Plot) else []
         for role in roles:
             together.setdefault(role, set()).update(roles)
     looks: dict[str, Look] = {}
@@ -110,12 +110,6 @@ def looks_of_plots(plots: Iterable[Plot]) -> Mapping[str, Look]:
     return looks
 
 
-def looks_of_page(page: Page) -> Mapping[str, Look]:
-    """Choose a look for each role on a page."""
-    exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
-    return looks_of_plots(exhibit for exhibit in exhibits if isinstance(exhibit, Plot))
-
-
 def drawable(value: float | None, *, log: bool = False) -> float | None:
     """Return the number as a plain float, or None if an axis has no place for it.
 
@@ -125,11 +119,6 @@ def drawable(value: float | None, *, log: bool = False) -> float | None:
     if value is None or not math.isfinite(value) or (log and value <= 0):
         return None
     return float(value)
-
-
-def group_of(index: int) -> str:
-    """Name the `legendgroup` of all traces of the series at an index of its plot."""
-    return f"series-{index}"
 
 
 def figure(
@@ -144,13 +133,9 @@ def figure(
         plot: The plot.
         looks: By role; those of this plot alone by default.
         axis_index: Which x axis: 0 for `plot.x`, 1 and up for `plot.other_x`.
-
-    Raises:
-        ArgumentError: A name or a mark is outside what can be drawn.
-        MismatchError: Numbers that belong together are not equally many.
     """
     check_exhibit(plot)
-    looks = looks_of_plots([plot]) if looks is None else looks
+    looks = looks_of([plot]) if looks is None else looks
     axis = (plot.x, *plot.other_x)[axis_index]
     traces: list[Trace] = []
     x_numbers: list[float] = []
@@ -158,7 +143,7 @@ def figure(
         places = series.x if axis_index == 0 else series.other_x[axis.label]
         x_numbers += places
         x = [drawable(place, log=axis.log) for place in places]
-        shared = {"legendgroup": group_of(index), "name": plain_text(series.name)}
+        shared = {"legendgroup": f"series-{index}", "name": plain_text(series.name)}
         traces += [
             {**shared, "showlegend": not trace["meta"], **trace}
             for trace in _traces(plot, series, axis, x, looks[role_of(series)])
@@ -393,10 +378,6 @@ def to_svg(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
     Args:
         plot: The plot.
         looks: By role, to have the colours of a page; those of this plot alone by default.
-
-    Raises:
-        ArgumentError: A name or a mark is outside what can be drawn.
-        MismatchError: Numbers that belong together are not equally many.
     """
     return _picture(plot, looks, form="svg", metadata={"Date": None, "Creator": "diffsketch"})
 

@@ -26,9 +26,8 @@ from diffsketch.pages.charts import (
     NEUTRAL,
     drawable,
     figure,
-    group_of,
     has_symbols,
-    looks_of_page,
+    looks_of,
     role_of,
     switched,
     to_png,
@@ -79,14 +78,13 @@ def render(page: Page, *, files: bool = False) -> str:
         MismatchError: Numbers that belong together are not equally many.
     """
     check_page(page)
-    looks = looks_of_page(page)
+    looks = looks_of(all_exhibits(page))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
         "by_kind": _by_kind,
         "cell_text": cell_text,
-        "group_of": group_of,
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,
         "role_of": role_of,
@@ -182,14 +180,9 @@ def _log_is_sensible(plot: Plot) -> bool:
 
 
 def pictures_of(page: Page) -> Pictures:
-    """Draw all plots of a page, in its colours. This takes most of a page's time.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
-    """
+    """Draw all plots of a page, in its colours. This takes most of a page's time."""
     check_page(page)
-    looks = looks_of_page(page)
+    looks = looks_of(all_exhibits(page))
     return {
         exhibit.name: {"svg": to_svg(exhibit, looks), "png": to_png(exhibit, looks)}
         for exhibit in all_exhibits(page)

@@ -31,10 +31,6 @@ def to_csv(exhibit: Exhibit) -> bytes:
     themselves, each has its own value there, and a bin none. `x_end` is the other edge of
     a bin, `category` the label below a bar. Marks are lines of the kind "mark". A table is as it
     is; a column with epsilons becomes several. A missing value is empty.
-
-    Raises:
-        ArgumentError: A name or a mark is outside what can be shown.
-        MismatchError: Numbers or cells that belong together are not equally many.
     """
     check_exhibit(exhibit)
     lines = _plot_lines(exhibit) if isinstance(exhibit, Plot) else _table_lines(exhibit)
@@ -121,10 +117,6 @@ def _exact(cell: Cell) -> str:
 
 def table_markdown(table: Table) -> str:
     """Format a table as Markdown, numbers to the right, without title and caption.
-
-    Raises:
-        ArgumentError: The table has no columns, or a name that no file can have.
-        MismatchError: A row has more or fewer cells than there are columns.
 
     >>> print(table_markdown(Table("t", "T", ("method", "bytes"), (("none", 31400),))))
     | method | bytes |
