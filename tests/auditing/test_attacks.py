@@ -81,7 +81,7 @@ def test_numbers_of_theorem_1_s_counterexample(cols: int, truth: float) -> None:
 
 
 def test_what_nobody_hides_is_infinitely_visible() -> None:
-    """With one coordinate, or fewer coordinates than cells, some cell shows it alone."""
+    """Some cell shows one coordinate alone, or one of fewer than there are cells."""
     for sketch in (CountSketch(1, 2, 4), CountSketch(4, 2, 64, "pairwise")):
         assert math.isinf(best_direction(sketch, 0, KEY.seed(0))[1])
 

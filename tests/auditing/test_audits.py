@@ -326,7 +326,7 @@ def test_best_rule_on_the_same_trials_would_be_wrong() -> None:
 
 @pytest.mark.slow
 def test_bound_approaches_the_truth_for_a_gaussian_shift() -> None:
-    """With 10^6 judged trials it is within 10% below epsilon(0.01); fixed seed.
+    """The bound of 10^6 judged trials is within 10% below epsilon(0.01); fixed seed.
 
     The bound's own standard deviation is 0.03, so that it exceeds the truth (2.318) with a
     probability far below the 1% that it is allowed.

@@ -76,7 +76,7 @@ class Visit:
         return figure
 
     def state(self, name: str) -> Any:
-        """What Plotly shows: its traces, and those that are there to see."""
+        """State of a plot in Plotly: its traces, and those that are there to see."""
         return self.figure(name).evaluate(
             """figure => {
                 const canvas = figure.querySelector(".canvas");
@@ -236,7 +236,7 @@ def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None
 
 
 def hovered(visit: Visit, name: str, point: dict[str, int]) -> str:
-    """What is said when the pointer is over a point."""
+    """Text that is shown when the pointer is over a point."""
     show = "(figure, point) => Plotly.Fx.hover(figure.querySelector('.canvas'), [point])"
     visit.figure(name).evaluate(show, point)
     return visit.tab.locator(f"#exhibit-{name} .hoverlayer").text_content() or ""

@@ -33,6 +33,7 @@ from diffsketch.pages.page import asset
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
 
 Array = npt.NDArray[np.float64]
+LOOKS = looks_of(all_exhibits(PAGE))
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
 VISION = {
@@ -68,7 +69,7 @@ def distance(one: str, other: str, vision: Array) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """As the Web Content Accessibility Guidelines define it."""
+    """Contrast of two colours, as the Web Content Accessibility Guidelines define it."""
     weights = np.array([0.2126, 0.7152, 0.0722])
     low, high = sorted(float(weights @ linear(colour)) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
@@ -101,13 +102,6 @@ def test_text_can_be_read() -> None:
     for back, card, text, muted in themes:
         for below, above in itertools.product((back, card), (text, muted)):
             assert contrast(below, above) >= 4.5
-
-
-def test_a_role_has_one_look_on_a_page_whatever_it_is_called() -> None:
-    looks = looks_of(all_exhibits(PAGE))
-    assert {"none", "diffsketch", "claimed", "gradients"} <= looks.keys()
-    assert "DiffSketch 50x" not in looks  # has a role of its own
-    assert looks["none"].colour == looks["reference"].colour == NEUTRAL
 
 
 def test_many_roles_differ_in_colour_or_symbol() -> None:
@@ -171,11 +165,6 @@ def test_a_spread_that_reaches_zero_stays_on_a_logarithmic_axis() -> None:
     assert shade["y"] == [4, 4, 0.5, 0.5, None]  # half of the least positive number
 
 
-def test_without_a_spread_a_band_is_a_line() -> None:
-    (line,) = traces(plot_of(Series("a", (1.0,), (2.0,), kind="band")), 0)
-    assert line["mode"] == "lines+markers"
-
-
 def test_kinds() -> None:
     line, points = figure(ERRORS)["data"]
     assert line["y"][2] is None
@@ -196,11 +185,11 @@ def test_kinds() -> None:
 
 
 def test_colours_follow_roles_over_plots() -> None:
-    looks = looks_of(all_exhibits(PAGE))
-    one = figure(ACCURACY, looks)["data"][3]
-    other = figure(ERRORS, looks)["data"][0]
+    one, other = figure(ACCURACY, LOOKS)["data"][3], figure(ERRORS, LOOKS)["data"][0]
     assert one["name"] == other["name"] == "DiffSketch 50x"
-    assert one["line"]["color"] == other["line"]["color"] == looks["diffsketch"].colour
+    assert one["line"]["color"] == other["line"]["color"] == LOOKS["diffsketch"].colour
+    assert "DiffSketch 50x" not in LOOKS  # has a role of its own
+    assert LOOKS["none"].colour == LOOKS["reference"].colour == NEUTRAL
 
 
 def test_an_early_end_is_marked() -> None:
@@ -220,14 +209,6 @@ def test_hover_says_what_it_is_worth() -> None:
                   "<i>mean of five seeds</i>"):  # fmt: skip
         assert words in hover
     assert "ε = 7.99 at δ = 1e-05" in traces(ACCURACY, 2)[1]["hovertemplate"]
-
-
-def test_axes() -> None:
-    layout = figure(ACCURACY)["layout"]
-    assert layout["xaxis"]["type"] == "log"
-    assert layout["yaxis"]["type"] == "linear"
-    assert layout["yaxis"]["tickformat"].endswith("p")
-    assert layout["xaxis"]["title"]["text"] == "bytes from all workers"
 
 
 def test_other_axes_have_only_what_differs() -> None:
@@ -260,6 +241,7 @@ def test_marks() -> None:
     assert (upright["xref"], upright["x0"], upright["yref"]) == ("x", 1e5, "paper")
     # Plotly takes words on a logarithmic axis at the logarithm, and lines at the number.
     assert layout["annotations"][1]["x"] == pytest.approx(5)
+    assert layout["yaxis"]["tickformat"].endswith("p")
     other = figure(plot, axis_index=1)["layout"]
     assert [shape["visible"] for shape in other["shapes"]] == [True, False]
     below = replace(ACCURACY, marks=(Mark(0.0, "x", axis="x"),))
@@ -286,9 +268,6 @@ def test_the_library_fits_a_script_element() -> None:
     assert "\r" not in source  # a browser would change it, and its hash with it
 
 
-LOOKS = looks_of(all_exhibits(PAGE))
-
-
 @pytest.mark.parametrize("plot", [ACCURACY, ERRORS, PRIVACY, HISTOGRAM, NASTY_PLOT])
 def test_svg(plot: Plot) -> None:
     picture = to_svg(plot, LOOKS)
@@ -298,6 +277,13 @@ def test_svg(plot: Plot) -> None:
     for series in plot.series:
         look = LOOKS[series.role or series.name]
         assert look.colour.encode() in picture, series.name
+
+
+@pytest.mark.parametrize("kind", ["line", "band", "points", "bars"])
+def test_pictures_show_spreads_and_dashes(kind: Any) -> None:
+    series = Series("a", (1.0, 2.0), (5.0, 6.0), (4.0, 5.0), (6.0, 7.0), kind=kind)
+    changes = (series, replace(series, low=(), high=()), replace(series, dashed=True))
+    assert len({to_svg(plot_of(each)) for each in changes}) == 3
 
 
 def test_the_same_plot_gives_the_same_bytes_whatever_is_set() -> None:

@@ -103,7 +103,7 @@ class Neighbours:
 
     @property
     def others(self) -> Tensor:
-        """Where the two agree."""
+        """Mask of the places at which the two agree."""
         return self.first == self.second
 
     def draw(self, count: int, others: torch.Generator | None) -> Iterator[Tensor]:

@@ -433,7 +433,7 @@ PLANTS: Mapping[str, tuple[str, Callable[[Release], Release | None]]] = {
         lambda release: None if release.rate is None else replace(release, is_drawn=False),
     ),
 }
-"""By name: what is wrong, and the release with the error, None where it does not apply."""
+"""Errors by name: a description, and the release with it, None where it does not apply."""
 
 
 def planted(release: Release, error: str) -> Release | None:

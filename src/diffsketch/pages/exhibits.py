@@ -25,7 +25,7 @@ class Axis:
     """An axis.
 
     Attributes:
-        label: With its unit.
+        label: Label, with the unit.
         log: Whether it is logarithmic.
         percent: Whether numbers from 0 to 1 are shown as percentages.
     """
@@ -40,23 +40,21 @@ class Series:
     """One line, cloud of points, or set of bars.
 
     Attributes:
-        name: For the legend; the same method has the same `role` in all plots.
-        x: Where; one number for each of `y`, or one more for `steps` (the edges of bins).
-        y: How much; None where there is nothing to draw.
+        name: Name in the legend; the same method has the same `role` in all plots.
+        x: Places; one number for each of `y`, or one more for `steps` (the edges of bins).
+        y: Values; None leaves a gap.
         low: Lower end of the spread at each place, or empty.
-        high: Upper end.
-        kind: How it is drawn. `band` is a line with its spread shaded.
-        dashed: For what is only claimed, and for references.
-        role: What decides the colour, such as the method's name; the name itself by default.
-        epsilon: The privacy of what is shown. The legend then says its value, basis, unit,
-            relation and trust.
-        epsilon_text: Said instead of the value where there is none for the whole, such as
-            "0.1 a round"; the rest of `epsilon` is said behind it.
-        epsilon_along: The axis whose numbers are epsilons, if one is: each point then has its own,
-            and of `epsilon` only the words count.
-        other_x: For each of the plot's `other_x`, by its label: where, on that axis.
-        ended: Why it ends early, such as "diverged"; its last point is marked with a cross.
-        note: Shown when the pointer is over it.
+        high: Upper end of the spread.
+        kind: Kind of drawing. `band` is a line with its spread shaded.
+        dashed: Whether it is dashed, as for claims without proof and references.
+        role: Decides the colour, such as the method's name; the name itself by default.
+        epsilon: Privacy of the series. The legend then has its value, basis and scope.
+        epsilon_text: Replaces the value where there is none for the whole, such as "0.1 a round".
+        epsilon_along: Axis whose numbers are epsilons, if one is: each point then has its own,
+            and of `epsilon` only basis and scope count.
+        other_x: Places on each of the plot's `other_x`, by its label.
+        ended: Reason of an early end, such as "diverged"; a cross marks the last point.
+        note: Text for the pointer.
     """
 
     name: str
@@ -84,13 +82,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A straight line across a plot, with a word on it.
+    """A straight line across a plot, with a label.
 
     Attributes:
-        value: Where.
-        label: What it is.
-        axis: Which axis `value` is on.
-        epsilon: If it is one: said in full in the label.
+        value: Place of the line.
+        label: Label of the line.
+        axis: Axis that `value` is on.
+        epsilon: Epsilon that the line stands for, if any: the label has it in full.
     """
 
     value: float
@@ -104,15 +102,15 @@ class Plot:
     """A plot.
 
     Attributes:
-        name: Of its files, and of its place on the page; letters, digits and dashes.
-        title: Above it.
-        x: The axis that is shown first.
-        y: The other axis.
-        series: What is drawn.
-        caption: Below it: what to see.
+        name: Name of its files and anchor; letters, digits and dashes.
+        title: Heading.
+        x: The x axis that is shown first.
+        y: The y axis.
+        series: Lines, points and bars.
+        caption: Text below the plot.
         marks: Straight lines.
         other_x: Axes to switch to; every series has its `other_x` for each.
-        categories: For bars: the words below them, one for each place 0, 1, 2, ...
+        categories: Labels of bars, one for each place 0, 1, 2, ...
     """
 
     name: str
@@ -131,11 +129,11 @@ class Table:
     """A table.
 
     Attributes:
-        name: Of its file, and of its place on the page.
-        title: Above it.
-        columns: Headings.
-        rows: As many cells in each as there are columns.
-        caption: Below it.
+        name: Name of its file and anchor.
+        title: Heading.
+        columns: Headings of the columns.
+        rows: Cells, as many in each row as there are columns.
+        caption: Text below the table.
     """
 
     name: str
@@ -153,14 +151,13 @@ class Section:
     """A part of a page.
 
     Attributes:
-        name: Of its place on the page.
-        title: Its heading.
-        lead: What there is to learn from it, in a sentence or two.
-        exhibits: In their order; plots that follow each other stand side by side where there is
-            room.
+        name: Name of its anchor.
+        title: Heading.
+        lead: Summary in a sentence or two.
+        exhibits: Plots and tables; plots that follow each other stand side by side if they fit.
         text: Paragraphs below the lead.
-        details: By heading: tables that are folded away, such as settings.
-        badge: A word or two beside the heading, such as "Figure 3 of the paper".
+        details: Tables that are folded away, by heading, such as settings.
+        badge: Short text beside the heading, such as "Figure 3 of the paper".
     """
 
     name: str
@@ -177,11 +174,11 @@ class Page:
     """A page.
 
     Attributes:
-        title: Of the page.
-        lead: First words.
-        sections: In their order.
-        notice: Shown at the top in a box, such as "Reduced run"; empty for none.
-        origin: What made it: commands, versions, seeds, settings, as words by name.
+        title: Title.
+        lead: Summary below the title.
+        sections: Sections, in their order.
+        notice: Text in a box at the top, such as "Reduced run"; empty for none.
+        origin: Record of commands, versions, seeds and settings, as text by name.
     """
 
     title: str

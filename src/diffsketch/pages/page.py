@@ -48,7 +48,7 @@ from diffsketch.pages.tables import to_csv
 from diffsketch.privacy.claim import Epsilon
 
 Pictures: TypeAlias = Mapping[str, Mapping[str, bytes]]
-"""By name of the plot and by form, "svg" and "png": the content of a file."""
+"""Content of picture files, by name of the plot and by form, "svg" or "png"."""
 
 # Verdicts that begin a cell, which are shown as coloured chips: the class of each.
 _VERDICTS = {
