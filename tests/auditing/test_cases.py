@@ -17,15 +17,7 @@ from scipy import stats
 
 from diffsketch.auditing import Release, Verdict, audit, releases
 from diffsketch.auditing.cases import EXPLOITS
-from diffsketch.auditing.releases import (
-    KEY,
-    PLANTS,
-    RELEASES,
-    Silent,
-    own_release,
-    planted,
-    weaker,
-)
+from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_release, planted, weaker
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, CpSgd, GaussianMean, SketchGaussian
 from diffsketch.methods.release import release_noise
@@ -54,9 +46,7 @@ PLANTED = [
 EVERYDAY = ("gaussian-local", "sketch-gaussian-local", "laplace")
 CASES = [
     pytest.param(
-        name,
-        error,
-        marks=[] if name in EVERYDAY or error == "no-draw" else [pytest.mark.slow],
+        name, error, marks=[] if name in EVERYDAY or error == "no-draw" else [pytest.mark.slow]
     )
     for name, error in PLANTED
 ]
@@ -126,7 +116,7 @@ def test_what_is_seen_is_what_is_released(trust: Trust) -> None:
     seed = KEY.seed(0)
     method = GaussianMean(dim=4, clip=1.0, noise_multiplier=1.0, cohort=3, trust=trust)
     release = Release.of("r", method, cohort=3)
-    assert release.members == (1 if trust is Trust.LOCAL else 3)
+    assert release.cohort_size == (1 if trust is Trust.LOCAL else 3)
     one, two = release.noiseless(release.neighbours)
     first, second = (
         method.publish(method.encode(world[0], seed, Silent()).messages.sum(0), Silent())

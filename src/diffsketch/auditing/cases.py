@@ -37,22 +37,11 @@ from diffsketch.auditing.attacks import (
     row_parity,
     unknown_others,
 )
-from diffsketch.auditing.audits import (
-    PURE_DELTA,
-    Adversary,
-    Case,
-    Game,
-    Neighbours,
-    every_trial,
-)
+from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError
-from diffsketch.methods import (
-    Encoded,
-    GaussianMean,
-    SketchGaussian,
-)
+from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for

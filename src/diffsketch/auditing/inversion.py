@@ -125,10 +125,7 @@ class InversionResult:
 
 
 def invert(
-    *,
-    per_class: int = 10,
-    seed: int = 0,
-    on_progress: Callable[[float], None] = lambda _: None,
+    *, per_class: int = 10, seed: int = 0, on_progress: Callable[[float], None] = lambda _: None
 ) -> InversionResult:
     """Attack test images of MNIST; the training images are the public ones.
 

@@ -1,6 +1,6 @@
 """Releases of methods, by the code that engines release with, and errors planted in them.
 
-Members encode, messages are summed as the method's trust says, the server publishes, and the
+Clients encode, messages are summed as the method's trust says, the server publishes, and the
 adversary of that trust sees a single message, the modular sum, or what is published. Noise comes
 from `diffsketch.methods.release`, so from the operating system, and no seed repeats it. Methods
 that engines refuse to send are played with simulated noise, and their cases say so.
@@ -36,14 +36,7 @@ from diffsketch.auditing.attacks import (
     laplace_ratio,
     weighted,
 )
-from diffsketch.auditing.audits import (
-    DELTAS,
-    PURE_DELTA,
-    TRIALS,
-    Case,
-    Game,
-    Neighbours,
-)
+from diffsketch.auditing.audits import DELTAS, PURE_DELTA, TRIALS, Case, Game, Neighbours
 from diffsketch.methods import (
     CpSgd,
     Method,
@@ -104,19 +97,19 @@ class Release:
     Attributes:
         name: Name of the case.
         method: Method that the claim is of.
-        members: Number of contributors; 1 where the adversary sees single messages.
-        rate: Probability with which each member is drawn for a round, if that is claimed.
+        cohort_size: Number of clients; 1 where the adversary sees single messages.
+        rate: Probability with which each client is drawn for a round, if that is claimed.
         rounds: How many rounds the adversary sees.
         trials: Trials of each world.
         sent: The method that is played; another one than `method` only if an error is planted.
-        is_drawn: Whether members are drawn by `rate`, or all take part.
+        is_drawn: Whether clients are drawn by `rate`, or all take part.
         is_reused: Whether each round has the same noise.
         planted: Description of the error.
     """
 
     name: str
     method: Method
-    members: int = 1
+    cohort_size: int = 1
     rate: float | None = None
     rounds: int = 1
     trials: int = TRIALS
@@ -127,14 +120,14 @@ class Release:
 
     @classmethod
     def of(cls, name: str, method: Method, *, cohort: int, rate: float | None = None) -> Release:
-        """Make one round of a cohort; of one member where everybody sees its message."""
+        """Make one round of a cohort; of one client where everybody sees its message."""
         local = method.claim_for(cohort, KEY.seed(0)).scope.trust is Trust.LOCAL
         return cls(name, method, 1 if local else cohort, rate)
 
     @cached_property
     def claim(self) -> Claim:
         """Claim for one round."""
-        claim = self.method.claim_for(self.members, KEY.seed(0))
+        claim = self.method.claim_for(self.cohort_size, KEY.seed(0))
         if self._sampler is None or not isinstance(claim, ProvenClaim):
             return claim
         return self._sampler.amplified(claim)
@@ -151,7 +144,7 @@ class Release:
 
     @property
     def _sampler(self) -> PoissonSampler | None:
-        return None if self.rate is None else PoissonSampler(self.members, self.rate)
+        return None if self.rate is None else PoissonSampler(self.cohort_size, self.rate)
 
     def case(self) -> Case:
         """Make a case of the release."""
@@ -165,14 +158,14 @@ class Release:
         if isinstance(method, RawLaplace | SketchLaplace | ProjUnitMean):
             deltas = (PURE_DELTA,)
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
-        title += f", sum of {self.members}" if self.members > 1 else ""
+        title += f", sum of {self.cohort_size}" if self.cohort_size > 1 else ""
         title += f" drawn with probability {self.rate:g}" if self.rate is not None else ""
         title += f", {self.rounds} rounds" if self.rounds > 1 else ""
         title += ", simulated noise" if self.simulated else ""
         limit = None
         if isinstance(method, CpSgd) and not method.rotate:
             limit = partial(_binomial_limit, method, self.rounds)
-        numbers *= self.rounds * self.members
+        numbers *= self.rounds * self.cohort_size
         width = max(numbers, self.neighbours.first.numel()) + getattr(method, "padding", 0)
         return Case(
             self.name, title, self.claim, Game(self.play, self.neighbours), tuple(attacks),
@@ -182,7 +175,7 @@ class Release:
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Both worlds' vectors, `(rounds, members, dim)` each; the first member's differ.
+        """Both worlds' vectors, `(rounds, clients, dim)` each; the first client's differ.
 
         Over rounds they change sign, so that messages with the same noise differ.
         """
@@ -200,7 +193,7 @@ class Release:
                 two = two * (0.999 / BEYOND)
             if isinstance(method, ProjUnitMean) and self.rounds > 1:
                 two = size * torch.eye(2, method.dim)[1]  # else reuse would tell nothing more
-        others = known_numbers(self.members, method.dim)
+        others = known_numbers(self.cohort_size, method.dim)
         others[:, 0] = 0  # whether the others are drawn must not hide it
         worlds = []
         for own, opposite in ((one, two), (two, one)):
@@ -213,7 +206,7 @@ class Release:
 
     def play(self, inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
         """Show all that the adversary sees: `(trials, rounds, ...)`."""
-        claim = self.method.claim_for(self.members, KEY.seed(0))
+        claim = self.method.claim_for(self.cohort_size, KEY.seed(0))
 
         def source(index: int, draws: Iterator[int]) -> Callable[[int], Noise]:
             if self.simulated:
@@ -240,22 +233,22 @@ class Release:
         return np.asarray(one), np.asarray(two)
 
     def _round(self, vectors: Tensor, seed: HashSeed, source: Callable[[int], Noise]) -> Tensor:
-        """Return the adversary's view of `(trials, members, dim)` vectors.
+        """Return the adversary's view of `(trials, clients, dim)` vectors.
 
         `source` makes noise for a number of messages.
         """
         method, trust = self.sent or self.method, self.claim.scope.trust
-        trials, members, dim = vectors.shape
-        noise = source(trials * members)
+        trials, clients, dim = vectors.shape
+        noise = source(trials * clients)
         messages = method.encode(vectors.reshape(-1, dim), seed, noise).messages
-        messages = messages.reshape(trials, members, *self._shape)
+        messages = messages.reshape(trials, clients, *self._shape)
         if trust is Trust.LOCAL:
             return messages[:, 0]
         if self._sampler is not None and self.is_drawn:
-            lottery, present = source(1), torch.zeros(trials, members, dtype=torch.int64)
+            lottery, present = source(1), torch.zeros(trials, clients, dtype=torch.int64)
             for trial in present:
                 trial[self._sampler.draw(lottery)] = 1
-            messages = messages * present.reshape(trials, members, *[1] * len(self._shape))
+            messages = messages * present.reshape(trials, clients, *[1] * len(self._shape))
         seen = method.publish(messages.sum(dim=1), source(trials))
         if trust is Trust.CENTRAL:
             return seen
@@ -271,7 +264,7 @@ def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:
         name: Name of the method.
         settings: Its settings, as `parse_settings` takes them.
         dim: Length of the vectors.
-        cohort: Members of a round.
+        cohort: Clients of a round.
 
     Raises:
         ArgumentError: There is no such method or setting, or one is refused.

@@ -24,14 +24,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from diffsketch.pages.exhibits import (
-    Axis,
-    Exhibit,
-    Plot,
-    Series,
-    check_exhibit,
-    value_text,
-)
+from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, check_exhibit, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffsketch.app.compare import has_plan, members_of, read_plan
-from diffsketch.app.files import (
-    START,
-    SUMMARY,
-    has_run,
-    is_locked,
-    look,
-    read_metrics,
-    unpack,
-)
+from diffsketch.app.files import START, SUMMARY, has_run, is_locked, look, read_metrics, unpack
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, Value
 from diffsketch.errors import DataError

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffsketch.app.files import (
-    versions,
-)
+from diffsketch.app.files import versions
 from diffsketch.app.session import bytes_in_words
 from diffsketch.pages.exhibits import Axis, Cell, Mark, Page, Plot, Section, Series, Table
 from diffsketch.pages.run_lines import (
