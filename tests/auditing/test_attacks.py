@@ -62,14 +62,6 @@ def test_unknown_others_is_the_likelihood_ratio() -> None:
     assert at_mean == pytest.approx(mu**2 / 2)
 
 
-def test_unknown_others_turns_with_the_worlds() -> None:
-    sketch = CountSketch(60, 2, 4, "pairwise")
-    column = matrix_of(sketch, KEY.seed(0))[None, :, 11]
-    attack, tables = unknown_others(sketch, 11), np.random.default_rng(0).normal(size=(5, 8))
-    assert np.array_equal(attack.fit(column, -column, KEY)(tables),
-                          -attack.fit(-column, column, KEY)(tables))  # fmt: skip
-
-
 @pytest.mark.parametrize(("cols", "truth"), [(2, 0.355), (4, 0.52)])
 def test_numbers_of_theorem_1_s_counterexample(cols: int, truth: float) -> None:
     """n = 10,000 and t = 5: mu is near 2 alpha sqrt(t k / n), and epsilon(1e-5) as computed."""
