@@ -20,7 +20,7 @@ from diffsketch.app.files import locked
 from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
-from diffsketch.pages.run_lines import Line, Point, Run, lines_of, read_run
+from diffsketch.pages.run_lines import RunLine, RunPoint, RunRecord, lines_of, read_run
 from diffsketch.pages.runs import page_of_runs, plots_of, results_of, table_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
@@ -47,13 +47,13 @@ def rows_of(page: Page) -> dict[str, dict[str, Any]]:
     return {str(row["Run"]): row for row in rows}
 
 
-def point(index: int, accuracy: float, *, loss: float | None = 1.0) -> Point:
+def point(index: int, accuracy: float, *, loss: float | None = 1.0) -> RunPoint:
     spent = Epsilon(float("inf"), 1e-5, index, Basis.NONE, SCOPE)
-    return Point(index, accuracy, loss, 100 * index, 10 * index, spent, None)
+    return RunPoint(index, accuracy, loss, 100 * index, 10 * index, spent, None)
 
 
 def made(
-    curve: tuple[Point, ...] = (point(0, 0.1),),
+    curve: tuple[RunPoint, ...] = (point(0, 0.1),),
     *,
     outcome: str = "finished",
     name: str | None = None,
@@ -73,7 +73,7 @@ def made(
             "simulated": False,
         },
     }  # fmt: skip
-    return Run(
+    return RunRecord(
         path=Path(path),
         config=config,
         curve=curve,
@@ -270,7 +270,7 @@ def test_a_seed_that_goes_on_counts_as_far_as_it_is() -> None:
     assert results_of(line)["Accuracy, %"] == 90  # of those that ended
 
 
-def names(*runs: Run) -> list[str]:
+def names(*runs: RunRecord) -> list[str]:
     return [line.name for line in lines_of(runs)[0]]
 
 
@@ -321,9 +321,9 @@ def test_a_run_twice_is_counted_once_unless_it_differs() -> None:
 
 
 def test_many_seeds_in_a_line() -> None:
-    line = Line("a", tuple(made(seed=seed) for seed in range(3, 40)))
+    line = RunLine("a", tuple(made(seed=seed) for seed in range(3, 40)))
     assert line.seeds == "3 to 39"
-    assert Line("a", tuple(made(seed=seed) for seed in (1, 2, 9))).seeds == "1, 2, 9"
+    assert RunLine("a", tuple(made(seed=seed) for seed in (1, 2, 9))).seeds == "1, 2, 9"
 
 
 def tree(path: Path) -> dict[str, tuple[bytes, int]]:

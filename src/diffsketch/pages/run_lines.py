@@ -32,7 +32,7 @@ _ALWAYS = ("rows", "cols", "per_round")
 _UNUSED_IF_NONE = _OF_METHODS | {"local_epochs", "cohort", "sampling"}
 
 
-class Point(NamedTuple):
+class RunPoint(NamedTuple):
     """One measurement of a run, a line of `metrics.jsonl`; bytes and epsilon since its start."""
 
     round_index: int
@@ -45,12 +45,12 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunRecord:
     """A run as its directory has it."""
 
     path: Path
     config: RunConfig
-    curve: tuple[Point, ...]
+    curve: tuple[RunPoint, ...]
     summary: dict[str, Any] | None  # None unless it ended
     rounds: int
     seconds: float | None  # of training, for a round
@@ -80,11 +80,11 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class RunLine:
     """Runs with the same settings, by seed, under a name that no other line has."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
 
     @property
     def config(self) -> RunConfig:
@@ -186,12 +186,12 @@ def read_run(path: Path, name: str | None = None) -> Run:
     last = curve[-1].round_index if curve else 0
     if summary is None:
         outcome = "under way" if is_locked(path) else "interrupted"
-        timed = 0  # rounds until the last checkpoint, at which the time was taken
-        if files.checkpoint.is_file():
+        try:  # rounds until the last checkpoint, at which the time was taken
             content = files.checkpoint.read_bytes()
-            timed = int(
-                unpack(content, files.checkpoint, identity=files.identity)[0]["round_index"]
-            )
+            state, _ = unpack(content, files.checkpoint, identity=files.identity)
+            timed = int(state["round_index"])
+        except FileNotFoundError:
+            timed = 0
     else:
         outcome, timed = str(summary["outcome"]), summary["rounds"]
         if outcome == "finished" and summary["diverging"]:
@@ -202,7 +202,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
                 f"{files.metrics}: damaged or missing: it {extent}, the run after round {timed}"
             )
     times = files.times()
-    return Run(
+    return RunRecord(
         path=path,
         config=files.config,
         curve=curve,
@@ -216,9 +216,9 @@ def read_run(path: Path, name: str | None = None) -> Run:
     )
 
 
-def _curve(path: Path) -> tuple[Point, ...]:
+def _curve(path: Path) -> tuple[RunPoint, ...]:
     """Read the measurements, checked: the file has no digest of its own."""
-    points: list[Point] = []
+    points: list[RunPoint] = []
     for number, record in enumerate(read_metrics(path), start=1):
         try:
             for name in ("round", "bytes_up", "bytes_down"):
@@ -232,7 +232,7 @@ def _curve(path: Path) -> tuple[Point, ...]:
                     raise ValueError(f"{name} must be a number from 0 to {most}, got {value!r}")
             spent = epsilon_from_data(record["epsilon"])
             known = record | {"round_index": record["round"], "epsilon": spent}
-            point = Point(*(known[name] for name in Point._fields))
+            point = RunPoint(*(known[name] for name in RunPoint._fields))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: damaged: line {number}: {error!r}") from error
         before = points[-1].round_index if points else -1
@@ -245,14 +245,14 @@ def _curve(path: Path) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def lines_of(runs: Iterable[Run]) -> tuple[list[Line], list[str]]:
+def lines_of(runs: Iterable[RunRecord]) -> tuple[list[RunLine], list[str]]:
     """Group the runs of one task into lines; also say what was left out.
 
     Runs with the same settings are one line. Two of them with one seed are the same run: the
     longer one is taken, so that nothing is counted twice. If they differ nevertheless, as after a
     change of the source, or have different names in a comparison, they are different lines.
     """
-    groups: list[list[Run]] = []
+    groups: list[list[RunRecord]] = []
     notes = []
     for run in runs:
         home = next((group for group in groups if _fits(run, group)), None)
@@ -269,7 +269,7 @@ def lines_of(runs: Iterable[Run]) -> tuple[list[Line], list[str]]:
     for group in groups:
         group.sort(key=lambda run: run.config.seed)
     names = _names(groups)
-    return [Line(name, tuple(group)) for name, group in zip(names, groups, strict=True)], notes
+    return [RunLine(name, tuple(group)) for name, group in zip(names, groups, strict=True)], notes
 
 
 def settings_of_line(config: RunConfig) -> dict[str, Value]:
@@ -278,7 +278,7 @@ def settings_of_line(config: RunConfig) -> dict[str, Value]:
     return {name: value for name, value in given if value is not None and name not in _NO_OTHER_RUN}
 
 
-def _fits(run: Run, group: Sequence[Run]) -> bool:
+def _fits(run: RunRecord, group: Sequence[RunRecord]) -> bool:
     if settings_of_line(run.config) != settings_of_line(group[0].config):
         return False
     if len({one.name for one in (run, *group)} - {None}) > 1:
@@ -289,7 +289,7 @@ def _fits(run: Run, group: Sequence[Run]) -> bool:
     )
 
 
-def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Name lines as comparisons do, or by method; with the settings that differ."""
     configs = [settings_of_line(group[0].config) for group in groups]
     given = [next((run.name for run in group if run.name is not None), None) for group in groups]

@@ -14,9 +14,9 @@ from diffsketch.app.files import versions
 from diffsketch.app.session import bytes_in_words
 from diffsketch.pages.exhibits import Axis, Cell, Mark, Page, Plot, Section, Series, Table
 from diffsketch.pages.run_lines import (
-    Line,
-    Point,
-    Run,
+    RunLine,
+    RunPoint,
+    RunRecord,
     find_runs,
     lines_of,
     read_run,
@@ -58,7 +58,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
     runs = [read_run(path, name) for path, name in found.items()]
     tasks = {run.config.task: _TITLES.get(run.config.task, run.config.task) for run in runs}
     leads = ["1 run." if len(runs) == 1 else f"{len(runs)} runs."]
-    sections, all_lines = [], list[Line]()
+    sections, all_lines = [], list[RunLine]()
     for task, name in tasks.items():
         lines, more = lines_of(run for run in runs if run.config.task == task)
         notes += more
@@ -87,7 +87,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
     )
 
 
-def plots_of(lines: Sequence[Line], *, prefix: str) -> tuple[Plot, ...]:
+def plots_of(lines: Sequence[RunLine], *, prefix: str) -> tuple[Plot, ...]:
     """Make the plots of one task, without those that would be empty.
 
     Args:
@@ -129,8 +129,8 @@ def plots_of(lines: Sequence[Line], *, prefix: str) -> tuple[Plot, ...]:
     return tuple(plot for plot in plots if plot.series)
 
 
-def _epsilon_plot(lines: Sequence[Line], *, prefix: str) -> Plot:
-    def value(point: Point) -> float | None:
+def _epsilon_plot(lines: Sequence[RunLine], *, prefix: str) -> Plot:
+    def value(point: RunPoint) -> float | None:
         # What is claimed is of one round: from nothing to it, a line would seem to add up.
         if point.epsilon.basis is Basis.CLAIMED and point.epsilon.rounds == 0:
             return None
@@ -161,7 +161,7 @@ def _epsilon_plot(lines: Sequence[Line], *, prefix: str) -> Plot:
     )
 
 
-def _time_plot(lines: Sequence[Line], *, prefix: str, many: bool) -> Plot:
+def _time_plot(lines: Sequence[RunLine], *, prefix: str, many: bool) -> Plot:
     timed = {
         line: [1000 * run.seconds for run in line.runs if run.seconds is not None] for line in lines
     }
@@ -194,8 +194,8 @@ def _time_plot(lines: Sequence[Line], *, prefix: str, many: bool) -> Plot:
 
 
 def _series(
-    lines: Sequence[Line],
-    value: Callable[[Point], float | None],
+    lines: Sequence[RunLine],
+    value: Callable[[RunPoint], float | None],
     *,
     first: str = _ROUNDS,
     together: Callable[[list[float]], float] = statistics.fmean,
@@ -245,7 +245,7 @@ def _series(
     return tuple(found)
 
 
-def _columns(line: Line) -> list[list[Point]]:
+def _columns(line: RunLine) -> list[list[RunPoint]]:
     """List, for each round at which a line is drawn, the measurements of its seeds.
 
     A round counts where each seed was measured or is over: else the mean would jump at the last
@@ -261,7 +261,7 @@ def _columns(line: Line) -> list[list[Point]]:
     ]
 
 
-def _ended(line: Line) -> str:
+def _ended(line: RunLine) -> str:
     """Say why a line ends early, if so."""
     early = Counter(_outcome(run) for run in line.runs if run.outcome != "finished")
     if list(early.values()) == [len(line.runs)]:
@@ -269,11 +269,11 @@ def _ended(line: Line) -> str:
     return ", ".join(f"{count} of {len(line.runs)} seeds {kind}" for kind, count in early.items())
 
 
-def _outcome(run: Run) -> str:
+def _outcome(run: RunRecord) -> str:
     return _OUTCOMES.get(run.outcome, run.outcome)
 
 
-def _note(line: Line) -> str:
+def _note(line: RunLine) -> str:
     """Say whose line it is and how much of it there is, for the pointer."""
     seeds = f"seeds {line.seeds}" if len(line.runs) > 1 else f"seed {line.seeds}"
     parts = [
@@ -291,7 +291,7 @@ def _instead(epsilon: Epsilon | None) -> str:
     return f"ε bounded per round, nothing at δ = {epsilon.delta:g} over {epsilon.rounds:,} rounds"
 
 
-def results_of(line: Line) -> _Row:
+def results_of(line: RunLine) -> _Row:
     """Compute the cells of a line: means over the seeds that ended, or, if none did, of all so far.
 
     Accuracy is that of the last measurement, its spread the standard deviation over the seeds, and
@@ -334,7 +334,7 @@ def _mean(values: Iterable[float | None], unit: float = 1) -> float | None:
     return round(unit * statistics.fmean(known), 6) if known else None
 
 
-def table_of(lines: Sequence[Line], *, prefix: str) -> Table:
+def table_of(lines: Sequence[RunLine], *, prefix: str) -> Table:
     """Make the table with one row for each line, without columns that would be empty."""
     rows = [results_of(line) for line in lines]
     kept = [name for name in rows[0] if any(row[name] is not None for row in rows)]
@@ -353,7 +353,7 @@ def table_of(lines: Sequence[Line], *, prefix: str) -> Table:
     )
 
 
-def details_of(lines: Sequence[Line], *, prefix: str) -> dict[str, Table]:
+def details_of(lines: Sequence[RunLine], *, prefix: str) -> dict[str, Table]:
     """Make the tables that are folded away: all single runs, and the settings of each line."""
     rows: list[dict[str, Cell]] = []
     for line in lines:
@@ -394,7 +394,7 @@ def _pairs(found: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
-def _most_accurate(rows: Sequence[_Row], lines: Sequence[Line], task: str) -> list[str]:
+def _most_accurate(rows: Sequence[_Row], lines: Sequence[RunLine], task: str) -> list[str]:
     """Say which line is the most accurate, and its price."""
     known = [index for index, row in enumerate(rows) if row["Accuracy, %"] is not None]
     if not known:
@@ -430,7 +430,7 @@ def _fewest_bytes(rows: Sequence[_Row]) -> list[str]:
     ]
 
 
-def _privacy(lines: Sequence[Line]) -> list[str]:
+def _privacy(lines: Sequence[RunLine]) -> list[str]:
     names: dict[Basis, list[str]] = {basis: [] for basis in _BASES}
     for line in lines:
         if line.epsilon is not None:
@@ -438,7 +438,7 @@ def _privacy(lines: Sequence[Line]) -> list[str]:
     return [f"{_BASES[basis]}: {'; '.join(some)}." for basis, some in names.items() if some]
 
 
-def _diverged(lines: Sequence[Line]) -> list[str]:
+def _diverged(lines: Sequence[RunLine]) -> list[str]:
     found = []
     for line in lines:
         count = sum(run.outcome in ("diverged", "diverging") for run in line.runs)
@@ -447,7 +447,7 @@ def _diverged(lines: Sequence[Line]) -> list[str]:
     return [f"Diverged: {'; '.join(found)}."] if found else []
 
 
-def _unfinished(runs: Sequence[Run]) -> list[str]:
+def _unfinished(runs: Sequence[RunRecord]) -> list[str]:
     counts = Counter(run.outcome for run in runs if not run.ended)
     return [
         f"{count} of {len(runs)} runs {'is' if count == 1 else 'are'} {kind}, and shown as far as "
@@ -456,7 +456,7 @@ def _unfinished(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _said(lines: Sequence[Line], key: str) -> list[str]:
+def _said(lines: Sequence[RunLine], key: str) -> list[str]:
     """List what summaries say about privacy, and for which lines."""
     names: dict[str, dict[str, None]] = {}
     for line in lines:
@@ -467,7 +467,7 @@ def _said(lines: Sequence[Line], key: str) -> list[str]:
     return [f"{'; '.join(some)}: {text}" for text, some in names.items()]
 
 
-def _origin(runs: Sequence[Run], command: str) -> dict[str, str]:
+def _origin(runs: Sequence[RunRecord], command: str) -> dict[str, str]:
     """Record what made the page and the runs."""
     origin = {
         "Command": command,
