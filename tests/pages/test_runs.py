@@ -59,7 +59,7 @@ def made(
     name: str | None = None,
     path: str = "somewhere",
     **settings: Any,
-) -> Run:
+) -> RunRecord:
     config = RunConfig(**{"method": "none", "algorithm": "sgd", "rounds": 10, **settings})
     last = curve[-1]
     summary = {

@@ -162,7 +162,7 @@ def _planned(path: Path) -> tuple[dict[Path, str], int]:
     return {one.path: one.name for one in members if has_run(one.path)}, len(members)
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
+def read_run(path: Path, name: str | None = None) -> RunRecord:
     """Read a run, finished or not.
 
     Guarantees (`tests/pages/test_runs.py`): no file is changed and no lock is taken, so that the
