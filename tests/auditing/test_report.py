@@ -190,7 +190,7 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),
         (["--settings", "rows=1"], "--settings must come with --method"),
         (["--case", "bare-known", "--trials", "5"], "--trials must be in 100..100000000"),
-        (["--case", "bare-known", "--delta", "nan"], "--delta must be in [0, 1)"),
+        (["--case", "bare-known", "--delta", "2"], "--delta must be in [0, 1)"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, arguments: list[str], text: str) -> None:

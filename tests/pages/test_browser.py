@@ -218,9 +218,9 @@ def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None
     assert visit.state("accuracy")["x"] == "rounds"
     assert visit.figure("accuracy").locator("[data-action=log]").count() == 0  # of shares
     figure = visit.figure("error")
-    low, high = visit.state("error")["range"]
     figure.locator("[data-action=log]").press("Space")
     assert visit.state("error")["yType"] == "log"
+    low, high = visit.state("error")["range"]
     figure.locator(".canvas-box").press("+")
     inner = visit.state("error")["range"]
     assert low < inner[0] < inner[1] < high
