@@ -18,7 +18,7 @@ from diffsketch.auditing.inversion import (
     invert,
     reconstruct,
 )
-from diffsketch.auditing.pictures import inversion_picture
+from diffsketch.auditing.report import inversion_picture
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Unit
 
@@ -76,6 +76,7 @@ def test_reconstruction_is_the_posterior_mean() -> None:
     assert labels[0] == int(np.argmax(weights))
 
 
+@pytest.mark.slow
 def test_bare_sketches_give_the_image_away(result: InversionResult) -> None:
     raw, tenfold, fiftyfold, smallest = result.recoveries[:4]
     assert raw.similarities.min() > 1 - 1e-9
@@ -92,6 +93,7 @@ def test_bare_sketches_give_the_image_away(result: InversionResult) -> None:
     assert (smallest.claimed.basis, smallest.claimed.scope.unit) == (Basis.CLAIMED, Unit.COORDINATE)
 
 
+@pytest.mark.slow
 def test_proven_noise_does_not(result: InversionResult) -> None:
     """Mean similarities of 20 images.
 
@@ -107,6 +109,7 @@ def test_proven_noise_does_not(result: InversionResult) -> None:
         assert 0.99 * target < float(recovery.epsilon) <= target
 
 
+@pytest.mark.slow
 def test_report_and_picture(result: InversionResult) -> None:
     for recovery in result.recoveries:
         data = recovery.to_json()

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from diffsketch.pages.exhibits import Plot
-from diffsketch.pages.page import render
-from diffsketch.pages.write import write_page
+from diffsketch.pages.page import render, write_page
 from tests.pages.sample import ACCURACY, NASTY, PAGE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
     from playwright.sync_api import Page as Tab
 
+pytestmark = pytest.mark.slow  # a browser takes seconds
 Opener = Callable[..., "Visit"]
 SCREENSHOTS = Path(os.environ.get("DIFFSKETCH_SCREENSHOTS") or "build/screenshots")
 PLOTS = [
@@ -76,7 +76,7 @@ class Visit:
         return figure
 
     def state(self, name: str) -> Any:
-        """What Plotly shows: its traces, and those that are there to see."""
+        """State of a plot in Plotly: its traces, and those that are there to see."""
         return self.figure(name).evaluate(
             """figure => {
                 const canvas = figure.querySelector(".canvas");
@@ -192,9 +192,10 @@ def test_what_must_not_be_is_found(open_page: Opener, tmp_path: Path) -> None:
     assert not {"console error: said", "page error: thrown"} & set(stopped.problems)
 
 
-def test_series_come_and_go(open_page: Opener) -> None:
+def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None:
     visit = open_page()
     before = visit.state("accuracy")
+    assert (before["x"], before["xType"]) == ("bytes from all workers", "log")
     buttons = visit.figure("accuracy").locator(".legend button")
     assert buttons.count() == len(ACCURACY.series) + len(ACCURACY.marks)
     diverged = buttons.nth(3)
@@ -206,55 +207,36 @@ def test_series_come_and_go(open_page: Opener) -> None:
     assert diverged.get_attribute("aria-pressed") == "false"
     diverged.press("Enter")
     assert visit.state("accuracy")["drawn"] == before["drawn"]
-    assert diverged.get_attribute("aria-pressed") == "true"
     visit.tab.keyboard.press("Tab")  # to the mark behind it
     visit.tab.keyboard.press("Space")
     assert visit.state("accuracy")["marks"] == [False]
-    assert visit.state("accuracy")["drawn"] == before["drawn"]
-    assert visit.problems == []
-
-
-def test_axes_can_be_switched(open_page: Opener) -> None:
-    visit = open_page()
-    before = visit.state("accuracy")
-    assert (before["x"], before["xType"]) == ("bytes from all workers", "log")
     visit.figure("accuracy").get_by_text("seconds", exact=True).click()
     after = visit.state("accuracy")
     assert (after["x"], after["xType"]) == ("seconds", "linear")
     assert after["first"] == pytest.approx(ACCURACY.series[0].other_x["seconds"][:2])
     visit.tab.keyboard.press("ArrowLeft")
     assert visit.state("accuracy")["x"] == "rounds"
-    assert visit.state("accuracy")["drawn"] == before["drawn"]
-    log = visit.figure("error").locator("[data-action=log]")
-    log.click()
-    assert visit.state("error")["yType"] == "log"
-    log.press("Space")
-    assert visit.state("error")["yType"] == "linear"
     assert visit.figure("accuracy").locator("[data-action=log]").count() == 0  # of shares
-    assert visit.problems == []
-
-
-def test_zoom_needs_no_pointer(open_page: Opener) -> None:
-    visit = open_page()
+    figure = visit.figure("error")
+    figure.locator("[data-action=log]").press("Space")
+    assert visit.state("error")["yType"] == "log"
     low, high = visit.state("error")["range"]
-    box = visit.figure("error").locator(".canvas-box")
-    box.press("+")
+    figure.locator(".canvas-box").press("+")
     inner = visit.state("error")["range"]
     assert low < inner[0] < inner[1] < high
-    box.press("ArrowRight")
+    figure.locator(".canvas-box").press("ArrowRight")
     moved = visit.state("error")["range"]
     assert moved[0] > inner[0]
-    visit.figure("error").locator(".legend button").first.click()
+    figure.locator(".legend button").first.click()
     assert visit.state("error")["range"] == pytest.approx(moved)  # toggling keeps the zoom
-    visit.figure("error").locator(".legend button").first.click()
-    visit.figure("error").locator("[data-action=reset]").click()
+    figure.locator(".legend button").first.click()
+    figure.locator("[data-action=reset]").click()
     assert visit.state("error")["range"] == pytest.approx([low, high])
-    visit.tab.mouse.move(0, 0)
     assert visit.problems == []
 
 
 def hovered(visit: Visit, name: str, point: dict[str, int]) -> str:
-    """What is said when the pointer is over a point."""
+    """Text that is shown when the pointer is over a point."""
     show = "(figure, point) => Plotly.Fx.hover(figure.querySelector('.canvas'), [point])"
     visit.figure(name).evaluate(show, point)
     return visit.tab.locator(f"#exhibit-{name} .hoverlayer").text_content() or ""
@@ -283,15 +265,9 @@ def test_the_theme_is_remembered(open_page: Opener) -> None:
     assert visit.problems == []
     again = open_page(scheme="dark", stored=stored)
     assert again.tab.evaluate(theme) == "light"
-    again.tab.locator("#theme").press("Enter")
-    stored = again.tab.evaluate("({...localStorage})")
-    assert again.problems == []
-    opposite = open_page(scheme="light", stored=stored)
-    assert opposite.tab.evaluate(theme) == "dark"
-    assert opposite.problems == []
     broken = open_page(scheme="dark", stored={"diffsketch-theme": "pink"})
     assert broken.tab.evaluate(theme) == "dark"  # what is no theme is as nothing
-    assert broken.problems == []
+    assert again.problems + broken.problems == []
 
 
 def test_tables_sort(open_page: Opener) -> None:
@@ -338,10 +314,9 @@ def test_paper_has_every_plot(open_page: Opener) -> None:
     assert visit.problems == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["phone", "desktop"])
+@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desktop", "light")])
 def test_nothing_overflows_and_screenshots_are_kept(
-    open_page: Opener, scheme: str, size: str
+    open_page: Opener, size: str, scheme: str
 ) -> None:
     phone = size == "phone"
     visit = open_page(viewport=PHONE if phone else DESKTOP, scheme=scheme, touch=phone)

@@ -6,17 +6,20 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from diffsketch.errors import ArgumentError
-from diffsketch.pages.exhibits import Page, Section, Table
-from diffsketch.pages.markup import json_text, prose, table_html
-from diffsketch.pages.page import render
-from tests.pages.sample import NASTY, PAGE, SETTINGS
+from diffsketch.pages.charts import looks_of, to_png, to_svg
+from diffsketch.pages.exhibits import Cell, Page, Section, Table, all_exhibits
+from diffsketch.pages.page import json_text, render, write_page
+from diffsketch.pages.tables import to_csv
+from tests.pages.sample import ACCURACY, ERRORS, NASTY, PAGE, SETTINGS
 
 VOID = {"meta", "link", "input", "br", "img"}
 SVG = {"path", "rect", "circle"}
@@ -87,10 +90,11 @@ def test_nothing_is_asked_from_elsewhere(outline: Outline) -> None:
 def test_only_the_scripts_that_the_policy_names_can_run(outline: Outline, text: str) -> None:
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
-    named = set(re.findall(r"'sha256-([^']*)'", html.unescape(policy[1])))
-    assert "default-src 'none'" in policy[1]
-    assert "unsafe-eval" not in policy[1]
-    assert "script-src 'unsafe-inline'" not in policy[1]
+    rules = html.unescape(policy[1])
+    named = set(re.findall(r"'sha256-([^']*)'", rules))
+    assert "default-src 'none'" in rules
+    assert "unsafe-eval" not in rules
+    assert "script-src 'unsafe-inline'" not in rules
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     hashes = [hashlib.sha256(script.encode()).digest() for script in scripts]
     assert {base64.b64encode(digest).decode() for digest in hashes} == named
@@ -113,11 +117,10 @@ def test_numbers_inside_are_json(outline: Outline) -> None:
     assert len(specs[0]["switched"]) == 2
 
 
-@pytest.mark.parametrize("nasty", ["</script>", "<!--<script>", "a&b", "]]>"])
-def test_no_text_ends_a_script_element(nasty: str) -> None:
-    made = json_text({"name": nasty})
-    assert not set(made) & set("<>&")
-    assert json.loads(made)["name"] == nasty
+def test_no_text_ends_a_script_element() -> None:
+    nasty = ["</script>", "<!--<script>", "a&b", "]]>"]
+    assert not set(json_text(nasty)) & set("<>&")
+    assert json.loads(json_text(nasty)) == nasty
 
 
 def test_legends_say_what_an_epsilon_is(outline: Outline) -> None:
@@ -131,35 +134,36 @@ def test_legends_say_what_an_epsilon_is(outline: Outline) -> None:
         assert f"basis basis-{basis}" in kinds
 
 
-@pytest.mark.parametrize(
-    ("cell", "kind", "rest"),
-    [
-        ("holds", "holds", ""),
-        ("Holds in part: 2 points below", "part", " 2 points below"),
-        ("fails, by 3", "fails", " by 3"),
-        ("not measured", "unmeasured", ""),
-        ("holdsworth", None, ""),
-        ("it fails", None, ""),
-    ],
-)
-def test_verdicts_are_chips(cell: str, kind: str | None, rest: str) -> None:
-    made = table_html(Table("t", "T", ("verdict",), ((cell,),)), files=False)
-    if kind is None:
-        assert "chip" not in made
-    else:
-        assert re.search(rf'<span class="chip chip-{kind}">[^<]*</span>{rest}</td>', made)
+def cells(*column: Cell) -> list[str]:
+    """HTML of the cells of a table with one column."""
+    table = Table("t", "T", ("value",), tuple((cell,) for cell in column))
+    text = render(Page("t", "", (Section("s", "S", exhibits=(table,)),)))
+    return re.findall(r"<tr>(<td.*?</td>)</tr>", text)
+
+
+def test_verdicts_are_chips() -> None:
+    verdicts = {
+        "holds": ("holds", ""),
+        "Holds in part: 2 points below": ("part", " 2 points below"),
+        "fails, by 3": ("fails", " by 3"),
+        "not measured": ("unmeasured", ""),
+        "holdsworth": None,
+        "it fails": None,
+    }
+    for made, expected in zip(cells(*verdicts), verdicts.values(), strict=True):
+        if expected is None:
+            assert "chip" not in made
+        else:
+            kind, rest = expected
+            assert re.search(rf'<span class="chip chip-{kind}">[^<]*</span>{rest}</td>', made)
 
 
 def test_cells_sort_by_their_numbers() -> None:
-    cells = ((1234.5,), (None,), (float("inf"),), (float("nan"),))
-    made = table_html(Table("t", "T", ("value",), cells), files=False)
-    assert 'data-sort="1,234" data-number="1234.5"' in made or 'data-number="1234.5"' in made
-    assert 'data-number="Infinity"' in made
-    assert made.count("data-number") == 2
-
-
-def test_prose_marks_code_and_nothing_else() -> None:
-    assert prose("`<a>` *b*") == "<code>&lt;a&gt;</code> *b*"
+    number, nothing, infinite, undefined, truth = cells(1234.5, None, math.inf, math.nan, True)
+    assert 'data-sort="1,234" data-number="1234.5"' in number
+    assert "data-" not in nothing
+    assert 'data-number="Infinity"' in infinite
+    assert "data-number" not in undefined + truth
 
 
 def test_small_pages() -> None:
@@ -173,7 +177,57 @@ def test_the_same_page_gives_the_same_text(text: str) -> None:
     assert render(PAGE, files=True) == text
 
 
-def test_names_are_checked() -> None:
-    wrong = replace(SETTINGS, name="a b")
+SMALL = Page("Small", "", (Section("s", "S", exhibits=(ERRORS,), details={"more": SETTINGS}),))
+
+
+def below(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*.*"))
+
+
+def test_everything_is_written(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "page"
+    written = write_page(SMALL, target)
+    assert written[0] == target / "index.html"
+    assert [path.relative_to(target).as_posix() for path in written] == [
+        "index.html", "data/error.csv", "figures/error.svg", "figures/error.png",
+        "data/settings.csv",
+    ]  # fmt: skip
+    assert below(target) == sorted(path.relative_to(target).as_posix() for path in written)
+    assert (target / "index.html").read_text(encoding="utf-8") == render(SMALL, files=True)
+    assert (target / "data/settings.csv").read_bytes() == to_csv(SETTINGS)
+    assert (target / "figures/error.svg").read_bytes() == to_svg(ERRORS)
+    assert (target / "figures/error.png").read_bytes() == to_png(ERRORS)
+
+
+def test_without_pictures(tmp_path: Path) -> None:
+    write_page(SMALL, tmp_path, pictures=False)
+    assert below(tmp_path) == ["data/error.csv", "data/settings.csv", "index.html"]
+    assert "figures/" not in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_pictures_have_the_colours_of_their_page(tmp_path: Path) -> None:
+    page = Page("t", "", (Section("s", "S", exhibits=(ACCURACY, ERRORS)),))
+    write_page(page, tmp_path)
+    assert (tmp_path / "figures/error.svg").read_bytes() == to_svg(
+        ERRORS, looks_of(all_exhibits(page))
+    )
+    # Alone it would have others: a control of the test above.
+    swapped = replace(ERRORS, series=ERRORS.series[::-1])
+    assert to_svg(swapped) != to_svg(swapped, looks_of(all_exhibits(page)))
+
+
+def test_all_or_none(tmp_path: Path) -> None:
+    write_page(SMALL, tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in below(tmp_path)}
+    (tmp_path / "data" / "claims.csv").mkdir()  # in the way
+    with pytest.raises(IsADirectoryError):
+        write_page(PAGE, tmp_path, pictures=False)
+    (tmp_path / "data" / "claims.csv").rmdir()
+    assert {name: (tmp_path / name).read_bytes() for name in below(tmp_path)} == before
+
+
+def test_a_wrong_name_leaves_no_trace(tmp_path: Path) -> None:
+    wrong = Page("t", "", (Section("s", "S", exhibits=(replace(ERRORS, name="../../x"),)),))
     with pytest.raises(ArgumentError, match="name of exhibit"):
-        render(Page("t", "", (Section("s", "S", exhibits=(wrong,)),)))
+        write_page(wrong, tmp_path / "page")
+    assert list(tmp_path.iterdir()) == []

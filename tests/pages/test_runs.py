@@ -1,19 +1,118 @@
-"""Pages of a user's own runs: what they show, and what they say about it."""
+"""Pages of a user's own runs: which become one line, what they show and say, and `report`."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import shutil
 import statistics
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diffsketch.pages.exhibits import Page, Plot
+from diffsketch.app import files as directory
+from diffsketch.app.files import locked
+from diffsketch.app.settings import RunConfig
+from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
-from diffsketch.pages.runs import page_of_runs
-from diffsketch.privacy.claim import Basis, Epsilon
-from tests.app.commands import invoke, read_lines
-from tests.pages.runs_sample import SCRIPT, plot_of, results_of, series_of
+from diffsketch.pages.run_lines import RunLine, RunPoint, RunRecord, lines_of, read_run
+from diffsketch.pages.runs import page_of_runs, plots_of, results_of, table_of
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
+
+SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
+SCRIPT = "<script>alert(1)</script>"
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+
+
+def plot_of(page: Page, name: str) -> Plot:
+    found = {one.name: one for section in page.sections for one in section.exhibits}
+    plot = found[name]
+    assert isinstance(plot, Plot)
+    return plot
+
+
+def series_of(page: Page, plot: str, name: str) -> Series:
+    return next(one for one in plot_of(page, plot).series if one.name == name)
+
+
+def rows_of(page: Page) -> dict[str, dict[str, Any]]:
+    table = next(one for one in page.sections[0].exhibits if isinstance(one, Table))
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return {str(row["Run"]): row for row in rows}
+
+
+def point(index: int, accuracy: float, *, loss: float | None = 1.0) -> RunPoint:
+    spent = Epsilon(float("inf"), 1e-5, index, Basis.NONE, SCOPE)
+    return RunPoint(index, accuracy, loss, 100 * index, 10 * index, spent, None)
+
+
+def made(
+    curve: tuple[RunPoint, ...] = (point(0, 0.1),),
+    *,
+    outcome: str = "finished",
+    name: str | None = None,
+    path: str = "somewhere",
+    **settings: Any,
+) -> RunRecord:
+    config = RunConfig(**{"method": "none", "algorithm": "sgd", "rounds": 10, **settings})
+    last = curve[-1]
+    summary = {
+        "outcome": outcome, "reason": "", "diverging": False, "rounds": last.round_index,
+        "accuracy": last.accuracy, "best_accuracy": last.accuracy, "message_bytes": 7,
+        "bytes_up": last.bytes_up, "bytes_down": last.bytes_down, "claim": "", "assumes": [],
+        "uncompressed_bytes_up": 0, "uncompressed_bytes_down": 0, "noised_share": None,
+        "epsilon": {
+            "value": None, "delta": 1e-5, "basis": "none", "unit": "client",
+            "relation": "replace", "trust": "local", "rounds": last.round_index,
+            "simulated": False,
+        },
+    }  # fmt: skip
+    return RunRecord(
+        path=Path(path),
+        config=config,
+        curve=curve,
+        summary=summary if outcome not in ("interrupted", "under way") else None,
+        rounds=last.round_index,
+        seconds=None,
+        outcome=outcome,
+        versions={},
+        command="",
+        name=name,
+    )
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with two seeds: no claim, a claim, a proof, a run that diverges, an odd name."""
+    here = tmp_path_factory.mktemp("compared")
+    (here / "all.toml").write_text(
+        '[[run]]\nname = "plain"\nmethod = "none"\n'
+        f'[[run]]\nname = "{SCRIPT}"\nmethod = "sketch"\nrows = 2\ncols = 30\n'
+        '[[run]]\nmethod = "diffsketch"\nrows = 2\ncols = 30\n'
+        '[[run]]\nname = "gauss"\nmethod = "sketch-gaussian"\nclip = 1.0\nnoise_multiplier = 5.0\n'
+        'rows = 2\ncols = 30\nbudget = 9.0\n'
+        '[[run]]\nname = "hot"\nmethod = "none"\nlearning_rate = 1e38\n'
+    )  # fmt: skip
+    out = here / "out"
+    arguments: list[str | Path] = ["--config", here / "all.toml", "--seeds", "2", "--output", out]
+    assert invoke("compare", *SMALL, *arguments).exit_code == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted after 3 of 4 rounds."""
+    path = tmp_path_factory.mktemp("stopped") / "run"
+    with interrupted_in_round(3):
+        result = invoke("run", *SMALL, "--method", "none", "--output", path)
+    assert result.exit_code == 130, result.output
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +133,7 @@ def test_seeds_are_one_line_with_their_spread(page: Page, compared: Path) -> Non
     assert line.low == tuple(min(pair) for pair in zip(*seeds, strict=True))
     assert line.high == tuple(max(pair) for pair in zip(*seeds, strict=True))
     assert "from the lowest to the highest seed" in plot_of(page, "mnist-accuracy").caption
-    row = results_of(page)["plain"]
+    row = rows_of(page)["plain"]
     assert row["Seeds"] == 2
     assert row["±"] == pytest.approx(100 * statistics.stdev(one[-1] for one in seeds), abs=1e-5)
 
@@ -55,7 +154,7 @@ def test_what_diverged_is_shown_so(page: Page) -> None:
     loss = series_of(page, "mnist-loss", "hot")
     assert loss.y[0] is not None
     assert loss.y[-1] is None
-    assert results_of(page)["hot"]["Outcome"] == "diverged (of 4 rounds)"
+    assert rows_of(page)["hot"]["Outcome"] == "diverged (of 4 rounds)"
     assert "Diverged: hot (2 of 2)." in page.sections[0].lead
 
 
@@ -73,12 +172,15 @@ def test_the_legend_has_all_words_of_each_epsilon(page: Page) -> None:
                 scope = epsilon.scope
                 words = (epsilon.basis, scope.unit, scope.relation, scope.trust)
                 assert words == expected.get(one.name, words), (plot.name, one.name)
-    cell = results_of(page)["gauss"]["Epsilon"]
+    cell = rows_of(page)["gauss"]["Epsilon"]
     assert isinstance(cell, Epsilon)
     assert (cell.basis, cell.rounds) == (Basis.PROVEN, 4)
     html = render(page)
     for word in ("proven", "claimed", "coordinate unit", "client unit", "replace", "local trust"):
         assert word in html
+    assert SCRIPT in rows_of(page)  # a name, as it is
+    assert SCRIPT not in html
+    assert "&lt;script&gt;alert(1)" in html
 
 
 def test_epsilon_over_rounds(page: Page, compared: Path) -> None:
@@ -107,7 +209,7 @@ def test_noise_and_time(page: Page) -> None:
 
 
 def test_leads_claims_settings_and_origin(page: Page) -> None:
-    rows = results_of(page)
+    rows = rows_of(page)
     best = max(rows.values(), key=lambda row: row["Accuracy, %"])
     assert f"{best['Run']} is the most accurate with {best['Accuracy, %']:.2f}%" in page.lead
     assert "Proven privacy: gauss." in page.sections[0].lead
@@ -126,20 +228,13 @@ def test_leads_claims_settings_and_origin(page: Page) -> None:
     assert "torch" in page.origin["Versions of the runs"]
 
 
-def test_names_are_no_markup(page: Page) -> None:
-    assert SCRIPT in results_of(page)  # as it is, here
-    html = render(page)
-    assert SCRIPT not in html
-    assert "&lt;script&gt;alert(1)" in html
-
-
 def test_runs_are_found_below_and_counted_once(compared: Path, page: Page) -> None:
     one = compared / "plain" / "seed-0"
     again = page_of_runs([compared.parent, compared, one, compared / "plain" / ".." / "plain"])
-    assert results_of(again) == results_of(page)
+    assert rows_of(again) == rows_of(page)
     alone = page_of_runs([one])
-    assert list(results_of(alone)) == ["plain"]  # its name in the comparison
-    assert results_of(alone)["plain"]["Seeds"] == 1
+    assert list(rows_of(alone)) == ["plain"]  # its name in the comparison
+    assert rows_of(alone)["plain"]["Seeds"] == 1
 
 
 def test_one_section_for_each_task(compared: Path, tmp_path: Path) -> None:
@@ -149,3 +244,251 @@ def test_one_section_for_each_task(compared: Path, tmp_path: Path) -> None:
     page = page_of_runs([compared, tmp_path])
     assert [section.name for section in page.sections] == ["mnist", "mnist-devices", "privacy"]
     assert page.title == "Training runs: MNIST, MNIST*"
+
+
+def test_a_seed_that_stopped_keeps_its_last_value() -> None:
+    """Else the mean would rise when a bad seed is gone; nor is there a jump at its last round."""
+    whole = made((point(0, 0.1), point(5, 0.5), point(10, 0.9)))
+    gone = made((point(0, 0.1), point(3, 0.2, loss=None)), outcome="diverged", seed=1)
+    (line,), _ = lines_of([whole, gone])
+    accuracy, loss = plots_of([line], prefix="p")
+    assert accuracy.series[0].other_x["Rounds"] == (0.0, 5.0, 10.0)
+    assert accuracy.series[0].y == pytest.approx((0.1, 0.35, 0.55))
+    assert accuracy.series[0].ended == "1 of 2 seeds diverged"
+    assert loss.series[0].y == (1.0, None, None)
+    assert table_of([line], prefix="p").rows[0][1] == "1 of 2 finished, 1 of 2 diverged"
+
+
+def test_a_seed_that_goes_on_counts_as_far_as_it_is() -> None:
+    whole = made((point(0, 0.1), point(5, 0.5), point(10, 0.9)))
+    open_end = made((point(0, 0.1), point(5, 0.3)), outcome="under way", seed=1)
+    (line,), _ = lines_of([whole, open_end])
+    accuracy = plots_of([line], prefix="p")[0].series[0]
+    assert accuracy.y == pytest.approx((0.1, 0.4, 0.9))
+    assert accuracy.ended == "1 of 2 seeds under way"
+    assert "seed 1: 5 of 10 rounds so far" in accuracy.note
+    assert results_of(line)["Accuracy, %"] == 90  # of those that ended
+
+
+def names(*runs: RunRecord) -> list[str]:
+    return [line.name for line in lines_of(runs)[0]]
+
+
+def test_names_say_what_differs() -> None:
+    size: dict[str, Any] = {"rows": 7, "cols": 22}
+    sketch: dict[str, Any] = {"method": "sketch", "combine": "mean", "family": "blocked"}
+    assert names(made()) == ["none"]
+    assert names(made(), made(**sketch, **size)) == ["none", "sketch"]
+    assert names(made(**sketch, **size), made(**sketch, rows=1, cols=154)) == [
+        "sketch 7x22", "sketch 1x154",
+    ]  # fmt: skip
+    diffsketch: dict[str, Any] = {"method": "diffsketch", "combine": "median", **size}
+    assert names(
+        made(**diffsketch, per_round=1.0),
+        made(**diffsketch, per_round=0.5),
+        made(**sketch, **size),  # has another default of `combine`: its name says so
+        made(rounds=2000),
+    ) == [
+        "diffsketch, 10 rounds, epsilon 1 a round",
+        "diffsketch, 10 rounds, epsilon 0.5 a round",
+        "sketch, 10 rounds",
+        "none, 2,000 rounds",
+    ]
+    assert names(made(learning_rate=0.1), made(learning_rate=0.5)) == [
+        "none, learning rate 0.1", "none, learning rate 0.5",
+    ]  # fmt: skip
+    assert names(made(budget=3.0), made()) == ["none, budget 3", "none"]
+
+
+def test_names_of_comparisons_are_kept() -> None:
+    assert names(made(name="a", budget=1.0), made(name="b")) == ["a", "b"]
+    assert names(made(name="a", budget=1.0), made(name="a", budget=2.0)) == [
+        "a, budget 1", "a, budget 2",
+    ]  # fmt: skip
+    assert names(made(name="a"), made(name="b")) == ["a", "b"]  # though their settings are one
+
+
+def test_a_run_twice_is_counted_once_unless_it_differs() -> None:
+    long = made((point(0, 0.1), point(5, 0.5)), path="long")
+    short = made((point(0, 0.1),), path="short", outcome="interrupted")
+    lines, notes = lines_of([short, long])
+    assert [line.runs for line in lines] == [(long,)]
+    assert notes == ["short repeats long, and is counted once."]
+    other = made((point(0, 0.1), point(5, 0.6)), path="other")
+    lines, notes = lines_of([long, other])
+    assert [line.name for line in lines] == ["none (long)", "none (other)"]
+    assert notes == []
+
+
+def test_many_seeds_in_a_line() -> None:
+    line = RunLine("a", tuple(made(seed=seed) for seed in range(3, 40)))
+    assert line.seeds == "3 to 39"
+    assert RunLine("a", tuple(made(seed=seed) for seed in (1, 2, 9))).seeds == "1, 2, 9"
+
+
+def tree(path: Path) -> dict[str, tuple[bytes, int]]:
+    files = [item for item in sorted(path.rglob("*")) if item.is_file()]
+    return {str(item): (item.read_bytes(), item.stat().st_mtime_ns) for item in files}
+
+
+def test_nothing_is_locked_or_changed(
+    compared: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a lock was taken")
+
+    before = tree(compared), tree(stopped)
+    lock = locked(stopped)  # a process that writes keeps nobody from reading
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    try:
+        page_of_runs([compared, stopped])
+    finally:
+        os.close(lock)
+    assert (tree(compared), tree(stopped)) == before
+
+
+def test_interrupted_and_under_way(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = page_of_runs([stopped])
+    row = rows_of(page)["none"]
+    assert (row["Outcome"], row["Rounds"]) == ("interrupted (of 4 rounds)", 3)
+    assert "Bytes of a message" not in row  # nobody knows it before the summary
+    assert row["Milliseconds a round"] > 0
+    line = series_of(page, "mnist-loss", "none")
+    assert (line.x, line.ended) == ((0.0, 2.0), "interrupted")
+    assert page.notice == "1 of 1 runs is interrupted, and shown as far as it goes."
+    assert "so far" in page.lead
+    place = stopped.stat()
+    where = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
+    (tmp_path / "locks").write_text(f"1: FLOCK  ADVISORY  WRITE 12 {where} 0 EOF\n")
+    monkeypatch.setattr(directory, "_LOCKS", tmp_path / "locks")
+    assert read_run(stopped).outcome == "under way"
+    monkeypatch.setattr(directory, "_LOCKS", tmp_path / "none")
+    assert read_run(stopped).outcome == "interrupted"
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell")
+def test_the_kernel_tells_who_writes(stopped: Path) -> None:
+    lock = locked(stopped)
+    try:
+        assert read_run(stopped).outcome == "under way"
+    finally:
+        os.close(lock)
+    assert read_run(stopped).outcome == "interrupted"
+
+
+def test_a_run_that_has_just_begun(stopped: Path, tmp_path: Path) -> None:
+    for name in ("run.json", "config.toml"):
+        (tmp_path / name).write_bytes((stopped / name).read_bytes())
+    page = page_of_runs([tmp_path])
+    assert rows_of(page)["none"]["Rounds"] == 0
+    assert [one.name for one in page.sections[0].exhibits] == ["mnist-results"]
+    render(page)
+
+
+@pytest.fixture
+def here(tmp_path: Path, compared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that commands are run in, with a comparison below `runs`."""
+    shutil.copytree(compared, tmp_path / "runs" / "compare")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_page_figures_and_data(here: Path) -> None:
+    result = invoke("report", "runs")
+    assert result.exit_code == 0, result.output
+    assert "Wrote runs/report/index.html\n" in result.stdout
+    assert "Wrote runs/report/figures (" in result.stdout
+    html = (here / "runs" / "report" / "index.html").read_text(encoding="utf-8")
+    for words in ("Training runs: MNIST", "Test accuracy", "Time per round", "coordinate unit"):
+        assert words in html
+    names = {path.stem for path in (here / "runs" / "report" / "figures").iterdir()}
+    assert {"mnist-accuracy", "mnist-epsilon", "mnist-time"} <= names
+    table = (here / "runs" / "report" / "data" / "mnist-results.csv").read_text(encoding="utf-8")
+    assert "claimed" in table
+    # The next one has a name of its own, and reports are no runs.
+    again = invoke("report", "runs", "--no-pictures", "--title", "Mine & yours")
+    assert again.exit_code == 0, again.output
+    assert "Wrote runs/report-2/index.html" in again.stdout
+    assert not (here / "runs" / "report-2" / "figures").exists()
+    html = (here / "runs" / "report-2" / "index.html").read_text(encoding="utf-8")
+    assert "<title>Mine &amp; yours" in html
+
+
+def test_commands_do_not_import_what_they_do_not_need() -> None:
+    code = (
+        "import importlib, sys, tomllib\n"
+        "project = tomllib.load(open('pyproject.toml', 'rb'))['project']\n"
+        "importlib.import_module(project['scripts']['diffsketch'].partition(':')[0])\n"
+        "heavy = {'torch', 'plotly', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def other_record(path: Path) -> None:
+    """A measurement whose seal nobody checks: without one of its values."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    del lines[1]["epsilon"]["unit"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+RUN = Path("runs/compare/plain/seed-0")
+
+
+@pytest.mark.parametrize(
+    ("given", "damage", "said"),
+    [
+        ("nowhere", None, "nowhere: no such directory"),
+        ("empty", lambda: Path("empty").mkdir(), "empty: there is no run in it"),
+        (RUN, lambda: change(RUN / "config.toml", "rounds = 4", "rounds = 5"), "toml: changed"),
+        (RUN, lambda: change(RUN / "run.json", "run 2", "run 9"), "another version"),
+        (RUN, lambda: (RUN / "metrics.jsonl").unlink(), "metrics.jsonl: damaged or missing"),
+        (RUN, lambda: other_record(RUN / "metrics.jsonl"), "metrics.jsonl: damaged: line 2"),
+        (RUN, lambda: change(RUN / "metrics.jsonl", '"accuracy": 0.', '"accuracy": 7.'), "from 0"),
+        (RUN, lambda: change(RUN / "metrics.jsonl", '"round": 2', '"round": 0'), "above 0, got 0"),
+        (RUN, lambda: change(RUN / "summary.json", "finished", "diverged"), "json: damaged"),
+        (
+            "runs",
+            lambda: change(Path("runs/compare/comparison.plan.json"), "plain", "plane"),
+            "comparison.plan.json: damaged",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("here")
+def test_what_is_damaged_is_said_in_a_line(
+    given: str | Path, damage: Callable[[], object] | None, said: str
+) -> None:
+    if damage is not None:
+        damage()
+    before = sorted(Path.cwd().rglob("*"))
+    result = invoke("report", "runs/compare/diffsketch-rows=2-cols=30", given, "--output", "page")
+    assert said in refused(result)
+    assert result.stdout == ""
+    assert sorted(Path.cwd().rglob("*")) == before
+
+
+def test_a_checkpoint_of_an_unfinished_run(here: Path) -> None:
+    for name in ("summary.json", "model.safetensors"):
+        (here / RUN / name).unlink()
+    assert invoke("report", RUN, "--output", "page", "--no-pictures").exit_code == 0
+    (here / RUN / "checkpoint.safetensors").write_bytes(b"half")
+    result = invoke("report", RUN)
+    assert "checkpoint.safetensors: damaged checkpoint" in refused(result)
+
+
+def test_nothing_is_overwritten(here: Path) -> None:
+    (here / "page").mkdir()
+    (here / "page" / "notes.txt").write_text("mine")
+    result = invoke("report", "runs", "--output", "page")
+    assert result.exit_code == 2
+    assert "--output must be a new or empty directory, got --output='page'" in result.stderr
+    assert [path.name for path in (here / "page").iterdir()] == ["notes.txt"]

@@ -1,22 +1,32 @@
-"""Composition over rounds: against tables, dp-accounting's own accountants, and simulation."""
+"""Composition over rounds: against exact values, dp-accounting's accountants, and simulation."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
+from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import integrate, stats
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import delta_for, epsilon_for, renyi_epsilon_for
-from diffsketch.privacy.accounting.events import Event
+from diffsketch.privacy.accounting import events, losses
+from diffsketch.privacy.accounting.composition import (
+    epsilon_for,
+    few_kinds,
+    gaussian_epsilon,
+    no_better,
+)
+from diffsketch.privacy.accounting.events import Event, Leaf, PoissonEvent
 
 DELTA = 1e-5
 Array = npt.NDArray[np.float64]
@@ -26,23 +36,81 @@ def rounds_of(event: Event, rounds: int, delta: float = DELTA) -> float:
     return epsilon_for(events.repeated(event, rounds), delta)
 
 
-def sampled(rate: float, multiplier: float) -> Event:
+def sampled(rate: float, multiplier: float) -> Leaf:
     return events.poisson_sampled(rate, events.gaussian(multiplier))
+
+
+def theirs(event: Event) -> Any:
+    """The same event as dp-accounting's."""
+    parts = []
+    for leaf, count in events.leaves(event):
+        inner = leaf.event if isinstance(leaf, PoissonEvent) else leaf
+        gaussian = isinstance(inner, events.GaussianEvent)
+        kind = dp_event.GaussianDpEvent if gaussian else dp_event.LaplaceDpEvent
+        other = kind(inner.noise_multiplier)  # type: ignore[union-attr]
+        if isinstance(leaf, PoissonEvent):
+            other = dp_event.PoissonSampledDpEvent(leaf.rate, other)
+        parts.append(dp_event.SelfComposedDpEvent(other, count))
+    return dp_event.ComposedDpEvent(parts)
+
+
+# Gaussian noise, in closed form.
+
+
+def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
+    with mpmath.workdps(400):
+        shift, level = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        first = mpmath.ncdf(shift / 2 - level / shift)
+        return first - mpmath.exp(level) * mpmath.ncdf(-shift / 2 - level / shift)
+
+
+def powers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda power: 10.0**power)
+
+
+@settings(max_examples=50, deadline=None)
+@given(mu=powers(-12, 1.5), delta=powers(-15, -0.01))
+def test_gaussian_epsilon_is_exact_and_rounded_up(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    assert exact_delta(mu, epsilon) <= delta * (1 + 1e-9)
+    if epsilon > 0:
+        assert exact_delta(mu, epsilon) >= delta * (1 - 1e-8)
+        # The control: the noise 1% smaller than was paid for.
+        assert exact_delta(1.01 * mu, epsilon) > delta * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("mu", [1e3, 1e9, 1e100])
+def test_huge_shifts(mu: float) -> None:
+    """There delta is `Phi(-u)` but for a term that is smaller by a factor of `mu`."""
+    for delta in (1e-15, 0.5):
+        with mpmath.workdps(250):
+            u = -mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(delta) - 1)
+            known = mpmath.mpf(mu) * (u + mpmath.mpf(mu) / 2)
+        assert abs(gaussian_epsilon(mu, delta) / known - 1) < 3 / mu + 1e-9
+
+
+def test_tiny_shifts_and_the_ends() -> None:
+    """With epsilon = 0, delta is the total variation `2 Phi(mu / 2) - 1`, about `mu phi(0)`."""
+    for mu in (1e-300, 1e-12, 1e-6):
+        limit = mu / math.sqrt(2 * math.pi)
+        assert gaussian_epsilon(mu, 1.0001 * limit) == 0
+        if mu > 1e-20:
+            assert 0 < gaussian_epsilon(mu, 0.99 * limit) < mu
+    assert gaussian_epsilon(0.0, 1e-5) == 0
+    assert gaussian_epsilon(1.0, 0.0) == gaussian_epsilon(1e200, 1e-5) == math.inf
+
+
+# All events.
 
 
 @pytest.mark.parametrize(
     ("event", "rounds", "expected"),
     [
         (events.gaussian(3.7306), 1, 1.000),
-        (events.gaussian(3.7306), 100, 14.43),
-        (events.gaussian(3.7306), 1000, 71.27),
-        (events.gaussian(10.0), 1, 0.341),
         (events.gaussian(10.0), 100, 4.377),
         (events.gaussian(10.0), 1000, 17.86),
         (events.laplace(10.0), 1, 0.100),
         (events.laplace(10.0), 100, 4.22),
-        (events.laplace(10.0), 1000, 17.42),
-        (sampled(1 / 600, 1.0), 100, 0.100),
         (sampled(1 / 600, 1.0), 1000, 0.261),
         (sampled(0.01, 1.0), 100, 0.718),
         (sampled(0.01, 1.0), 1000, 1.828),
@@ -53,11 +121,11 @@ def test_known_values(event: Event, rounds: int, expected: float) -> None:
     assert rounds_of(event, rounds) == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "event",
     [
-        events.repeated(events.laplace(3.0), 20),
-        events.repeated(sampled(0.01, 0.8), 500),
+        events.repeated(sampled(0.01, 0.8), 200),
         events.repeated(events.poisson_sampled(0.1, events.laplace(2.0)), 50),
         events.composed(
             events.repeated(events.gaussian(9.0), 10),
@@ -67,22 +135,24 @@ def test_known_values(event: Event, rounds: int, expected: float) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_against_the_accountants_of_dp_accounting(event: Event, delta: float) -> None:
+def test_against_the_accountants_of_dp_accounting(event: Event) -> None:
     """Theirs uses a fixed grid, so ours may be below it by its coarseness, but not by more."""
-    theirs = float(PLDAccountant().compose(event).get_epsilon(target_delta=delta))
-    ours = epsilon_for(event, delta)
-    assert ours == pytest.approx(theirs, rel=1e-3)
-    assert ours <= renyi_epsilon_for(event, delta)
-    if "Laplace" not in str(event):
-        rdp = float(RdpAccountant().compose(event).get_epsilon(target_delta=delta))
-        assert ours < rdp
-
-
-# Exact deltas of one round on a sample (Balle, Barthe, Gaboardi 2018), by high precision.
+    tight, loose = PLDAccountant(), RdpAccountant()
+    tight.compose(theirs(event))
+    for delta in (1e-3, 1e-6):
+        ours = epsilon_for(event, delta)
+        assert ours == pytest.approx(float(tight.get_epsilon(target_delta=delta)), rel=1e-3)
+        renyi = losses.renyi_epsilon(Counter(dict(events.leaves(event))), delta)
+        assert ours <= renyi
+        if "Laplace" not in str(event):
+            rdp = float(loose.compose(theirs(event)).get_epsilon(target_delta=delta))
+            assert ours < rdp
+            assert renyi == pytest.approx(rdp, rel=0.1)  # their orders are others
+            loose = RdpAccountant()
 
 
 def exact_sampled_delta(rate: float, multiplier: float, epsilon: float) -> float:
+    """Of one round on a sample (Balle, Barthe, Gaboardi 2018), by high precision."""
     with mpmath.workdps(60):
         q, mu = mpmath.mpf(rate), 1 / mpmath.mpf(multiplier)
 
@@ -99,7 +169,7 @@ def exact_sampled_delta(rate: float, multiplier: float, epsilon: float) -> float
 
 
 @pytest.mark.parametrize(("rate", "multiplier"), [(0.5, 1.0), (0.01, 1.0), (1e-3, 0.3), (0.1, 8.0)])
-@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+@pytest.mark.parametrize("delta", [1e-3, 1e-8])
 def test_one_sampled_round_is_exact(rate: float, multiplier: float, delta: float) -> None:
     epsilon = epsilon_for(sampled(rate, multiplier), delta)
     assert exact_sampled_delta(rate, multiplier, epsilon) <= delta
@@ -107,13 +177,6 @@ def test_one_sampled_round_is_exact(rate: float, multiplier: float, delta: float
         assert exact_sampled_delta(rate, multiplier, epsilon * 0.998) > delta
         # The control: a fifth less noise than was paid for.
         assert exact_sampled_delta(rate, 0.8 * multiplier, epsilon) > delta
-
-
-def simulated_delta(draws: list[Array], epsilon: float) -> tuple[float, float]:
-    """Mean and standard error of `max(0, 1 - exp(epsilon - loss))` over the sums of the losses."""
-    total = np.sum(draws, axis=0)
-    excess = -np.expm1(np.minimum(epsilon - total, 0.0))
-    return float(excess.mean()), float(excess.std() / math.sqrt(len(excess)))
 
 
 def loss_draws(rng: np.random.Generator, size: int, less: float) -> list[Array]:
@@ -140,17 +203,15 @@ def test_different_rounds_against_simulation() -> None:
         events.gaussian(3.0),
         events.repeated(sampled(0.2, 1.5), 2),
     )
-    rng, size = np.random.default_rng(11), 1_000_000
-    draws, wrong = loss_draws(rng, size, 1.0), loss_draws(rng, size, 0.8)
-    for epsilon in (0.2, 0.6, 1.0):
-        delta = delta_for(event, epsilon)
-        mean, error = simulated_delta(draws, epsilon)
-        assert abs(mean - delta) < 6 * error + 1e-3 * delta
-        mean, error = simulated_delta(wrong, epsilon)
-        assert mean - delta > 6 * error + 1e-3 * delta
-
-
-# What is pure, approximate, or known only by its Rényi divergence.
+    rng, size = np.random.default_rng(11), 300_000
+    right, wrong = loss_draws(rng, size, 1.0), loss_draws(rng, size, 0.8)
+    for delta in (0.2, 0.05, 0.01):
+        epsilon = epsilon_for(event, delta)
+        for draws, fits in ((right, True), (wrong, False)):
+            excess = -np.expm1(np.minimum(epsilon - np.sum(draws, axis=0), 0.0))
+            error = 6 * float(excess.std()) / math.sqrt(size) + 1e-3 * delta
+            gap = float(excess.mean()) - delta
+            assert (abs(gap) < error) if fits else (gap > error)
 
 
 def optimal_composition(bound: float, failure: float, rounds: int, epsilon: float) -> float:
@@ -177,70 +238,22 @@ def test_approximate_rounds_compose_optimally(bound: float, failure: float, roun
         assert optimal_composition(bound, failure, rounds, 0.995 * epsilon) > delta
 
 
-def test_without_delta() -> None:
+def test_without_delta_and_with_failures() -> None:
     assert rounds_of(events.laplace(4.0), 10, 0.0) == pytest.approx(2.5)
     assert rounds_of(events.approximate(0.5), 10, 0.0) == pytest.approx(5.0)
     bound = math.log1p(0.1 * math.expm1(0.5))
-    assert rounds_of(events.poisson_sampled(0.1, events.laplace(2.0)), 7, 0.0) == pytest.approx(
-        7 * bound
-    )
-    for event in (events.gaussian(5.0), sampled(0.1, 5.0), events.concentrated(0.1)):
+    on_a_sample = events.poisson_sampled(0.1, events.laplace(2.0))
+    assert rounds_of(on_a_sample, 7, 0.0) == pytest.approx(7 * bound)
+    for event in (events.gaussian(5.0), sampled(0.1, 5.0)):
         assert epsilon_for(event, 0.0) == math.inf
         assert epsilon_for(events.composed(event, events.laplace(1.0)), 0.0) == math.inf
     assert epsilon_for(events.approximate(0.5, 1e-9), 0.0) == math.inf
-
-
-def test_failures_use_up_delta() -> None:
-    event = events.repeated(events.approximate(0.5, 1e-6), 10)
-    assert epsilon_for(event, 0.9e-5) == math.inf
-    assert epsilon_for(event, 1e-5) <= 5.0
+    ten = events.repeated(events.approximate(0.5, 1e-6), 10)
+    assert epsilon_for(ten, 0.9e-5) == math.inf
+    assert epsilon_for(ten, 1e-5) <= 5.0
     assert epsilon_for(events.approximate(0.5, 1e-6), 1e-6) == 0.5
-    assert delta_for(event, 5.0) == pytest.approx(1e-5, rel=1e-4)
-    assert delta_for(event, math.inf) == pytest.approx(1e-5, rel=1e-4)
-    assert renyi_epsilon_for(event, 1e-6) == math.inf
-
-
-def test_nothing_costs_nothing() -> None:
-    assert epsilon_for(events.composed(), 1e-5) == 0
-    assert epsilon_for(events.composed(), 0.0) == 0
-    assert delta_for(events.composed(), 0.0) == 0
+    assert epsilon_for(events.composed(), 1e-5) == epsilon_for(events.composed(), 0.0) == 0
     assert epsilon_for(events.approximate(0.0), 0.0) == 0
-    assert renyi_epsilon_for(events.composed(), 1e-5) < 1e-9
-
-
-def test_concentrated_rounds_with_pure_ones() -> None:
-    """Gaussian noise as a concentrated event: looser than as itself, never tighter, always valid.
-
-    A mechanism whose divergence is known may be composed with approximate ones by taking the
-    probability that those fail off delta; here against the same rounds without that detour.
-    """
-    pure = events.repeated(events.approximate(0.1, 1e-8), 20)
-    known = events.composed(events.gaussian(2.0), pure)
-    bounded = events.composed(events.concentrated(1 / 8), pure)
-    for delta in (1e-3, 1e-5):
-        exact, loose = epsilon_for(known, delta), epsilon_for(bounded, delta)
-        assert exact < loose < 1.25 * exact + 0.2
-        assert delta_for(bounded, loose) <= delta * (1 + 1e-6)
-    # Taking less noise for granted than there is (the control) is seen.
-    less = events.composed(events.concentrated(1 / 16), pure)
-    assert epsilon_for(less, 1e-5) < 0.9 * epsilon_for(known, 1e-5)
-    assert epsilon_for(bounded, 1e-7) == math.inf  # the 20 failures alone have more
-
-
-def test_concentrated_rounds_with_any_other() -> None:
-    parts = [
-        events.concentrated(0.01, 0.02),
-        events.gaussian(5.0),
-        events.laplace(8.0),
-        sampled(0.05, 2.0),
-        events.poisson_sampled(0.05, events.laplace(1.0)),
-        events.approximate(0.05, 1e-9),
-    ]
-    total = epsilon_for(events.composed(*parts), DELTA)
-    assert math.isfinite(total)
-    assert total <= sum(epsilon_for(part, DELTA / 6) for part in parts)
-    for part in parts:
-        assert epsilon_for(part, DELTA) < total
 
 
 # Extremes: a number, infinity, or an error that says why; never a warning, never NaN.
@@ -249,15 +262,11 @@ def test_concentrated_rounds_with_any_other() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        events.gaussian(1e-3),
         events.gaussian(1e-200),
-        events.gaussian(1e6),
         events.gaussian(1e300),
         events.laplace(1e-6),
         events.laplace(1e9),
         events.approximate(1e9),
-        events.concentrated(1e9, 1e9),
-        events.concentrated(1e-12),
         sampled(1e-9, 1e-3),
         sampled(1e-9, 1e6),
         sampled(0.999, 1e-3),
@@ -269,11 +278,7 @@ def test_concentrated_rounds_with_any_other() -> None:
 )
 @pytest.mark.parametrize("delta", [1e-15, 1e-5, 0.9])
 def test_extremes(event: Event, delta: float) -> None:
-    one = epsilon_for(event, delta)
-    many = epsilon_for(events.repeated(event, 5000), delta)
-    assert 0 <= one <= many * (1 + 1e-6)
-    assert 0 <= delta_for(event, 1.0) <= 1
-    assert renyi_epsilon_for(event, delta) >= 0
+    assert 0 <= epsilon_for(event, delta) <= rounds_of(event, 5000, delta) * (1 + 1e-6)
 
 
 def test_known_extremes() -> None:
@@ -282,8 +287,10 @@ def test_known_extremes() -> None:
     assert epsilon_for(events.gaussian(1e-3), 1e-15) == pytest.approx(5e5 + 7941.3, rel=1e-5)
     assert epsilon_for(events.gaussian(1e6), 1e-5) == 0  # total variation is 4e-7
     assert epsilon_for(events.gaussian(1e-200), 1e-5) == math.inf
-    assert delta_for(events.gaussian(1e-200), 1e5) == 1
     assert epsilon_for(events.laplace(1e-6), 1e-5) <= 1e6
+    for delta in (-1e-9, 1.0, math.nan):
+        with pytest.raises(ArgumentError, match="delta must be in"):
+            epsilon_for(events.gaussian(1.0), delta)
 
 
 def test_small_deltas_are_not_understated() -> None:
@@ -294,77 +301,235 @@ def test_small_deltas_are_not_understated() -> None:
     multiplier, rounds = 100.0, 10_000
     one = events.gaussian(multiplier / math.sqrt(rounds))
     part = sampled(1 - 1e-12, multiplier)
-    for delta in (1e-10, 1e-11, 1e-12, 1e-14):
-        assert rounds_of(part, rounds, delta) >= epsilon_for(one, delta) * (1 - 1e-9)
-        assert rounds_of(part, rounds, delta) <= epsilon_for(one, delta) * 1.1
+    for delta in (1e-10, 1e-12, 1e-14):
+        assert 1 - 1e-9 <= rounds_of(part, rounds, delta) / epsilon_for(one, delta) <= 1.1
 
 
 def test_many_different_rounds() -> None:
     """Three hundred noise multipliers: merged to fewer, which costs little."""
     noise = np.linspace(5.0, 12.0, 300)
-    event = events.composed(*(events.poisson_sampled(0.999999, events.gaussian(z)) for z in noise))
+    event = events.composed(*(sampled(0.999999, z) for z in noise))
     exact = epsilon_for(events.composed(*(events.gaussian(z) for z in noise)), DELTA)
     assert exact * (1 - 1e-3) <= epsilon_for(event, DELTA) <= 1.015 * exact
 
 
-@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
-def test_delta_is_checked(delta: float) -> None:
-    with pytest.raises(ArgumentError, match="delta must be in"):
-        epsilon_for(events.gaussian(1.0), delta)
-    with pytest.raises(ArgumentError, match="delta must be in"):
-        renyi_epsilon_for(events.gaussian(1.0), delta)
-    with pytest.raises(ArgumentError, match="epsilon must be >= 0"):
-        delta_for(events.gaussian(1.0), math.nan)
-
-
 # Laws.
 
-powers = st.floats(-1, 1.5).map(lambda power: 10.0**power)
 leaf = st.one_of(
-    st.builds(events.gaussian, powers),
-    st.builds(events.laplace, powers),
-    st.builds(events.concentrated, st.floats(1e-3, 1.0)),
+    st.builds(events.gaussian, powers(-1, 1.5)),
+    st.builds(events.laplace, powers(-1, 1.5)),
     st.builds(events.approximate, st.floats(0.01, 1.0), st.sampled_from([0.0, 1e-9])),
     st.builds(sampled, st.floats(1e-3, 0.5), st.floats(0.5, 10.0)),
 )
-deltas = st.floats(-7, -2).map(lambda power: 10.0**power)
-slow = settings(max_examples=25, deadline=None)
 ROUNDING = 1e-3  # grids differ with what is on them
 
 
-@slow
-@given(leaf, deltas, st.integers(1, 50))
-def test_more_rounds_and_less_delta_cost_more(event: Event, delta: float, rounds: int) -> None:
-    few, many = rounds_of(event, rounds, delta), rounds_of(event, rounds + 10, delta)
-    assert few <= many * (1 + ROUNDING)
-    assert few <= rounds_of(event, rounds, delta / 3) * (1 + ROUNDING)
-
-
-@slow
-@given(leaf, leaf, deltas, st.integers(2, 5))
-def test_only_what_is_composed_matters(one: Event, two: Event, delta: float, count: int) -> None:
-    repeated = events.composed(events.repeated(one, count), two)
-    in_turn = events.composed(*[one] * (count - 1), two, one)
-    assert epsilon_for(repeated, delta) == pytest.approx(epsilon_for(in_turn, delta), rel=1e-6)
-
-
-@slow
-@given(leaf, leaf, deltas)
-@example(events.laplace(1.0), sampled(0.001, 3.0), 1e-6)
-@example(events.approximate(2.0), sampled(0.001, 3.0), 1e-6)
-def test_no_worse_than_adding_up(one: Event, two: Event, delta: float) -> None:
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(leaf, leaf, powers(-7, -2), st.integers(2, 30))
+@example(events.laplace(1.0), sampled(0.001, 3.0), 1e-6, 2)
+@example(events.approximate(2.0), sampled(0.001, 3.0), 1e-6, 2)
+def test_laws_of_composition(one: Leaf, two: Leaf, delta: float, rounds: int) -> None:
+    """More rounds or less delta cost more; order does not matter; no worse than adding up."""
+    few = rounds_of(one, rounds, delta)
+    assert few <= rounds_of(one, rounds + 10, delta) * (1 + ROUNDING)
+    assert few <= rounds_of(one, rounds, delta / 3) * (1 + ROUNDING)
+    repeated = epsilon_for(events.composed(events.repeated(one, 3), two), delta)
+    in_turn = epsilon_for(events.composed(one, one, two, one), delta)
+    assert repeated == pytest.approx(in_turn, rel=1e-6)
     total = epsilon_for(events.composed(one, two), 2 * delta)
     apart = epsilon_for(one, delta) + epsilon_for(two, delta)
-    if not any("ZCDp" in str(event) for event in (one, two)):  # Rényi's way is looser for few
-        assert total <= apart * (1 + ROUNDING) + 1e-5
+    assert total <= apart * (1 + ROUNDING) + 1e-5
     assert total >= max(epsilon_for(one, 2 * delta), epsilon_for(two, 2 * delta)) * (1 - ROUNDING)
 
 
-@slow
-@given(leaf, deltas, st.integers(1, 30))
-def test_delta_is_the_inverse(event: Event, delta: float, rounds: int) -> None:
-    total = events.repeated(event, rounds)
-    epsilon = epsilon_for(total, delta)
-    if 0 < epsilon < math.inf:
-        assert delta_for(total, epsilon) <= delta * 1.1
-        assert delta_for(total, 0.9 * epsilon) >= delta * 0.99
+# Privacy loss distributions: upper bounds on every grid.
+
+
+def epsilon_at(parts: dict[Leaf, int], step: float, delta: float) -> float:
+    return float(losses.loss_distribution(parts, step).get_epsilon_for_delta(delta))
+
+
+@pytest.mark.parametrize(("multiplier", "rounds"), [(5.0, 1), (10.0, 100), (100.0, 10_000)])
+def test_coarser_grids_stay_upper_bounds(multiplier: float, rounds: int) -> None:
+    parts: dict[Leaf, int] = {events.gaussian(multiplier): rounds}
+    exact = gaussian_epsilon(math.sqrt(rounds) / multiplier, 1e-5)
+    step = losses.grid_step(parts)
+    found = [epsilon_at(parts, factor * step, 1e-5) for factor in (1, 4, 16, 64)]
+    assert exact <= found[0] <= exact * (1 + 3e-4)
+    assert found == sorted(found)
+    assert found[-1] > exact * 1.01  # or the test would see no grid at all
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate", "step"), [(1.0, 0.01, 1e-3), (0.3, 1e-3, 1e-2), (1.0, 1.0, 1e-2)]
+)
+def test_sampled_gaussian_is_that_of_dp_accounting(
+    multiplier: float, rate: float, step: float
+) -> None:
+    ours = losses.loss_distribution({sampled(rate, multiplier): 1}, step)
+    other: Any = pld.from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, value_discretization_interval=step
+    )
+    for epsilon in (0.0, 0.01, 0.3, 1.0, 5.0):
+        expected = other.get_delta_for_epsilon(epsilon)
+        assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def binomial_delta(bound: float, rounds: int, epsilon: float) -> float:
+    """Of randomised response: the exact sum over the number of true answers."""
+    true = np.arange(rounds + 1)
+    total = (2 * true - rounds) * bound
+    odds = stats.binom.pmf(true, rounds, 1 / (1 + math.exp(-bound)))
+    return float(np.sum(odds[total > epsilon] * -np.expm1(epsilon - total[total > epsilon])))
+
+
+@pytest.mark.parametrize(("bound", "rounds"), [(0.5, 1), (0.1, 400), (0.01, 20_000)])
+@pytest.mark.parametrize("spread", [1.0, 6.5])
+def test_randomised_response_against_its_binomial(bound: float, rounds: int, spread: float) -> None:
+    """Also where delta is some 1e-11."""
+    assert binomial_delta(0.1, 60, 4.25) == pytest.approx(
+        optimal_composition(0.1, 0.0, 60, 4.25), rel=1e-10
+    )  # the reference itself, which is in doubles
+    parts: dict[Leaf, int] = {events.approximate(bound): rounds}
+    epsilon = rounds * bound * math.tanh(bound / 2) + spread * math.sqrt(rounds) * bound
+    exact = binomial_delta(bound, rounds, epsilon)
+    found = losses.loss_distribution(parts, losses.grid_step(parts)).get_delta_for_epsilon(epsilon)
+    margin = losses.distrust(parts)
+    assert exact <= found + margin <= exact * 1.01 + 2 * margin
+
+
+def test_the_margin_is_enough() -> None:
+    """Fourier transforms understate delta for many rounds, but by less than a fifth of it."""
+    least = math.inf
+    for rounds in (1_000, 10_000):
+        bound = 1 / math.sqrt(rounds)
+        parts: dict[Leaf, int] = {events.approximate(bound): rounds}
+        distribution = losses.loss_distribution(parts, losses.grid_step(parts))
+        for epsilon in np.linspace(5, 9, 9):
+            found = float(distribution.get_delta_for_epsilon(epsilon))
+            gap = found - binomial_delta(bound, rounds, float(epsilon))
+            least = min(least, gap / losses.distrust(parts))
+    assert least > -0.2
+
+
+def test_merged_kinds_are_no_better_and_nearly_the_same() -> None:
+    noise = np.random.default_rng(4).uniform(15.0, 40.0, 160)
+    parts: Counter[Leaf] = Counter(events.laplace(float(scale)) for scale in noise)
+    merged = few_kinds(parts)
+    assert len(merged) <= 100
+    assert sum(merged.values()) == 160
+    step = losses.grid_step(merged)
+    exact, coarse = epsilon_at(parts, step, 1e-5), epsilon_at(merged, step, 1e-5)
+    assert exact <= coarse <= 1.02 * exact
+
+
+@pytest.mark.parametrize("ratio", [1.001, 2.0])
+def test_no_better_is_less_private_in_every_respect(ratio: float) -> None:
+    for value in 10.0 ** np.random.default_rng(5).uniform(-6, 6, 100):
+        for make in (events.gaussian, events.laplace):
+            noise: Any = no_better(make(value), ratio)
+            assert value / ratio * (1 - 1e-9) <= noise.noise_multiplier <= value
+        bound: Any = no_better(events.approximate(value, 1e-7), ratio)
+        assert value <= bound.epsilon <= value * ratio * (1 + 1e-9)
+        assert bound.delta == 1e-7
+        rate = min(1.0, value / 1e6)
+        part: Any = no_better(sampled(rate, value), ratio)
+        if rate * ratio < 1:
+            assert rate <= part.rate <= rate * ratio * (1 + 1e-9)
+            assert part.event.noise_multiplier <= value
+    for extreme in (1e-310, 1e308):
+        for kind in (events.gaussian, events.laplace, events.approximate):
+            assert no_better(kind(extreme), ratio) == kind(extreme)
+    assert no_better(events.approximate(0.0), ratio) == events.approximate(0.0)
+
+
+def test_events_out_of_reach_of_the_grid() -> None:
+    assert not losses.tractable({events.laplace(1e-3): 1})
+    assert not losses.tractable({events.laplace(1.0): 10**7})
+    assert losses.tractable({events.laplace(1.0): 10**4, events.gaussian(0.1): 1})
+
+
+# Rényi divergences.
+
+ORDERS = np.array([1.05, 1.5, 2.0, 3.7, 10.0, 33.3, 63.0])
+
+
+def integrated(event: Leaf, order: float) -> float:
+    """The divergence of the larger direction, from the densities."""
+    rate, inner = (event.rate, event.event) if isinstance(event, PoissonEvent) else (1.0, event)
+    gaussian = isinstance(inner, events.GaussianEvent)
+    density: Any = stats.norm.logpdf if gaussian else stats.laplace.logpdf
+    scale = inner.noise_multiplier  # type: ignore[union-attr]
+    noise = np.linspace(-60 * scale, 60 * scale + 70, 1_000_001)
+    absent = density(noise, scale=scale)
+    with np.errstate(divide="ignore"):
+        there = np.logaddexp(
+            np.log(1 - rate) + absent, math.log(rate) + density(noise, loc=1, scale=scale)
+        )
+    both = []
+    for first, second in ((there, absent), (absent, there)):
+        power = order * first + (1 - order) * second
+        top = power.max()
+        moment = integrate.trapezoid(np.exp(power - top), noise)
+        both.append(float(top + math.log(moment)) / (order - 1))
+    return max(both)
+
+
+@pytest.mark.parametrize(
+    ("event", "tight"),
+    [
+        (events.gaussian(2.0), 1e-6),
+        (events.laplace(0.7), 1e-6),
+        (sampled(0.1, 1.5), 0.4),
+        (events.poisson_sampled(0.2, events.laplace(2.0)), 3.0),
+    ],
+)
+@pytest.mark.parametrize("order", [1.5, 3.7, 10.0])
+def test_curves_are_above_the_divergence(event: Leaf, order: float, tight: float) -> None:
+    """Exactly it, or (between whole orders, and for sampled Laplace noise) not far above."""
+    exact = integrated(event, order)
+    found = float(losses._curve(event, np.array([order]))[0])
+    assert exact * (1 - 1e-6) <= found <= exact * (1 + tight) + 1e-9
+
+
+@pytest.mark.parametrize("bound", [1e-4, 0.05, 8.0, 60.0])
+def test_pure_curve_is_that_of_randomised_response(bound: float) -> None:
+    for order in ORDERS:
+        true, false = 1 / (1 + math.exp(-bound)), 1 / (1 + math.exp(bound))
+        terms = [(true, false), (false, true)]
+        logs = [order * math.log(p) + (1 - order) * math.log(q) for p, q in terms]
+        exact = float(np.logaddexp(*logs)) / (order - 1)
+        found = float(losses._curve(events.approximate(bound), np.array([order]))[0])
+        assert exact * (1 - 1e-7) - 1e-12 <= found <= exact * (1 + 1e-4) + 1e-11
+
+
+@pytest.mark.parametrize("mu", [1e-4, 0.4, 140.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.01])
+def test_renyi_epsilon_is_at_the_best_order(mu: float, delta: float) -> None:
+    """Against a search over orders of our own, in the formula of Canonne, Kamath, Steinke."""
+    orders = 1 + np.geomspace(0.0101, 1e7, 400_000)
+    bound = mu**2 / 2 * orders + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    found = losses.renyi_epsilon({events.gaussian(1 / mu): 1}, delta)
+    best = max(0.0, float(bound.min()))
+    assert best * (1 - 1e-6) <= found <= best * 1.002 or found == 0
+    if found > 0:
+        assert found > gaussian_epsilon(mu, delta)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        sampled(1e-9, 1e6),
+        sampled(1e-3, 1e-3),
+        sampled(0.5, 0.05),
+        events.laplace(1e9),
+        events.laplace(1e-6),
+        events.approximate(1e-12),
+        events.approximate(1e6),
+    ],
+)
+def test_extremes_have_a_bound_above_zero(event: Leaf) -> None:
+    """Rounding must never make a divergence 0, which would count as perfect privacy."""
+    assert np.all(losses._curve(event, ORDERS) > 0)
+    assert 0 <= losses.renyi_epsilon({event: 3}, 1e-9) < math.inf

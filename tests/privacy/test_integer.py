@@ -1,20 +1,29 @@
-"""Integer noise: claims against exact divergences, sums that wrap, and what decoding gives."""
+"""Rounding, integer noise and sums modulo a power of two."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from dp_accounting import dp_event
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.linalg import hadamard
+from torch import Tensor
 
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
-from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -22,13 +31,339 @@ from diffsketch.privacy.mechanisms.integer import (
     SkellamMechanism,
     widest_step,
 )
-from diffsketch.privacy.mechanisms.rounding import Quantizer
+from diffsketch.privacy.mechanisms.rounding import (
+    CoordinateQuantizer,
+    Quantizer,
+    centre,
+    rotate,
+    rotate_back,
+    stochastic_round,
+    wrap,
+)
+from diffsketch.privacy.noise import FastNoise, Noise
+from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import Family, columns_and_signs
 
-Vector: TypeAlias = npt.NDArray[np.float64]
+
+@settings(deadline=None)
+@given(dim=st.integers(1, 70), seed=st.integers(0, 2**31))
+def test_rotation(dim: int, seed: int) -> None:
+    vectors = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 3, dim)))
+    before = vectors.clone()
+    rotated = rotate(vectors, seed)
+    size = rotated.shape[-1]
+    assert size & (size - 1) == 0
+    assert dim <= size < 2 * dim
+    torch.testing.assert_close(rotated.norm(dim=-1), vectors.norm(dim=-1))
+    torch.testing.assert_close(rotate_back(rotated, seed, dim=dim), vectors)
+    assert torch.equal(vectors, before)
+
+
+def test_rotation_is_a_signed_hadamard_matrix() -> None:
+    matrix = rotate(torch.eye(8, dtype=torch.float64), 3).T.numpy()
+    signs = np.sign(matrix[0])
+    np.testing.assert_allclose(matrix, hadamard(8) * signs / math.sqrt(8))
+    assert set(signs) == {-1.0, 1.0}
+    assert not torch.equal(rotate(torch.eye(8), 3), rotate(torch.eye(8), 4))
+    # One coordinate's mass is spread evenly.
+    assert np.allclose(np.abs(matrix), 1 / math.sqrt(8))
+
+
+def test_another_length_is_refused() -> None:
+    with pytest.raises(MismatchError, match="expected 4 entries"):
+        rotate_back(torch.zeros(8), 0, dim=3)
+
+
+Order = Literal[1, 2]
+
+Vector = npt.NDArray[np.float64]
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def roundings(exact: Vector) -> Iterator[tuple[Vector, float]]:
+    """All outcomes of rounding each entry at random, with their probabilities."""
+    low = np.floor(exact)
+    up = exact - low
+    for bits in itertools.product((0, 1), repeat=len(exact)):
+        chosen = np.array(bits)
+        yield low + chosen, float(np.prod(np.where(chosen, up, 1 - up)))
+
+
+def size_of(values: Vector, order: int) -> float:
+    return float((values**2).sum() if order == 2 else np.abs(values).sum())
+
+
+def clipped_examples(cells: int, limit: float, order: int, seed: int) -> list[Vector]:
+    """Vectors of norm exactly `limit`: along an axis, along the diagonal, and in between."""
+    rng = np.random.default_rng(seed)
+    examples = [np.eye(cells)[0], np.ones(cells), *rng.standard_normal((6, cells))]
+    return [x * limit / np.linalg.norm(x, order) for x in examples]
+
+
+class AlwaysUp(FastNoise):
+    """The worst luck: every rounding goes up."""
+
+    def bernoulli(self, probabilities: Tensor) -> Tensor:
+        return (probabilities > 0).to(torch.int64)
+
+
+def test_rounding_is_unbiased() -> None:
+    """By Hoeffding, fails by chance with probability 7e-9 (1e-9 for each value)."""
+    values = torch.tensor([-2.0, -1.75, -0.5, 0.0, 0.1, 0.999, 7.3], dtype=torch.float64)
+    draws = 200_000
+    rounded = stochastic_round(values.expand(draws, -1), FastNoise(1))
+    tolerance = math.sqrt(math.log(2e9) / (2 * draws))
+
+    def unbiased(outcomes: Tensor) -> bool:
+        return bool(((outcomes.double().mean(0) - values).abs() <= tolerance).all())
+
+    assert unbiased(rounded)
+    # Controls: rounding to the nearest number, and probabilities that are off by 0.02.
+    assert not unbiased(values.round().expand(draws, -1))
+    shifted = (values + 0.02).expand(draws, -1)
+    assert not unbiased(stochastic_round(shifted, FastNoise(1)))
+
+
+@given(values=st.lists(INT64, min_size=1, max_size=20), bits=st.integers(1, 62))
+def test_modulus(values: list[int], bits: int) -> None:
+    modulus = 1 << bits
+    wrapped = wrap(torch.tensor(values), bits)
+    assert wrapped.tolist() == [value % modulus for value in values]
+    centred = centre(torch.tensor(values), bits).tolist()
+    assert all(-(modulus // 2) <= value < modulus // 2 for value in centred)
+    assert all((a - b) % modulus == 0 for a, b in zip(values, centred, strict=True))
+    # A sum of messages may overflow an int64, and is still right modulo 2**bits.
+    assert wrap(wrapped.sum(), bits).item() == sum(values) % modulus
+    exact = (sum(values) + modulus // 2) % modulus - modulus // 2
+    assert centre(wrapped.sum(), bits).item() == exact
+
+
+def test_modulus_refuses() -> None:
+    for bits in (0, 63):
+        with pytest.raises(ArgumentError, match=r"bits must be in 1\.\.62"):
+            wrap(torch.tensor([1]), bits)
+    with pytest.raises(ArgumentError, match="int64"):
+        centre(torch.tensor([1.0]), 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    cells=st.integers(1, 40),
+    steps=st.floats(0.01, 1000),
+    order=st.sampled_from([1, 2]),
+    rejection=st.sampled_from([0.0, 1e-4, 0.6, 0.999]),
+    sparse=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_norms_hold(
+    *, cells: int, steps: float, order: Order, rejection: float, sparse: bool, seed: int
+) -> None:
+    """Whatever is rounded, and even if every rounding goes up, no norm is exceeded."""
+    quantizer = Quantizer(NormBound(3.0, order=order), 3.0 / steps, cells, rejection)
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((20, cells)) * 10 ** rng.uniform(-3, 3, (20, 1))
+    if sparse:
+        vectors[:, 1:] = 0
+    for noise in (FastNoise(seed), AlwaysUp(seed)):
+        whole = quantizer.apply(torch.from_numpy(vectors), noise).numpy().astype(np.float64)
+        assert (np.abs(whole).sum(1) <= quantizer.norm(1)).all()
+        assert ((whole**2).sum(1) <= quantizer.norm(2) ** 2 + 1e-6).all()
+        assert (np.abs(whole) <= quantizer.norm(2)).all()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("steps", [0.3, 1.0, 2.5, 20.0])
+def test_worst_rounding(steps: float, order: Order) -> None:
+    """All roundings of some vectors: the worst-case bound holds, the clipped norm does not."""
+    cells, exceeded = 6, False
+    quantizer = Quantizer(NormBound(steps, order=order), 1.0, cells, rejection=0)
+    for exact in clipped_examples(cells, steps, order, seed=3):
+        for whole, probability in roundings(exact):
+            if probability > 0:
+                assert size_of(whole, order) <= quantizer.largest
+                exceeded |= size_of(whole, order) > (steps**2 if order == 2 else steps)
+    assert exceeded
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("rejection", [0.01, 0.3, math.exp(-0.5)])
+def test_drawing_again_is_as_rare_as_stated(rejection: float, order: Order) -> None:
+    cells = 9
+    for steps in (0.5, 1.5, 6.0, 50.0):
+        quantizer = Quantizer(NormBound(steps, order=order), 1.0, cells, rejection)
+        for exact in clipped_examples(cells, steps, order, seed=4):
+            above = sum(p for x, p in roundings(exact) if size_of(x, order) > quantizer.largest)
+            assert above <= rejection
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_drawing_again_needs_its_margin(order: Order) -> None:
+    """The control of the test above: without the term for the tail it would be far from rare."""
+    cells, steps = 9, 1.5
+    exact = np.full(cells, steps / (cells if order == 1 else math.sqrt(cells)))
+    middle = steps if order == 1 else steps**2 + cells / 4
+    above = sum(p for x, p in roundings(exact) if size_of(x, order) > middle)
+    assert above > 0.3
+
+
+def test_bias_of_drawing_again() -> None:
+    """Exact: conditioning on a small norm shifts the mean, by less than stated."""
+    cells, steps = 8, 2.0
+    largest_bias = 0.0
+    for rejection in (0.0, 0.05, 0.5):
+        quantizer = Quantizer(NormBound(steps), 1.0, cells, rejection)
+        for exact in clipped_examples(cells, steps, 2, seed=5):
+            kept = [(x, p) for x, p in roundings(exact) if size_of(x, 2) <= quantizer.largest]
+            mean = sum(x * p for x, p in kept) / sum(p for _, p in kept)
+            bias = float(np.abs(mean - exact).max())
+            assert bias <= rejection / (1 - rejection) + 1e-12
+            largest_bias = max(largest_bias, bias)
+    assert largest_bias > 1e-3  # so the bound says something
+
+
+def test_redrawn_distribution() -> None:
+    """What `apply` draws has the conditional distribution, and not that of plain rounding.
+
+    By the normal approximation, fails by chance with probability 2e-9 (6.2 standard deviations).
+    """
+    quantizer = Quantizer(NormBound(1.5), 1.0, 2, rejection=0.35)
+    assert quantizer.largest == 5  # so (2, 2) is drawn again
+    exact, draws = torch.full((2,), 1.05, dtype=torch.float64), 40_000
+    assert exact.norm() < 1.5
+    whole = quantizer.apply(exact.expand(draws, -1), FastNoise(6))
+    shares = [float((whole == torch.tensor(x)).all(1).double().mean()) for x in ([1, 1], [1, 2])]
+    assert not (whole == 2).all(1).any()
+
+    def agree(probabilities: list[float]) -> bool:
+        pairs = zip(shares, probabilities, strict=True)
+        return all(abs(a - p) < 6.2 * math.sqrt(p * (1 - p) / draws) for a, p in pairs)
+
+    assert agree([0.9025 / 0.9975, 0.0475 / 0.9975])
+    assert not agree([0.9025 / 0.9525, 0.0475 / 0.9525])  # control: if (2, 1) were redrawn too
+
+
+def test_rounds_towards_zero_at_last() -> None:
+    """If no draw is small enough, the result still is; and it is not an error, which would tell."""
+    quantizer = Quantizer(NormBound(1.5), 1.0, 2, rejection=0.35)
+    values = torch.tensor([[1.05, 1.05], [-1.05, -1.05], [0.0, -1.4]], dtype=torch.float64)
+    assert quantizer.apply(values, AlwaysUp(0)).tolist() == [[1, 1], [-1, -1], [0, -1]]
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3])
+@pytest.mark.parametrize("steps", [0.5, 1.7, 3.0])
+def test_l1_norm_of_whole_vectors(cells: int, steps: float) -> None:
+    """All whole vectors within the L2 bound are within the L1 bound derived from it."""
+    quantizer = Quantizer(NormBound(steps), 1.0, cells, rejection=0)
+    reach = range(-math.isqrt(quantizer.largest), math.isqrt(quantizer.largest) + 1)
+    inside = [
+        sum(map(abs, x))
+        for x in itertools.product(reach, repeat=cells)
+        if sum(v * v for v in x) <= quantizer.largest
+    ]
+    assert max(inside) <= quantizer.norm(1)
+
+
+def test_sensitivity_uses_the_relation_once() -> None:
+    quantizer = Quantizer(NormBound(10.0), 1.0, 4, rejection=0)
+    assert quantizer.norm(2) == 12.0
+    assert quantizer.norm(1) == 24.0
+    assert quantizer.sensitivity(2, Relation.ADD_OR_REMOVE) == 12.0
+    assert quantizer.sensitivity(2, Relation.REPLACE) == 24.0
+    assert quantizer.sensitivity(1, Relation.REPLACE) == 48.0
+    first = Quantizer(NormBound(10.0, order=1), 1.0, 4, rejection=0)
+    assert first.norm(1) == first.norm(2) == 14.0
+
+
+def test_tables_and_single_vectors() -> None:
+    quantizer = Quantizer(NormBound(100.0), 0.5, 6, rejection=0)
+    vector = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.5, -4.5])
+    before = vector.clone()
+    table = quantizer.apply(vector, FastNoise(0), encode=lambda x: x.reshape(*x.shape[:-1], 2, 3))
+    assert table.tolist() == [[1, -2, 4], [0, 7, -9]]
+    assert quantizer.apply(vector, FastNoise(0)).tolist() == [1, -2, 4, 0, 7, -9]
+    assert quantizer.apply(vector.expand(3, 2, 6), FastNoise(0)).shape == (3, 2, 6)
+    assert torch.equal(vector, before)
+
+
+def test_quantizer_refuses() -> None:
+    quantizer = Quantizer(NormBound(1.0), 0.1, 3)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="finite"):
+            quantizer.apply(torch.tensor([0.0, bad, 1.0]), FastNoise(0))
+    with pytest.raises(MismatchError, match="3 cells"):
+        quantizer.apply(torch.zeros(4), FastNoise(0))
+    for step in (0.0, -1.0, math.nan, math.inf, 1e-12):
+        with pytest.raises(ArgumentError, match="granularity must"):
+            Quantizer(NormBound(1.0), step, 3)
+    for rejection in (-0.1, 1.0, math.nan):
+        with pytest.raises(ArgumentError, match="rejection must"):
+            Quantizer(NormBound(1.0), 0.1, 3, rejection)
+    with pytest.raises(ArgumentError, match="cells must"):
+        Quantizer(NormBound(1.0), 0.1, 0)
+
+
+def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[float, float]:
+    """How far one coordinate moves a cell that all others fill: in float32, and on the grid."""
+    seed = SketchKey.from_integer(index).seed(0)
+    _, signs = columns_and_signs(np.arange(sketch.dim), seed, layout=sketch.layout)
+    generator = torch.Generator().manual_seed(index)
+    vector = torch.rand(sketch.dim, generator=generator) * torch.from_numpy(signs[0]).float()
+    other, place = vector.clone(), sketch.dim // 2
+    vector[place], other[place] = 1.0, -1.0
+    encode = partial(sketch.encode, seed=seed)
+    tables = [encode(each) for each in (vector, other)]
+    whole = [grid.apply(each[None], FastNoise(1), encode=encode)[0] for each in (vector, other)]
+    return (
+        float((tables[0] - tables[1]).abs().max()),
+        float((whole[0] - whole[1]).abs().max()) * grid.granularity,
+    )
+
+
+@pytest.mark.parametrize("family", ["pairwise", "blocked"])
+def test_float_sums_move_more(family: Family) -> None:
+    """Two vectors that differ in one coordinate, which is 1 or -1, and are rounded alike else."""
+    sketch = CountSketch(300_000, 2, 10, family)
+    grid = CoordinateQuantizer(CoordinateBound(1.0, 2), 256, 20)
+    found = [moved(sketch, grid, index) for index in range(4)]
+    assert {whole for _, whole in found} == {2.0}
+    if family == "pairwise":  # the control: what a claim would have to count without the grid
+        assert max(floats for floats, _ in found) > 2.00001
+
+
+@given(st.integers(1, 2**20), st.floats(2**-20, 2**20, width=32), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_coordinates_stay_within_their_steps(steps: int, limit: float, seed: int) -> None:
+    grid = CoordinateQuantizer(CoordinateBound(limit), steps, 9)
+    vectors = torch.tensor([[0.0, limit, -limit, 3 * limit, -7 * limit, limit / 3, 1e-30, 1, -2]])
+    found = grid.apply(vectors, FastNoise(seed))
+    assert int(found.abs().max()) == steps
+    assert found[0, :5].tolist() == [0, steps, -steps, steps, -steps]
+    assert grid.sensitivity(1, Relation.REPLACE) == 2 * steps
+    assert grid.sensitivity(1, Relation.ADD_OR_REMOVE) == steps
+
+
+def test_coordinates_are_rounded_right_on_average() -> None:
+    """Beyond 6 standard errors with probability below 1e-8; the control rounds to the nearest."""
+    grid = CoordinateQuantizer(CoordinateBound(1.0), 4, 1)
+    values = torch.full((40_000, 1), 0.3)
+    found = grid.apply(values, FastNoise(2)).double() * grid.granularity
+    error = float(found.std()) / 200
+    assert abs(float(found.mean()) - 0.3) < 6 * error
+    assert abs(0.25 - 0.3) > 6 * error
+    with pytest.raises(ArgumentError, match="steps must be >= 1"):
+        CoordinateQuantizer(CoordinateBound(1.0), 0, 1)
+
+
 Kind: TypeAlias = type[DiscreteGaussianMechanism] | type[SkellamMechanism]
+
 SHARED: list[Kind] = [DiscreteGaussianMechanism, SkellamMechanism]
+
 KINDS: list[type[IntegerMechanism]] = [*SHARED, DiscreteLaplaceMechanism]
+
 ORDERS = (1.001, 1.05, 1.2, 1.5, 1.8, 2, 2.4, 3, 3.5, 5, 8, 12.5, 20)
+
 ONE = Relation.ADD_OR_REMOVE
 
 
@@ -81,9 +416,6 @@ def test_discrete_laplace_is_pure(multiplier: float) -> None:
 def test_laplace_shares_are_refused() -> None:
     with pytest.raises(ArgumentError, match="local or central"):
         DiscreteLaplaceMechanism(steps(1), 1.0, trust=Trust.DISTRIBUTED, cohort=2)
-
-
-# Claims in words, and who was there.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,3 +473,209 @@ def test_local_claims_do_not_depend_on_who_is_there() -> None:
     mechanism = SkellamMechanism(Quantizer(NormBound(1.0), 1e-3, 100), 2.0, cohort=40)
     assert mechanism.claim_for(1) == mechanism.claim
     assert replace(mechanism, cohort=1).claim.event == mechanism.claim.event
+
+
+def noise_in_steps(mechanism: IntegerMechanism, count: int, noise: Noise) -> Tensor:
+    """Noise of a full sum, `count` times, decoded from sums of zero vectors (steps of 1)."""
+    sources = 1 if mechanism.trust is Trust.CENTRAL else mechanism.cohort
+    zeros = torch.zeros(count, mechanism.quantizer.cells, dtype=torch.int64)
+    total = sum(mechanism.perturb(zeros, noise) for _ in range(sources))
+    assert isinstance(total, Tensor)
+    return mechanism.decode(total, mechanism.cohort) * mechanism.cohort
+
+
+def cases() -> list[IntegerMechanism]:
+    quantizer = Quantizer(NormBound(2.0), 0.25, 6)
+    shared = [
+        kind(quantizer, 0.5, trust=trust, cohort=5)
+        for kind in SHARED
+        for trust in (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
+    ]
+    return [
+        *shared,
+        DiscreteLaplaceMechanism(quantizer, 0.2, cohort=5),
+        DiscreteLaplaceMechanism(quantizer, 0.2, trust=Trust.CENTRAL, cohort=5),
+    ]
+
+
+@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+def test_noise_has_the_stated_variance(mechanism: IntegerMechanism) -> None:
+    """Within 4%: 14 standard deviations, or 8 for Laplace; fails by chance with 1e-15."""
+    samples = noise_in_steps(mechanism, 40_000, FastNoise(11))
+    sources = mechanism.cohort if mechanism.trust is Trust.LOCAL else 1
+    stated = sources * mechanism.std**2
+
+    def right(values: Tensor) -> bool:
+        return abs(float(values.square().mean()) / stated - 1) < 0.04
+
+    assert right(samples)
+    assert not right(0.8 * samples)  # control: noise 20% too small
+    # The stated variance of the mean is that, and at most 1/4 of a step squared from rounding.
+    rounding = mechanism.quantizer.granularity**2 / (4 * mechanism.cohort)
+    assert mechanism.variance(5) == pytest.approx(stated / 25 + rounding)
+
+
+@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+def test_decoding_is_unbiased(mechanism: IntegerMechanism) -> None:
+    """Encode, sum, decode: means within 6.5 standard deviations, chance below 6 * 1e-10."""
+    repeats = 20_000
+    rng = np.random.default_rng(12)
+    vectors = torch.from_numpy(rng.integers(-2, 3, (5, 6)) * 0.25 + 0.1)
+    noise = FastNoise(13)
+    batch = vectors.expand(repeats, 5, 6)
+    if mechanism.trust is Trust.CENTRAL:
+        total = mechanism.perturb(mechanism.rounded(batch, noise).sum(1), noise)
+    else:
+        messages = mechanism.release(batch, noise)
+        assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
+        total = messages.sum(1)
+    error = (mechanism.decode(total, 5) - vectors.mean(0)).mean(0)
+    tolerance = 6.5 * math.sqrt(mechanism.variance(5) / repeats)
+    assert float(error.abs().max()) < tolerance
+    # Controls: rounding to the nearest step, and a sum that is not centred.
+    nearest = (vectors / 0.25).round().mean(0) * 0.25 - vectors.mean(0)
+    assert float(nearest.abs().max()) > tolerance
+    uncentred = (total & ((1 << mechanism.bits) - 1)).double().mean(0) * 0.25 / 5
+    assert float((uncentred - vectors.mean(0)).abs().max()) > tolerance
+
+
+def test_release_of_a_table() -> None:
+    quantizer = Quantizer(NormBound(50.0), 0.5, 6)
+    mechanism = SkellamMechanism(quantizer, 1e-9, trust=Trust.CENTRAL, bits=20)
+    vector = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.5, -4.5])
+    message = mechanism.release(
+        vector, FastNoise(0), encode=lambda x: x.reshape(*x.shape[:-1], 2, 3)
+    )
+    assert message.tolist() == [[1, 2**20 - 2, 4], [0, 7, 2**20 - 9]]
+    assert torch.equal(mechanism.decode(message, 1), vector.double().reshape(2, 3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_secure_noise(kind: type[IntegerMechanism]) -> None:
+    """Only whole-number samplers are used, so the secure source works. No chance in it."""
+    mechanism = kind(Quantizer(NormBound(1.0), 0.1, 8), 1.0, cohort=2).with_bits_for(1e-12)
+    vectors = torch.linspace(-0.3, 0.3, 8).expand(2, 8)
+    messages = mechanism.release(vectors, SecureNoise())
+    assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
+    assert mechanism.decode(messages.sum(0), 2).shape == (8,)
+
+
+def noise_of_the_sum(mechanism: IntegerMechanism, reach: int) -> Vector:
+    """Probabilities of one cell's noise in the sum being -reach..reach, by convolution."""
+    sources = 1 if mechanism.trust is Trust.CENTRAL else mechanism.cohort
+    parts = mechanism.cohort if mechanism.trust is Trust.DISTRIBUTED else 1
+    values = np.arange(-reach, reach + 1)
+    sigma = mechanism.noise_multiplier * mechanism.quantizer.sensitivity(2, mechanism.relation)
+    if isinstance(mechanism, SkellamMechanism):
+        rate = sources / parts * sigma**2 / 2
+        return np.asarray(stats.skellam.pmf(values, rate, rate))
+    if isinstance(mechanism, DiscreteLaplaceMechanism):
+        one = stats.dlaplace.pmf(values, 1 / mechanism.scale)
+    else:
+        one = np.exp(-(values**2) * parts / (2 * sigma**2))
+    total = one = one / one.sum()
+    for _ in range(sources - 1):
+        total = np.convolve(total, one)
+    middle = len(total) // 2
+    return np.asarray(total[middle - reach : middle + reach + 1])
+
+
+@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+def test_overflow_bound_against_exact_tails(mechanism: IntegerMechanism) -> None:
+    """With every member at its largest value, the probability of a wrap, summed exactly."""
+    peak = mechanism.cohort * mechanism.quantizer.peak
+    reach = 3000
+    values = np.arange(-reach, reach + 1)
+    probabilities = noise_of_the_sum(mechanism, reach)
+    for bits in range(6, 11):
+        fitted = replace(mechanism, bits=bits)
+        half = 1 << (bits - 1)
+        outside = (values + peak >= half) | (values + peak < -half)
+        exact = min(1.0, float(probabilities[outside].sum()) * mechanism.quantizer.cells)
+        bound = fitted.overflow_bound()
+        assert exact <= bound * (1 + 1e-9)
+        if 1e-14 < bound < 1:  # and not much above, in terms of its logarithm
+            assert math.log(exact) > 1.35 * math.log(bound) - 4
+
+
+@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+def test_fewest_bits(mechanism: IntegerMechanism) -> None:
+    fitted = mechanism.with_bits_for(1e-6)
+    assert fitted.overflow_bound() <= 1e-6
+    assert replace(fitted, bits=fitted.bits - 1).overflow_bound() > 1e-6
+    assert fitted.claim == mechanism.claim  # the modulus is no matter of privacy
+    known = mechanism.with_bits_for(1e-6, largest=0.5)
+    assert known.bits <= fitted.bits
+
+
+def test_too_few_bits_wrap() -> None:
+    """Ten members that all say 8: 8 bits hold the sum of 80 and its noise, fewer wrap it.
+
+    Tolerance of 6.6 standard deviations: fails by chance with probability 1e-10.
+    """
+    quantizer = Quantizer(NormBound(8.0), 1.0, 1, rejection=0)
+    mechanism = SkellamMechanism(
+        quantizer, 0.2, relation=ONE, trust=Trust.DISTRIBUTED, cohort=10, bits=8
+    )
+    vectors = torch.full((10, 1), 8.0)
+    for bits, expected in ((8, 8.0), (7, 8.0 - 12.8), (6, 8.0 - 6.4)):
+        fitted = replace(mechanism, bits=bits)
+        mean = fitted.decode(fitted.release(vectors, FastNoise(21)).sum(0), 10)
+        assert abs(float(mean) - expected) < 1.2  # the noise's standard deviation is 0.18
+    assert replace(mechanism, bits=8).overflow_bound() < 1e-4
+    assert replace(mechanism, bits=7).overflow_bound() == 1.0
+    assert mechanism.with_bits_for(1e-6).overflow_bound() <= 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finest_step(kind: type[IntegerMechanism]) -> None:
+    mechanism = kind(Quantizer(NormBound(3.0), 1.0, 100), 1.5, cohort=8, bits=16)
+    fitted = mechanism.with_granularity_for(1e-5)
+    assert fitted.bits == 16
+    assert fitted.overflow_bound() <= 1e-5
+    step = fitted.quantizer.granularity
+    assert isinstance(fitted.quantizer, Quantizer)
+    finer = replace(fitted, quantizer=replace(fitted.quantizer, granularity=0.99 * step))
+    assert finer.overflow_bound() > 1e-5
+    assert mechanism.with_granularity_for(1e-5, largest=1.0).quantizer.granularity < step
+    with pytest.raises(ArgumentError, match="bits must be more"):
+        replace(mechanism, bits=2).with_granularity_for(1e-5)
+
+
+def test_bad_arguments() -> None:
+    quantizer = Quantizer(NormBound(1.0), 0.1, 3)
+    for multiplier in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="noise_multiplier must"):
+            SkellamMechanism(quantizer, multiplier)
+    for bits in (0, 63):
+        with pytest.raises(ArgumentError, match="bits must"):
+            SkellamMechanism(quantizer, 1.0, bits=bits)
+    with pytest.raises(ArgumentError, match="cohort must"):
+        SkellamMechanism(quantizer, 1.0, cohort=0)
+    with pytest.raises(ArgumentError, match="trust must"):
+        SkellamMechanism(quantizer, 1.0, trust="nobody")  # type: ignore[arg-type]
+    mechanism = SkellamMechanism(quantizer, 1.0, cohort=2)
+    for count in (0, 3):
+        with pytest.raises(ArgumentError, match="count must"):
+            mechanism.decode(torch.zeros(3, dtype=torch.int64), count)
+    for failure in (0.0, 1.0, math.nan):
+        with pytest.raises(ArgumentError, match="failure must"):
+            mechanism.with_bits_for(failure)
+    with pytest.raises(ArgumentError, match="largest must"):
+        mechanism.overflow_bound(largest=math.nan)
+    with pytest.raises(ArgumentError, match="no modulus"):
+        replace(mechanism, cohort=10**18).with_bits_for(0.1)
+
+
+def test_a_trusted_server_adds_noise_once() -> None:
+    quantizer = Quantizer(NormBound(1.0), 0.25, 6)
+    vectors = torch.linspace(-1, 1, 18).reshape(3, 6)
+    server = SkellamMechanism(quantizer, 2.0, trust=Trust.CENTRAL, cohort=3)
+    source = FastNoise(3)
+    apart = server.perturb(server.rounded(vectors, source).sum(0), source)
+    assert torch.equal(server.release_sum(vectors, FastNoise(3)), apart)
+    with pytest.raises(ArgumentError, match="vectors must be at most 3"):
+        server.release_sum(torch.ones(4, 6), FastNoise(3))
+    alone = SkellamMechanism(quantizer, 2.0, cohort=3)
+    with pytest.raises(ArgumentError, match="trust must be central for a sum"):
+        alone.release_sum(vectors, FastNoise(3))

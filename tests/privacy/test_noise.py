@@ -1,15 +1,12 @@
-"""Fast noise has the distributions that it names, and depends on nothing but its key.
-
-Whole numbers are tested with exact binomial tails: `surprise` bounds the probability of data as
-odd as these, whatever the distribution. Seeds are fixed; over the choice of seeds, each comparison
-fails by chance with probability at most `CHANCE`.
-"""
+"""Simulated noise has the distributions that it names, and depends on nothing but its key."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +16,16 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import FastNoise, NoiseKey
+from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.noise import simulated as discrete_sampling
 from diffsketch.privacy.noise.base import MAX_SCALE
+from diffsketch.privacy.noise.secure import SkellamLaw
+from diffsketch.privacy.noise.simulated import MAX_BLOCKS, IntegerTable
 
 CHANCE = 1e-9
+
 DRAWS = 200_000
+
 Probabilities = npt.NDArray[np.float64]
 
 
@@ -75,6 +76,8 @@ def binomial_law(trials: int, probability: float) -> tuple[int, Probabilities]:
 
 
 Draw = Callable[[FastNoise, tuple[int, ...], float], Tensor]
+
+
 DISTRIBUTIONS: dict[str, tuple[Draw, Callable[[float], tuple[int, Probabilities]], float]] = {
     # how to draw, the exact law, and the power of the scale that the parameter is
     "gaussian": (FastNoise.discrete_gaussian, gaussian_law, 1),
@@ -83,6 +86,7 @@ DISTRIBUTIONS: dict[str, tuple[Draw, Callable[[float], tuple[int, Probabilities]
     "binomial": (lambda n, s, v: n.binomial(s, round(4 * v), 0.5),
                  lambda v: binomial_law(round(4 * v), 0.5), 2),
 }  # fmt: skip
+
 SCALES = [0.5, 1.0, 2.3, 31.0, 700.0, 1500.0]
 
 
@@ -132,23 +136,6 @@ def test_wide_whole_numbers_have_their_law(name: str, scale: float) -> None:
     assert sizes(0.8 * centred) < CHANCE
     assert sizes(torch.where(torch.arange(DRAWS) % 25 == 0, centred.abs(), centred)) < CHANCE
     assert digits(values // 61 * 61 + values % 60) < CHANCE
-
-
-@pytest.mark.parametrize("name", ["gaussian", "laplace"])
-def test_few_blocks_give_the_same_law(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks wider than the noise much is rejected, and any fault of that would show."""
-    monkeypatch.setattr(discrete_sampling, "MAX_BLOCKS", 8)
-    make = getattr(discrete_sampling, f"discrete_{name}")
-    for scale in (3.0, 40.0):
-        table = make(scale)
-        assert 1 << table.shift > scale
-        values = torch.from_numpy(table.draw(np.random.default_rng(9), DRAWS))
-        exact = DISTRIBUTIONS[name][1](scale)
-        assert surprise(values, *exact) > CHANCE
-        # Control: reject nothing.
-        wrong = replace(table, log_weight=lambda x: np.zeros(len(x)))
-        values = torch.from_numpy(wrong.draw(np.random.default_rng(9), DRAWS))
-        assert surprise(values, *exact) < CHANCE
 
 
 def test_the_guide_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +296,306 @@ def test_keys_are_checked_and_not_shown() -> None:
     for worker in (-1, 1 << 64, True, 1.0):
         with pytest.raises(ArgumentError, match="worker must be"):
             key.source(worker=worker, round_index=0)  # type: ignore[arg-type]
+
+
+KEY = NoiseKey.from_integer(4)
+
+DrawRows = Callable[[Noise, tuple[int, ...]], Tensor]
+
+
+EVERY: dict[str, DrawRows] = {
+    "normal": lambda noise, shape: noise.normal(shape, 2.0, dtype=torch.float32),
+    "normal64": lambda noise, shape: noise.normal(shape, 2.0, dtype=torch.float64),
+    "laplace": lambda noise, shape: noise.laplace(shape, 2.0, dtype=torch.float32),
+    "laplace64": lambda noise, shape: noise.laplace(shape, 2.0, dtype=torch.float64),
+    "bernoulli": lambda noise, shape: noise.bernoulli(torch.full(shape, 0.3)),
+    "discrete gaussian": lambda noise, shape: noise.discrete_gaussian(shape, 50.0),
+    "wide gaussian": lambda noise, shape: noise.discrete_gaussian(shape, 1e9),
+    "discrete laplace": lambda noise, shape: noise.discrete_laplace(shape, 50.0),
+    "skellam": lambda noise, shape: noise.skellam(shape, 900.0),
+    "binomial": lambda noise, shape: noise.binomial(shape, 1000, 0.5),
+    "certain": lambda noise, shape: noise.binomial(shape, 7, 1.0),
+    "nothing": lambda noise, shape: noise.skellam(shape, 0.0),
+}
+
+every_draw = pytest.mark.parametrize("draw", EVERY.values(), ids=EVERY)
+
+
+def cohort(*workers: int, round_index: int = 0, key: NoiseKey = KEY) -> CohortNoise:
+    return CohortNoise(key, workers, round_index=round_index)
+
+
+@every_draw
+def test_rows_are_those_of_the_workers_alone(draw: DrawRows) -> None:
+    shape = (3, 5)
+    together = cohort(4, 1, 9)
+    first, second = (draw(together, (3, *shape)) for _ in range(2))
+    for row, worker in enumerate((4, 1, 9)):
+        alone = cohort(worker)
+        for drawn in (first, second):
+            expected = draw(alone, (1, *shape))[0]
+            assert expected.dtype == drawn.dtype
+            assert torch.equal(drawn[row], expected)
+
+
+@every_draw
+def test_parts_go_on_where_the_whole_is(draw: DrawRows) -> None:
+    """Whoever draws more numbers than others: nobody else's change."""
+    whole, shape = cohort(4, 1, 9), (3, 6)
+    draw(whole, shape)
+    some = draw(whole.part(torch.tensor([True, False, True])), (2, 6))
+    last = draw(whole, shape)
+    alone = {worker: [draw(cohort_of, (1, 6))[0] for _ in range(3)] for worker, cohort_of in
+             ((worker, cohort(worker)) for worker in (4, 1, 9))}  # fmt: skip
+    assert torch.equal(some, torch.stack([alone[4][1], alone[9][1]]))
+    assert torch.equal(last, torch.stack([alone[4][2], alone[1][1], alone[9][2]]))
+    by_index = cohort(4, 1, 9).part(torch.tensor([2, 0]))
+    assert torch.equal(draw(by_index, (2, 6)), torch.stack([alone[9][0], alone[4][0]]))
+
+
+def shared_numbers(streams: list[Tensor]) -> int:
+    """Numbers that occur more than once, in one stream or in several."""
+    values = torch.cat([stream.flatten() for stream in streams])
+    return len(values) - len(set(values.tolist()))
+
+
+def test_no_two_workers_rounds_keys_or_draws_share_numbers() -> None:
+    """2,000 numbers of 53 bits are all different, but with probability 1e-9."""
+    noise = cohort(0, 1, 2**62, 2**63 - 1)
+    others = [cohort(0, round_index=index) for index in (1, 2, 2**64 - 1)]
+    others += [cohort(0, key=NoiseKey.from_integer(5))]
+
+    def normal(source: Noise, rows: int) -> Tensor:
+        return source.normal((rows, 100), 1.0, dtype=torch.float64)
+
+    streams = [normal(noise, 4), normal(noise, 4), normal(noise, 4)]
+    streams += [normal(other, 1) for other in others for _ in range(2)]
+    assert shared_numbers(streams) == 0
+    again = normal(cohort(2**62), 1)  # the control: one of the workers once more
+    assert shared_numbers([*streams, again]) == 100
+
+
+def test_long_draws_do_not_run_into_the_next() -> None:
+    """A stream has 2**128 blocks: neither the next draw nor the next worker begins in it."""
+    noise = cohort(0, 1)
+    streams = [noise.normal((2, 50_000), 1.0, dtype=torch.float64) for _ in range(2)]
+    assert shared_numbers(streams) == 0
+
+
+def test_rows_are_not_correlated() -> None:
+    """Seven standard errors: beyond with probability 1e-10 for 45 pairs of workers."""
+    draws = CohortNoise(KEY, range(10), round_index=3).normal(
+        (10, 20_000), 1.0, dtype=torch.float64
+    )
+    largest = float((np.corrcoef(draws.numpy()) - np.eye(10)).max())
+    assert abs(largest) < 7 / np.sqrt(20_000)
+    mixed = draws[0] + 0.1 * draws[1]  # the control
+    assert np.corrcoef(mixed, draws[1])[0, 1] > 7 / np.sqrt(20_000)
+
+
+LAWS = {
+    "normal": stats.norm(scale=2.0),
+    "normal64": stats.norm(scale=2.0),
+    "laplace": stats.laplace(scale=2.0),
+    "laplace64": stats.laplace(scale=2.0),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_real_numbers_have_their_distribution(name: str) -> None:
+    """Kolmogorov-Smirnov: fails with probability 1e-9 on another key."""
+    values = EVERY[name](CohortNoise(KEY, range(100), round_index=1), (100, 300)).flatten().double()
+    assert stats.kstest(values.numpy(), LAWS[name].cdf).pvalue > 1e-9
+    assert stats.kstest(values.numpy() / 2, LAWS[name].cdf).pvalue < 1e-9  # the control: half
+
+
+def test_no_worker_has_no_rows() -> None:
+    noise = cohort()
+    for draw in EVERY.values():
+        assert draw(noise, (0, 4)).shape == (0, 4)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ArgumentError, match="key must be a NoiseKey"):
+        CohortNoise(b"secret", [1], round_index=0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="must be different"):
+        cohort(1, 2, 1)
+    for bad in (-1, 2**63):
+        with pytest.raises(ArgumentError, match="workers must be in"):
+            cohort(3, bad)
+    for index in (-1, 2**64):
+        with pytest.raises(ArgumentError, match="round_index must be in"):
+            cohort(1, round_index=index)
+    noise = cohort(1, 2)
+    for shape in ((), (3, 4), (1, 4)):
+        with pytest.raises(ArgumentError, match="a row for each of 2 workers"):
+            noise.normal(shape, 1.0, dtype=torch.float32)
+        with pytest.raises(ArgumentError, match="a row for each of 2 workers"):
+            noise.skellam(shape, 1.0)
+    with pytest.raises(ArgumentError, match="a row for each of 2 workers"):
+        noise.bernoulli(torch.full((3, 1), 0.5))
+    with pytest.raises(ArgumentError, match=r"probabilities must be in \[0, 1\]"):
+        noise.bernoulli(torch.full((2, 1), 1.5))
+    with pytest.raises(ArgumentError, match="std must be"):
+        noise.normal((2, 4), -1.0, dtype=torch.float32)
+    with pytest.raises(ArgumentError, match="dtype must be"):
+        noise.laplace((2, 4), 1.0, dtype=torch.float16)
+
+
+def test_what_is_refused_uses_nothing_up() -> None:
+    """A draw that fails must not move the others: noise of a round stays reproducible."""
+    noise = cohort(1, 2)
+    with pytest.raises(ArgumentError):
+        noise.normal((2, 4), math.nan, dtype=torch.float32)
+    with pytest.raises(ArgumentError):
+        noise.skellam((2, 4), -1.0)
+    with pytest.raises(ArgumentError):
+        noise.bernoulli(torch.full((2, 1), 1.5))
+    fresh = cohort(1, 2).laplace((2, 5), 1.0, dtype=torch.float32)
+    assert torch.equal(noise.laplace((2, 5), 1.0, dtype=torch.float32), fresh)
+
+
+def table_probabilities(table: IntegerTable) -> dict[int, Fraction]:
+    """What a table of single integers draws, exactly."""
+    assert table.shift == 0
+    limits = [0, *(int(limit) for limit in table.limits), 1 << 64]
+    widths = [Fraction(b - a, 1 << 64) for a, b in pairwise(limits)]
+    return dict(zip(table.starts.tolist(), widths, strict=True))
+
+
+Weight = Callable[[int], Decimal]
+
+
+def gaussian_weight(std: float) -> Weight:
+    scale = 2 * Decimal(std) ** 2
+    return lambda x: (-(x**2) / scale).exp()
+
+
+def laplace_weight(scale: float) -> Weight:
+    return lambda x: (-abs(x) / Decimal(scale)).exp()
+
+
+def skellam_weight(variance: float) -> Weight:
+    """The series of the Bessel function."""
+    square = Decimal(variance) ** 2 / 4
+
+    def weight(x: int) -> Decimal:
+        term = (Decimal(variance) / 2) ** abs(x) / math.factorial(abs(x))
+        total, m = term, 0
+        while term > total / 10**40:
+            m += 1
+            term *= square / (m * (m + abs(x)))
+            total += term
+        return total
+
+    return weight
+
+
+def binomial_weight(trials: int, probability: float) -> Weight:
+    p = Decimal(probability)
+    return lambda x: math.comb(trials, x) * p**x * (1 - p) ** (trials - x)
+
+
+def distance(table: IntegerTable, weight: Weight) -> float:
+    """Total variation between a table and weights, in decimal numbers of 50 digits.
+
+    Only over what the table can draw: the rest is tested to be negligible by its last weights.
+    """
+    with localcontext(prec=50):
+        weights = {x: weight(x) for x in table.starts.tolist()}
+        total = sum(weights.values())
+        edges = [weights[x] / total for x in (min(weights), max(weights))]
+        assert max(edges) < Decimal(2) ** -60 or min(weights) == 0
+        terms = (
+            abs(Decimal(width.numerator) / width.denominator - weights[x] / total)
+            for x, width in table_probabilities(table).items()
+        )
+        return float(sum(terms) / 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "make_weight", "parameters"),
+    [
+        (discrete_sampling.discrete_gaussian, gaussian_weight, [1e-320, 0.3, 3.7, 200.0]),
+        (discrete_sampling.discrete_laplace, laplace_weight, [1e-320, 0.3, 3.7, 40.0]),
+        (discrete_sampling.skellam, skellam_weight, [1e-300, 0.3, 9.0, 400.0]),
+    ],
+)
+def test_tables_are_exact_to_far_below_any_statistic(
+    make: Callable[[float], IntegerTable],
+    make_weight: Callable[[float], Weight],
+    parameters: list[float],
+) -> None:
+    for parameter in parameters:
+        assert distance(make(parameter), make_weight(parameter)) < 1e-11
+    # control: a parameter that is 1e-9 off
+    assert distance(make(9.0 * (1 + 1e-9)), make_weight(9.0)) > 1e-11
+
+
+@pytest.mark.parametrize(("trials", "probability"), [(5, 0.3), (300, 0.01), (10**6, 1e-4)])
+def test_binomial_tables_are_exact(trials: int, probability: float) -> None:
+    table = discrete_sampling.binomial(trials, probability)
+    wrong = discrete_sampling.binomial(trials, probability * (1 + 1e-9))
+    assert distance(table, binomial_weight(trials, probability)) < 1e-11
+    assert distance(wrong, binomial_weight(trials, probability)) > 1e-11
+
+
+def test_weights_of_blocks_are_exact() -> None:
+    x = np.arange(-9000, 9001, 90)
+    for variance in (8e5, 1e7):
+        wide = discrete_sampling.skellam(variance)
+        assert wide.shift > 0
+        exact = [SkellamLaw(variance).digits(int(i), 160) for i in x]
+        logs = np.array([math.log(Fraction(e, exact[100])) for e in exact])
+        found = wide.log_weight(x) - wide.log_weight(np.zeros(1, np.int64))
+        assert np.abs(found - logs).max() < 1e-11
+    for table, power in (
+        (discrete_sampling.discrete_gaussian(1e5), 2),
+        (discrete_sampling.discrete_laplace(1e5), 1),
+    ):
+        exact_logs = [-float(Fraction(abs(int(i)), 10**5) ** power / power) for i in x]
+        assert np.abs(table.log_weight(x) - exact_logs).max() < 1e-12
+
+
+def log_factorial(x: Decimal) -> Decimal:
+    """Stirling's series; the first term that is left out is below x**-7 / 1000."""
+    return (x + Decimal("0.5")) * x.ln() - x + 1 / (12 * x) - 1 / (360 * x**3) + 1 / (1260 * x**5)
+
+
+@pytest.mark.parametrize(("trials", "probability"), [(10**7, 0.3), (2**50, 0.5), (2**50, 1e-8)])
+def test_weights_of_wide_binomials_are_exact(trials: int, probability: float) -> None:
+    """Logarithms of weights, relative to the mode's, in decimal numbers of 60 digits."""
+    table = discrete_sampling.binomial(trials, probability)
+    assert table.shift > 0
+    mode = int(table.starts[-1])
+    std = math.sqrt(trials * probability * (1 - probability))
+    x = mode + np.linspace(-9 * std, 9 * std, 41).astype(np.int64)
+    found = table.log_weight(x) - table.log_weight(np.array([mode]))
+    with localcontext(prec=60):
+        p = Decimal(probability)
+        for place, log in zip(x.tolist(), found.tolist(), strict=True):
+            change = log_factorial(Decimal(mode)) - log_factorial(Decimal(place))
+            change += log_factorial(Decimal(trials - mode)) - log_factorial(Decimal(trials - place))
+            exact = change + (place - mode) * (p / (1 - p)).ln()
+            assert log == pytest.approx(float(exact), abs=1e-11)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [discrete_sampling.discrete_gaussian(3e4), discrete_sampling.discrete_laplace(5e9),
+     discrete_sampling.skellam(1e8), discrete_sampling.discrete_gaussian(2.0)],
+)  # fmt: skip
+def test_blocks_are_drawn_and_thinned_in_proportion(table: IntegerTable) -> None:
+    """Block by block: probability of the draw times that of keeping is that of the integer."""
+    limits = np.array([0, *table.limits.tolist(), 2**64], dtype=object)
+    widths = np.diff(limits).astype(np.float64)
+    assert widths / widths.sum() == pytest.approx(
+        np.exp(table.peaks) / np.exp(table.peaks).sum(), rel=1e-9, abs=1e-18
+    )
+    assert len(table.starts) <= MAX_BLOCKS + 2
+    width = 1 << table.shift
+    assert np.array_equal(np.diff(np.sort(table.starts)), np.full(len(table.starts) - 1, width))
+    for inside in (0, width // 3, width - 1):  # the peak is the highest, the sure part the lowest
+        ratio = np.exp(table.log_weight(table.starts + inside) - table.peaks)
+        assert (ratio <= 1 + 1e-9).all()
+        assert (ratio >= table.sure * (1 - 1e-9)).all()

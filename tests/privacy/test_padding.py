@@ -1,8 +1,4 @@
-"""Appended noise against dense linear algebra, known values and simulation.
-
-Statistical tests have fixed seeds; over the choice of seeds each comparison fails by chance with
-probability under 1e-8, unless it says otherwise.
-"""
+"""Appended noise against dense linear algebra, known values and simulation."""
 
 from __future__ import annotations
 
@@ -14,22 +10,34 @@ import numpy.typing as npt
 import pytest
 import torch
 from dp_accounting import dp_event
-from scipy.stats import chi2, norm
+from scipy.linalg import eigh
+from scipy.stats import chi2, ks_2samp, norm
 from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
+from diffsketch.methods import DiffSketch
 from diffsketch.privacy.accounting.events import leaves
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.mechanisms import padding as appended
 from diffsketch.privacy.mechanisms import padding as covariance
 from diffsketch.privacy.mechanisms import padding as spectrum
-from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
-from diffsketch.privacy.noise import FastNoise, NoiseKey
-from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed, Layout
+from diffsketch.privacy.mechanisms.padding import (
+    PaddedGaussian,
+    factor,
+    gram,
+    is_factored,
+    padded_tables,
+    table_noise_like_padding,
+)
+from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
 
 Matrix = npt.NDArray[np.float64]
+
 SEED = SketchKey.from_integer(11).seed(0)
+
 ALPHA = float(norm.ppf(0.95))  # the 90th percentile of |g| for a standard Gaussian
 
 
@@ -54,9 +62,6 @@ def small(
 ) -> PaddedGaussian:
     settings: dict[str, Any] = {"padding": 90, "std": 0.7} | changes
     return PaddedGaussian(CountSketch(40, 3, 8, family), SEED, bound, **settings)
-
-
-# The claim
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,6 +97,7 @@ def proven(sizes: tuple[int, int, int], times: float, family: Family, number: in
 
 
 MNIST_50, MNIST_75, SHAKESPEARE_20 = (7850, 7, 22), (7850, 7, 15), (39720, 10, 190)
+
 # Epsilon at delta = 1e-5 with columns and signs that are independent for all coordinates.
 KNOWN = {
     MNIST_50: {1: 1.94, 5: 0.767, 20: 0.356, 100: 0.147},
@@ -120,34 +126,6 @@ def test_known_values_of_a_large_table() -> None:
         assert 0.95 * known <= epsilon <= 1.01 * known
 
 
-def test_known_values_with_independent_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same computation on the hashes that the known values are for agrees to 1%."""
-    rng = np.random.default_rng(4)
-    drawn: dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]] = {}
-
-    def independent(
-        some: npt.NDArray[np.int64], _: HashSeed, *, layout: Layout
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
-        shape = (layout.rows, len(some))
-        signs = rng.choice(np.array([-1, 1], dtype=np.int8), shape)
-        return drawn.setdefault(
-            (int(some[0]), layout.dim), (rng.integers(0, layout.cols, shape), signs)
-        )
-
-    def counted(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> Matrix:
-        columns, signs = independent(np.arange(start, stop), seed, layout=sketch.layout)
-        dense = np.zeros((sketch.rows, sketch.cols, stop - start))
-        np.put_along_axis(dense, columns[:, None], signs[:, None], axis=1)
-        flat: Matrix = dense.reshape(-1, stop - start)
-        return flat @ flat.T
-
-    monkeypatch.setattr(spectrum, "columns_and_signs", independent)
-    monkeypatch.setattr(covariance, "gram", counted)
-    for times in (1, 5, 20):
-        epsilon = proven(MNIST_50, times, "pairwise", 0)
-        assert epsilon == pytest.approx(KNOWN[MNIST_50][times], rel=0.01)
-
-
 def test_a_tenth_of_the_noise_that_theorem1_asks_for() -> None:
     """Epsilon 1 takes 3.15 times the vector's length; Theorem 1 claims it from 31.1 on."""
     assert proven(MNIST_50, 3.15, "pairwise", 0) < 1 < proven(MNIST_50, 2.9, "pairwise", 0)
@@ -159,24 +137,6 @@ def test_no_claim_if_noise_cannot_fill_the_table() -> None:
         assert isinstance(claim, NoClaim)
         assert "24 cells" in claim.reason
         assert claim.scope.unit is bound.unit
-
-
-def test_no_claim_if_the_covariance_is_singular() -> None:
-    """Two rows of one cell and two appended numbers: singular if both have equal signs."""
-    found = {True: 0, False: 0}
-    for number in range(40):
-        seed = SketchKey.from_integer(number).seed(0)
-        sketch = CountSketch(5, 2, 1, "pairwise")
-        pad = matrix_of(CountSketch(7, 2, 1, "pairwise"), seed)[:, 5:]
-        singular = abs(np.linalg.det(pad)) < 0.5
-        found[bool(singular)] += 1
-        for bound in (CoordinateBound(1.0), NormBound(1.0)):
-            claim = PaddedGaussian(sketch, seed, bound, padding=2, std=1.0).claim
-            assert isinstance(claim, NoClaim) == singular
-    assert min(found.values()) >= 5
-
-
-# Large tables
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -210,9 +170,6 @@ def test_a_table_too_large_to_factor() -> None:
     assert sketch.rows * sketch.cols > spectrum.EXACT_CELLS
     usual = 2 * math.sqrt(8000 / 200_000)
     assert usual < mu_of(mechanism.claim) < 1.4 * usual
-
-
-# The release
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -332,9 +289,6 @@ def test_the_best_attack_on_the_worst_coordinate_is_as_good_as_mu() -> None:
     assert abs(distance(weak) - mu) > 6 * error
 
 
-# Noise on the table instead
-
-
 @pytest.mark.parametrize("relation", list(Relation))
 def test_noise_on_the_table_is_nearly_the_same(relation: Relation) -> None:
     sketch = CountSketch(7850, 7, 22, "pairwise")
@@ -358,9 +312,6 @@ def test_noise_on_the_table_needs_no_full_rank() -> None:
         settings: dict[str, Any] = {"padding": 5, "std": 1.0, name: bad}
         with pytest.raises(ArgumentError, match=name):
             table_noise_like_padding(CountSketch(40, 3, 8), 1.0, **settings)
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(
@@ -392,3 +343,242 @@ def test_bad_vectors_raise() -> None:
         vector[3] = value
         with pytest.raises(ArgumentError, match="finite"):
             mechanism.release(vector, FastNoise(0))
+
+
+KEY = NoiseKey.from_integer(5)
+
+DIM, PADDING, COUNT = 40, 400, 6000
+
+
+def sketch_of(family: Family, padding: int = PADDING) -> CountSketch:
+    return CountSketch(DIM + padding, 3, 8, family)
+
+
+def noise_tables(
+    sketch: CountSketch, std: float, number: int, *, dtype: torch.dtype = torch.float64
+) -> Matrix:
+    """What many workers' appended numbers add to their tables, `(COUNT, cells)`."""
+    vectors = torch.linspace(-1, 1, DIM, dtype=dtype).expand(COUNT, -1)
+    stds = torch.full((COUNT,), std, dtype=torch.float64)
+    tables = padded_tables(vectors, sketch, seed=SEED, std=stds, noise=FastNoise(number))
+    assert tables.dtype == dtype
+    added = tables - sketch.encode(vectors, SEED, offset=0)
+    return added.double().reshape(COUNT, -1).numpy()
+
+
+def directly(sketch: CountSketch, std: float, number: int, patch: pytest.MonkeyPatch) -> Matrix:
+    """The same with all the numbers drawn."""
+    with patch.context() as way:
+        way.setattr(appended, "is_factored", lambda *_: False)
+        return noise_tables(sketch, std, number)
+
+
+def fits(tables: Matrix, matrix: Matrix) -> bool:
+    """Whether tables are N(0, matrix), by the means, the total and all products of two.
+
+    Each of the three is off by chance with probability 2e-9 at most.
+    """
+    values = np.linalg.solve(np.linalg.cholesky(matrix), tables.T).T
+    count, cells = values.shape
+    means = np.abs(values.mean(axis=0)) * math.sqrt(count) < norm.isf(1e-9 / cells)
+    low, high = chi2.ppf([1e-9, 1 - 1e-9], count * cells)
+    # Products of two have variance 1, or 2 on the diagonal; sums of 6,000 are Gaussian enough
+    # for a limit that is a tenth wider.
+    products = np.abs(values.T @ values / count - np.eye(cells)) * math.sqrt(count / 2)
+    pairs = products < 1.1 * norm.isf(1e-9 / cells**2)
+    return bool(means.all() and low < (values**2).sum() < high and pairs.all())
+
+
+def without_cross_rows(matrix: Matrix) -> Matrix:
+    """The planted error: rows whose noise is independent."""
+    rows = np.arange(24) // 8
+    return np.where(rows[:, None] == rows, matrix, 0.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_drawn_tables_have_the_covariance_of_appended_numbers(
+    family: Family, dtype: torch.dtype
+) -> None:
+    sketch = sketch_of(family)
+    assert is_factored(sketch, DIM)
+    unit = sketch.encode(torch.eye(sketch.dim, dtype=torch.float64), SEED)
+    pad = unit.reshape(sketch.dim, -1).T.numpy()[:, DIM:]
+    covered = 0.7**2 * pad @ pad.T
+    tables = noise_tables(sketch, 0.7, 1, dtype=dtype)
+    assert fits(tables, covered)
+    assert not fits(tables, without_cross_rows(covered))
+    assert not fits(tables, 0.9**2 * covered)  # a tenth too much noise
+    assert not fits(tables + 0.1 * np.sqrt(covered.diagonal()), covered)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_ways_have_the_same_distribution(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes of 40 projections of the two samples, by Kolmogorov and Smirnov; the controls are noise
+    that is too small, and rows that are independent."""
+    sketch = sketch_of(family)
+    matrix = gram(sketch, SEED, DIM, sketch.dim)
+    slow, fast = directly(sketch, 1.0, 2, monkeypatch), noise_tables(sketch, 1.0, 3)
+    assert fits(slow, matrix)
+    # The directions in which rows that are independent would be the most wrong, and random ones.
+    wrong = without_cross_rows(matrix)
+    _, turns = eigh(matrix, wrong)
+    directions = np.vstack([turns.T, np.random.default_rng(4).standard_normal((16, 24))])
+
+    def least(one: Matrix, other: Matrix) -> float:
+        sizes = [(np.abs(one @ d), np.abs(other @ d)) for d in directions]
+        found = min(ks_2samp(*pair, method="asymp").pvalue for pair in sizes)
+        return float(found) * len(directions)
+
+    assert least(slow, fast) > 1e-8
+    assert least(slow, noise_tables(sketch, 0.85, 3)) < 1e-8
+    independent = np.random.default_rng(5).standard_normal((COUNT, 24))
+    assert least(slow, independent @ np.linalg.cholesky(wrong).T) < 1e-8
+
+
+def vectors_of(workers: int) -> Tensor:
+    return torch.randn(workers, 3000, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_workers_table_is_its_own(family: Family) -> None:
+    """Alone, in any batch, and whoever else there is: also where the factor is at work."""
+    method = DiffSketch(3000, 5, 16, per_round=1e9, padding=20_000, family=family)
+    assert is_factored(method.sketch, 3000)
+    vectors = vectors_of(7)
+    together = method.encode(vectors, SEED, CohortNoise(KEY, range(7), round_index=2)).messages
+    for some in ([3], [6, 0], [1, 2, 4, 5]):
+        own = CohortNoise(KEY, some, round_index=2)
+        assert torch.equal(method.encode(vectors[some], SEED, own).messages, together[some])
+    other = method.encode(vectors, SEED, CohortNoise(KEY, range(7), round_index=3)).messages
+    assert not bool((other == together).all(dim=-1).any())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_worker_has_its_own_deviation(family: Family) -> None:
+    """The noise is linear in it; the vector's part stays."""
+    sketch, vectors = sketch_of(family), vectors_of(4)[:, :DIM].double()
+    stds = torch.tensor([0.0, 1.0, 2.0, 1e-3], dtype=torch.float64)
+
+    def tables(std: Tensor) -> Tensor:
+        own = CohortNoise(KEY, range(4), round_index=0)
+        return padded_tables(vectors, sketch, seed=SEED, std=std, noise=own)
+
+    bare = sketch.encode(vectors, SEED, offset=0)
+    unit = tables(torch.ones(4, dtype=torch.float64)) - bare
+    torch.testing.assert_close(tables(stds) - bare, unit * stds[:, None, None])
+    assert torch.equal(tables(stds)[0], bare[0])
+
+
+def test_short_padding_is_appended() -> None:
+    """Then the covariance is singular, or its factor costs more than it saves."""
+    for padding in (1, 23, 24, 90):
+        sketch = sketch_of("blocked", padding)
+        assert not is_factored(sketch, DIM)
+        vectors = vectors_of(3)[:, :DIM]
+        stds = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+        tables = padded_tables(vectors, sketch, seed=SEED, std=stds, noise=FastNoise(6))
+        numbers = FastNoise(6).normal((3, padding), 1.0, dtype=torch.float32)
+        extended = torch.cat([vectors, numbers * stds[:, None].float()], dim=1)
+        assert torch.equal(tables, sketch.encode(extended, SEED))
+
+
+def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of one cell, and two appended numbers: singular if both have equal signs."""
+    monkeypatch.setattr(covariance, "_CELL", 0.0)  # so that a factor is worth it
+    found = {True: 0, False: 0}
+    for number in range(40):
+        seed = SketchKey.from_integer(number).seed(0)
+        sketch = CountSketch(7, 2, 1, "pairwise")
+        assert is_factored(sketch, 5)
+        singular = abs(np.linalg.det(gram(sketch, seed, 5, 7))) < 0.5
+        found[bool(singular)] += 1
+        assert (factor(sketch, seed, 5) is None) == singular
+        vectors, stds = torch.ones(2000, 5), torch.ones(2000, dtype=torch.float64)
+        tables = padded_tables(vectors, sketch, seed=seed, std=stds, noise=FastNoise(7))
+        noise = (tables - sketch.encode(vectors, seed, offset=0)).reshape(-1, 2)
+        # Singular: one row's noise is the other's, or its negative. Else they are uncorrelated.
+        alike = min(float((noise[:, 0] + sign * noise[:, 1]).abs().max()) for sign in (1, -1))
+        assert (alike < 1e-5) == singular
+    assert min(found.values()) >= 5
+
+
+def test_the_factor_is_kept_with_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, sketch = SketchKey.from_integer(3).seed(1), sketch_of("blocked")
+    first = factor(sketch, seed, DIM)
+    monkeypatch.setattr(covariance, "gram", None)  # must not be called again
+    assert factor(sketch, seed, DIM) is first
+    assert first is not None
+    monkeypatch.undo()
+    for other, start in ((sketch_of("pairwise"), DIM), (sketch, DIM + 1)):
+        assert not torch.equal(factor(other, seed, start), first)  # type: ignore[arg-type]
+    large = CountSketch(3000, 4, 80)  # too large to be worth it: nothing to keep
+    assert not is_factored(large, 1000)
+    assert factor(large, seed, 1000) is not factor(large, seed, 1000)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectrum, "_PIECE", 1000)
+    sketch = CountSketch(4500, 5, 40, family)
+    apply, rounding = spectrum._operator(sketch, SEED, 1500, 4500)
+    tables = torch.from_numpy(np.random.default_rng(8).standard_normal((2, 5, 40)))
+    dense = torch.from_numpy(gram(sketch, SEED, 1500, 4500))
+    off = apply(tables).reshape(2, 200) - tables.reshape(2, 200) @ dense
+    norms = torch.linalg.vector_norm(tables, dim=(1, 2))
+    assert (off.norm(dim=1) <= rounding * norms).all()
+    assert rounding < 1e-9  # which decides between 1 and 0.95 of an eigenvalue near 75
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reach_of_a_vector_in_a_table_of_some_size(family: Family) -> None:
+    sketch = CountSketch(2600, 4, 80, family)
+    real, pad = gram(sketch, SEED, 0, 1000), gram(sketch, SEED, 1000, 2600)
+    largest = float(eigh(real, pad, eigvals_only=True)[-1])
+    reach = spectrum.vector_reach(sketch, SEED, 1000)
+    assert reach is not None
+    assert largest * (1 - 1e-10) <= reach.squared <= largest * (1 + 1e-5)
+    assert reach.failure == 0
+
+
+def planted(least: float) -> spectrum.Apply:
+    """A matrix with 400 eigenvalues in [1, 2], but for the least.
+
+    It is diagonal, which is as good as any other: the probes have no preferred direction.
+    """
+    values = torch.linspace(1, 2, 400, dtype=torch.float64).reshape(4, 100)
+    values[1, 2] = least
+    return lambda tables: tables * values
+
+
+def test_the_certificate_rejects_a_planted_eigenvalue() -> None:
+    """By design it accepts with a probability below 1e-12, and rejects falsely with one that is
+    beyond observing: for an accepted matrix the norm is a quarter of what is allowed."""
+    sketch = CountSketch(1000, 4, 100)
+    for least, accepted in ((1.0, True), (0.9499, False), (0.8, False), (0.0, False), (-1, False)):
+        apply = planted(least)
+        for rounding in (0.0, 1e-12) * 5:
+            assert accepted is spectrum._proves_above(
+                apply, sketch, 0.95, low=1.0, high=2.0, rounding=rounding
+            )
+
+
+def test_the_certificate_fails_safely() -> None:
+    """Where the rest of the spectrum is not as expected, or rounding is too much."""
+    sketch = CountSketch(1000, 4, 100)
+    good = {"low": 1.0, "high": 2.0, "rounding": 1e-12}
+    for changes in ({"high": 1.9}, {"rounding": 1e-7}, {"rounding": math.inf}):
+        assert not spectrum._proves_above(planted(1.0), sketch, 0.95, **(good | changes))
+
+
+def test_cholesky_proof() -> None:
+    rng = np.random.default_rng(7)
+    for size in (1, 5, 60):
+        turn = torch.linalg.qr(torch.from_numpy(rng.standard_normal((size, size)))).Q
+        for least in (1e-6, -1e-6, -1e-14, -1.0):
+            values = torch.linspace(1, 3, size, dtype=torch.float64)
+            values[0] = least
+            matrix = turn @ torch.diag(values) @ turn.T
+            assert spectrum._proves_positive((matrix + matrix.T) / 2) == (least > 0)

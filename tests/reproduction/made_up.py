@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffsketch.pages.checks import check_plot, check_table
-from diffsketch.pages.exhibits import Plot
+from diffsketch.pages.exhibits import Plot, check_exhibit
 from diffsketch.reproduction.drawings.drawn import Drawn
 
 MESSAGE = 664  # bytes of a table of 7 x 22
@@ -46,7 +45,7 @@ def checked(drawn: Drawn) -> Drawn:
     """The same, if all of it can be shown."""
     for exhibit in (*drawn.exhibits, *drawn.proven):
         if isinstance(exhibit, Plot):
-            check_plot(exhibit)
+            check_exhibit(exhibit)
         else:
-            check_table(exhibit)
+            check_exhibit(exhibit)
     return drawn

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.pages.checks import check_plot
+from diffsketch.pages.exhibits import check_exhibit
 from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem2
 from diffsketch.reproduction.drawings.convergence import draw, slope
 from diffsketch.reproduction.experiment import Experiment, Measurement
@@ -126,7 +126,7 @@ def test_drawing_counts_gaps_above_the_bound(measured: dict[str, Any]) -> None:
     assert drawn.facts["bound-holds"] == 1
     assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
     assert "every round looked at" in drawn.lead
-    check_plot(drawn.exhibits[0])  # type: ignore[arg-type]
+    check_exhibit(drawn.exhibits[0])
     broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
     drawn = draw(experiment, {**results, experiment.measured(sketched)[0]: broken})
     places = len(measured["gap"])

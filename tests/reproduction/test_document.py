@@ -10,7 +10,7 @@ import pytest
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
-from diffsketch.pages.write import pictures_of
+from diffsketch.pages.page import pictures_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from diffsketch.reproduction.claims import statements, summary
 from diffsketch.reproduction.document import document, write_document

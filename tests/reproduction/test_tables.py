@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from diffsketch.pages.checks import check_table
-from diffsketch.pages.exhibits import Table
+from diffsketch.pages.exhibits import Table, check_exhibit
 from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim
 from diffsketch.privacy.mechanisms.cpsgd import BinomialMechanism
 from diffsketch.reproduction.drawings.tables import draw_cpsgd, draw_datasets
@@ -61,7 +60,7 @@ def test_drawing_of_cpsgd() -> None:
     assert "none of the 4" in drawn.lead
     for table in (*drawn.exhibits, *drawn.proven):
         assert isinstance(table, Table)
-        check_table(table)
+        check_exhibit(table)
     proven = [row[6] for row in drawn.proven[0].rows]  # type: ignore[union-attr]
     bases = {cell.basis for cell in proven if isinstance(cell, Epsilon)}
     assert bases == {Basis.NONE, Basis.PROVEN}

@@ -1,84 +1,378 @@
-"""What is audited: each case is a protocol, two neighbours, an adversary and the claim under test.
+"""Ready cases by name: bare sketches, exploits of engines, releases of methods, planted errors.
 
-*Where to look.* A proven claim holds for every delta, and an audit may look wherever it sees most.
-In `n` judged trials no probability below about `5 / n` can be told from 0, so that the events which
-matter at delta = 1e-5 are invisible. The largest deltas show most: whether noise is 20% too small
-is plain from how often a guess is right. So delta is chosen, with the event, on one half of the
-trials, and the other half judges. With 10,000 judged trials of each world and a shift of one
-standard deviation, noise 20% too small is found by more than 6 deviations of the measurement.
+*Bare sketches*, without noise: what Theorem 1 claims, and what attacks show. The neighbours replace
+one coordinate at the value that the paper bounds coordinates by, alpha (the 90th percentile of the
+others' sizes, 1.645 standard deviations), by its negative or by 0.
+
+*Exploits*, each on the release as it is and on the one that it broke:
+
+* `low-bits`: noise in floating point gives values away. A message `fl(t + n)` of a table cell `t`
+  and noise `n`, both float32, is not any float32: where `n` has a larger exponent than the message,
+  the message's last bits are those of `t`. So one cell can show that it was not made from `t`. On
+  the grid, noise reaches every whole number from every other one: there is nothing to see.
+* `rollback`: going back to an older state of a `GroupMean` must not repeat noise. The attack
+  subtracts the means of the two rounds that then have the same number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.auditing.adversaries import Game
-from diffsketch.auditing.attacks import Attack, Discriminant
-from diffsketch.errors import check
-from diffsketch.privacy.claim import Claim, Scope
-from diffsketch.privacy.noise import FastNoise
-from diffsketch.sketch import SketchKey
+from diffsketch.auditing.attacks import (
+    best_direction,
+    hidden_hashes,
+    low_bits,
+    matrix_of,
+    row_parity,
+    unknown_others,
+)
+from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
+from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
+from diffsketch.ddp.group import GroupMean
+from diffsketch.errors import ArgumentError
+from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
+from diffsketch.methods.release import release_noise
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
+from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
+from diffsketch.privacy.theorems import theorem1
+from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
-__all__ = ["DELTAS", "PURE_DELTA", "TRIALS", "Case", "known_numbers"]
+INVERSION = "inversion"
+ALPHA = 1.645  # in standard deviations of the other coordinates
+_COORDINATE = 3
+_Maker = Callable[[], Case]
 
-TRIALS = 20_000  # of each world; half of them are judged
-DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
-PURE_DELTA = 1e-5
+
+# -- Bare sketches ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
-    """One thing to audit.
+def bare_known() -> Case:
+    """Make the case of public hashes and known others: the standard adversary."""
+    return _bare("bare-known", _vector(), -ALPHA, Adversary.ALL_KNOWN, limit=_all)
 
-    Attributes:
-        name: How the command line calls it.
-        title: What it is, in a few words.
-        claim: The claim under test.
-        game: What the adversary sees and knows.
-        attacks: Scores to choose from.
-        rounds: How many rounds' messages the adversary sees.
-        deltas: Where to look, unless the caller says otherwise.
-        trials: How many it takes, unless the caller says otherwise.
-        planted: The error that was put in on purpose, if one was.
-        simulated: Whether noise comes from a seed, where an engine's would not.
-        width: How many numbers a trial handles, roughly.
-        cost: How long a trial takes, in rough microseconds, for progress bars.
-        limit: From the public hashes and delta to the epsilon that no attack of this adversary
-            can exceed, and the best one reaches: exact, not measured.
+
+def bare_unknown(
+    dim: int = 2000, cols: int = 2, *, name: str = "bare-unknown", trials: int = 100_000
+) -> Case:
+    """Make the case of public hashes, the other coordinates unknown and Gaussian.
+
+    With dim = 2,000 and two columns, Theorem 1 claims 0.24, while this adversary's shift of
+    mu = 0.23 means 0.89 at delta = 1e-5; an event of probability 0.1 shows about 0.40, give or
+    take 0.02. With dim = 10,000 it claims 0.056 (two columns; 0.36 is true) and 0.34 (four; 0.52
+    is true). The part of the latter curve that exceeds the claim takes some 10^7 trials to see.
     """
+    sketch = _sketch(dim, cols)
 
-    name: str
-    title: str
-    claim: Claim
-    game: Game
-    attacks: tuple[Attack, ...] = (Discriminant(),)
-    rounds: int = 1
-    deltas: tuple[float, ...] = DELTAS
-    trials: int = TRIALS
-    planted: str | None = None
-    simulated: bool = False
-    width: int = 0
-    cost: float = 0.0
-    limit: Callable[[SketchKey, float], float] | None = None
+    def limit(hashes: SketchKey, delta: float) -> float:
+        _, shift = best_direction(sketch, _COORDINATE, hashes.seed(0))
+        return _shift_epsilon(2 * ALPHA * shift, delta)
 
-    def __post_init__(self) -> None:
-        check(len(self.attacks) > 0, "attacks", "have one at least", self.attacks)
-        check(len(self.deltas) > 0, "deltas", "have one at least", self.deltas)
-        numbers = self.game.neighbours.first.numel()
-        object.__setattr__(self, "width", self.width or numbers)
-        usual = 5 + numbers / 50 if self.game.adversary.knows_hashes else 500
-        object.__setattr__(self, "cost", self.cost or usual)
-
-    @property
-    def scope(self) -> Scope:
-        """What the claim, and with it the measurement, is about."""
-        return self.claim.scope
+    return _bare(
+        name, _vector(dim), -ALPHA, Adversary.OTHERS_UNKNOWN, cols=cols,
+        attacks=(unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
+    )  # fmt: skip
 
 
-def known_numbers(*shape: int) -> Tensor:
-    """Fixed numbers that an adversary knows: standard normal, none of them zero."""
-    return FastNoise(1).normal(shape, 1.0, dtype=torch.float32)
+def bare_secret() -> Case:
+    """Make the case of secret hashes and unknown others: signs are hidden, so 0 is the other."""
+    attacks = (hidden_hashes(_sketch(), ALPHA),)
+    return _bare(
+        "bare-secret", _vector(), 0.0, Adversary.SECRET_HASHES, attacks=attacks, trials=10_000
+    )
+
+
+def bare_parity() -> Case:
+    """Make the case of secret hashes where the others are known whole numbers: they do not help."""
+    numbers = _vector(value=1.0, spread=3.0).round()
+    return _bare(
+        "bare-parity", numbers, 0.0, Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0,
+        attacks=(row_parity(2),), trials=4000, limit=_all,
+    )  # fmt: skip
+
+
+def _sketch(dim: int = 2000, cols: int = 2) -> CountSketch:
+    return CountSketch(dim, 5, cols, "pairwise")
+
+
+def _vector(dim: int = 2000, *, value: float = ALPHA, spread: float = 1.0) -> Tensor:
+    vector = known_numbers(dim).mul(spread)
+    vector[_COORDINATE] = value
+    return vector
+
+
+def _bare(
+    name: str, first: Tensor, other: float, adversary: Adversary, *, cols: int = 2,
+    spread: float = 1.0, **more: Any,
+) -> Case:  # fmt: skip
+    """Make a case in which one coordinate of a vector may have another value."""
+    sketch, second = _sketch(len(first), cols), first.clone()
+    second[_COORDINATE] = other
+    claim = theorem1(sketch.dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
+    title = f"bare sketch, {sketch.rows} x {cols} of {sketch.dim:,} coordinates"
+    title += ", whole numbers" if spread != 1 else ""
+    protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
+    game = Game(protocol, Neighbours(first, second), adversary)
+    return Case(name, title, claim, game, deltas=(PURE_DELTA,), **more)
+
+
+def bare_crowd(unit: Unit) -> Case:
+    """Make the case of one unit among four, of whom the others are unknown and Gaussian.
+
+    One example in the sketch of a worker's summed gradient, or one client in the secure sum of the
+    clients' sketches.
+    """
+    sketch, units, of_examples = CountSketch(64, 2, 16), 4, unit is Unit.EXAMPLE
+    target = known_numbers(sketch.dim) / 2
+    first, second = torch.zeros(units, sketch.dim), torch.zeros(units, sketch.dim)
+    first[0] = target
+
+    def send(inputs: Tensor, _: Noise, seed: HashSeed) -> Tensor:
+        if of_examples:
+            return sketch.encode(inputs.sum(dim=1), seed)
+        tables = sketch.encode(inputs.reshape(-1, sketch.dim), seed)
+        return tables.reshape(*inputs.shape[:2], sketch.rows, sketch.cols).sum(dim=1)
+
+    def limit(hashes: SketchKey, delta: float) -> float:
+        matrix = matrix_of(sketch, hashes.seed(0))
+        shift = matrix @ target.double().numpy()
+        # The others reach all tables that a sketch can make, and so does the shift.
+        square = shift @ np.linalg.pinv(matrix @ matrix.T, rcond=1e-10, hermitian=True) @ shift
+        return _shift_epsilon(math.sqrt(float(square) / (units - 1)), delta)
+
+    trust = Trust.LOCAL if of_examples else Trust.DISTRIBUTED
+    reason = "without noise only the others' values hide a unit, and they may be known"
+    return Case(
+        f"bare-{unit}",
+        "bare sketch of a sum of 4 examples" if of_examples else "sum of 4 clients' bare sketches",
+        NoClaim(Scope(unit, Relation.ADD_OR_REMOVE, trust), reason),
+        Game(every_trial(send), Neighbours(first, second), Adversary.OTHERS_UNKNOWN),
+        deltas=(0.01,), trials=50_000, limit=limit,
+    )  # fmt: skip
+
+
+def _shift_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of a Gaussian shift. A lower bound for the mechanism: other adversaries know more."""
+    return math.inf if math.isinf(mu) else epsilon_for(events.gaussian(1 / mu), delta)
+
+
+def _all(_: SketchKey, __: float) -> float:
+    return math.inf
+
+
+# -- Exploits of engines ---------------------------------------------------------------------------
+
+_MULTIPLIER = 4.0  # of the noise; the clip is 1
+
+
+def _low_bits(*, in_floats: bool) -> Case:
+    """Make the case of a sketch with Gaussian noise: on its grid, or in floats as once sent.
+
+    A client holds nothing, or a vector whose table has the same size in every cell.
+    """
+    dim, cells = 400, 154
+    method = SketchGaussian(dim, 1, cells, clip=1.0, noise_multiplier=_MULTIPLIER)
+    before, seed = GaussianMechanism(NormBound(1.0), _MULTIPLIER), KEY.seed(0)
+    units = method.sketch.encode(torch.eye(dim), seed)[:, 0]
+    vector = torch.zeros(dim)
+    for cell in range(cells):  # one coordinate for each cell that has any
+        vector[units[:, cell].abs().argmax()] = 1.0
+
+    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+        if in_floats:
+            source = noise.source(worker=0, round_index=0)
+            return before.release(inputs, source, encode=lambda x: method.sketch.encode(x, seed))
+        claim = method.claim_for(1, seed)
+        return method.encode(inputs, seed, release_noise(method, claim)).messages
+
+    table = before.bound.apply(vector, lambda x: method.sketch.encode(x, seed)).flatten()
+    step = method.mechanism.quantizer.granularity
+    sent = np.rint(table.double().numpy() / step) * step
+    attack = low_bits(table.double().numpy()) if in_floats else low_bits(sent, step)
+    return Case(
+        "low-bits", f"sketch-gaussian, 1 x {cells} cells, multiplier {_MULTIPLIER:g}",
+        before.claim if in_floats else method.claim_for(1, seed),
+        Game(play, Neighbours(torch.zeros(dim), vector)), (attack,),
+        deltas=(PURE_DELTA,), trials=10_000, simulated=in_floats, width=dim, cost=100,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Keyed(GaussianMean):
+    """The planted engine's method: noise follows from a secret and the round, as it once did."""
+
+    secret: ClassVar[NoiseKey] = NoiseKey.from_integer(1)
+
+    def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
+        number = int.from_bytes(seed.value) ^ int.from_bytes(self.secret.secret)
+        return super().encode(vectors, seed, FastNoise(number))
+
+
+def _rollback(*, is_keyed: bool) -> Case:
+    """Make the case of two rounds of a `GroupMean` with a rollback between them.
+
+    Each trial begins with the state that the one before left, so that rounds differ.
+    """
+    kind = _Keyed if is_keyed else GaussianMean
+    method = kind(dim=4, clip=1.0, noise_multiplier=_MULTIPLIER)
+    vector = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    forth = torch.stack([vector, -vector])
+
+    def play(inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+        seen = []
+        with _own_process_group():
+            # Hashes of their own for each call, and with them the planted engine's noise.
+            engine = GroupMean(method, key=SketchKey(noise.secret))
+            for first, second in inputs:
+                state = engine.state_dict()
+                one = engine.mean(first)
+                engine.load_state_dict(state)
+                seen.append(torch.stack([one, engine.mean(second)]))
+        return torch.stack(seen)
+
+    return Case(
+        "rollback", f"gaussian on GroupMean, multiplier {_MULTIPLIER:g}",
+        method.claim_for(1, KEY.seed(0)), Game(play, Neighbours(forth, -forth)),
+        rounds=2, deltas=(PURE_DELTA,), trials=600, simulated=is_keyed, width=64, cost=2000,
+    )  # fmt: skip
+
+
+@contextmanager
+def _own_process_group() -> Iterator[None]:
+    """Make a process group of this process, if there is none."""
+    if dist.is_initialized():
+        if dist.get_world_size() != 1:
+            raise ArgumentError("rollback must be audited by one process, got a group of several")
+        yield
+        return
+    place = "GLOO_SOCKET_IFNAME"
+    before = os.environ.get(place)
+    os.environ[place] = "lo"
+    try:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    finally:
+        os.environ.pop(place)
+        if before is not None:
+            os.environ[place] = before
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _broken(case: Case, error: str, text: str) -> Case:
+    return replace(case, name=f"{case.name}+{error}", planted=text)
+
+
+EXPLOITS: Mapping[str, _Maker] = {
+    "low-bits": lambda: _low_bits(in_floats=False),
+    "low-bits+float-noise": lambda: _broken(
+        _low_bits(in_floats=True), "float-noise", "noise in float32"
+    ),
+    "rollback": lambda: _rollback(is_keyed=False),
+    "rollback+reused-noise": lambda: _broken(
+        _rollback(is_keyed=True), "reused-noise", "noise from a key and the round"
+    ),
+}
+"""The attacks, each followed by the release that it broke."""
+
+
+# -- All cases by name -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Cases to run, by name, and how thoroughly."""
+
+    cases: Mapping[str, _Maker]
+    inversion: bool = False
+    is_quick: bool = False
+
+
+@cache
+def cases() -> Mapping[str, _Maker]:
+    """Return every case, in the order in which they are reported; `case+error` has an error."""
+    found: dict[str, _Maker] = {"bare-known": bare_known, "bare-unknown": bare_unknown}
+    for cols in (2, 4):
+        name = f"bare-unknown-10000x{cols}"
+        found[name] = partial(bare_unknown, 10_000, cols, name=name)
+    found |= {"bare-secret": bare_secret, "bare-parity": bare_parity}
+    found |= {f"bare-{unit}": partial(bare_crowd, unit) for unit in (Unit.EXAMPLE, Unit.CLIENT)}
+    found |= EXPLOITS
+    for make in RELEASES.values():
+        found |= _with_errors(make(), list(PLANTS))
+    return found
+
+
+def case_of(name: str) -> Case:
+    """Return the case of this name.
+
+    Raises:
+        ArgumentError: There is none.
+    """
+    if name not in cases():
+        raise ArgumentError(f"case must be one of {', '.join(cases())}, got case={name!r}")
+    return cases()[name]()
+
+
+def select(
+    *,
+    names: Sequence[str] = (),
+    plants: Sequence[str] = (),
+    release: Release | None = None,
+    is_quick: bool = False,
+) -> Selection:
+    """Choose what is run: all but what takes too long, or what was named.
+
+    Args:
+        names: Names of cases; `inversion` is one, too.
+        plants: Names of errors; each is put into every case that it applies to, beside that case.
+        release: Release of a user's own method, instead of the cases.
+        is_quick: No planted errors by default, but those of attacks, and half of the trials.
+
+    Raises:
+        ArgumentError: There is no such name.
+    """
+    known = cases()
+    errors = dict.fromkeys(name.partition("+")[2] for name in known if "+" in name)
+    for error in plants:
+        if error not in errors:
+            raise ArgumentError(f"plant must be one of {', '.join(errors)}, got plant={error!r}")
+    if release is not None:
+        return Selection(_with_errors(release, plants), is_quick=is_quick)
+    for name in names:
+        if name not in known and name != INVERSION:
+            options = ", ".join([*known, INVERSION])
+            raise ArgumentError(f"case must be one of {options}, got case={name!r}")
+    if names or plants:
+        chosen = set(names)
+        for name in known:
+            twin, _, error = name.partition("+")
+            if error and error in plants and (not names or twin in names):
+                chosen |= {twin, name}
+    elif is_quick:
+        chosen = {"bare-known", "bare-parity", *EXPLOITS, *RELEASES, INVERSION}
+    else:  # vectors of 10,000 numbers take too long to be drawn 10^5 times over
+        chosen = {name for name in known if "10000" not in name} | {INVERSION}
+    kept = {name: make for name, make in known.items() if name in chosen}
+    return Selection(kept, inversion=INVERSION in chosen, is_quick=is_quick)
+
+
+def _with_errors(release: Release, errors: Sequence[str]) -> dict[str, _Maker]:
+    """Return the case of a release, and those of it with errors, where they apply."""
+    versions = [release, *(planted(release, error) for error in errors if error in PLANTS)]
+    return {each.name: each.case for each in versions if each is not None}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,16 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
-from diffsketch.auditing.attacks import matrix_of
-from diffsketch.auditing.bounds import Numbers
-from diffsketch.auditing.run import epsilon_to_json
+from diffsketch.auditing.attacks import Numbers, matrix_of
+from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import NormBound
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism
+from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import ImageDataset, load_mnist
-
-__all__ = ["InversionResult", "Prior", "Recovery", "gradients_of", "invert", "reconstruct"]
 
 CLASSES, SIDE = 10, 28
 PIXELS = SIDE * SIDE
@@ -52,19 +49,22 @@ _PUBLIC_PER_CLASS, _PUBLIC_GRADIENTS = 1000, 300
 _TEXTURE = 0.02  # standard deviation of what a thousand images do not show of the others
 _ROUNDING = 1e-8  # variance of a cell that has no noise
 
+_COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+_CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+
 Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """What is publicly known of images: for each label, the mean and the covariance of pixels."""
+    """Public knowledge of images: for each label, the mean and the covariance of pixels."""
 
     means: Numbers
     covariances: Numbers
 
     @classmethod
     def of(cls, images: Numbers, labels: Labels) -> Prior:
-        """From public images `(count, pixels)` with values in 0..1."""
+        """Estimate from public images `(count, pixels)` with values in 0..1."""
         kept = [images[labels == label] for label in range(CLASSES)]
         fewest = min(len(some) for some in kept)
         check(fewest >= 2, "images", "have two of each class at least", fewest)
@@ -74,18 +74,18 @@ class Prior:
 
     @property
     def average(self) -> Numbers:
-        """The best guess of whoever sees no message at all."""
+        """Best guess of whoever sees no message at all."""
         return np.asarray(self.means.mean(axis=0))
 
 
 @dataclass(frozen=True, eq=False)
-class Recovery:
-    """What came back from one kind of message.
+class ImageRecovery:
+    """Images recovered from one kind of message.
 
     Attributes:
-        name: Of the message.
-        epsilon: What its sender is guaranteed.
-        claimed: What the paper claims, at the median over the images; for bare sketches.
+        name: Name of the message.
+        epsilon: Guarantee of its sender.
+        claimed: Claim of the paper, at the median over the images; for bare sketches.
         images: `(count, pixels)`, values in 0..1.
         similarities: For each image the correlation of estimate and truth, both less the average
             of public images: 0 for whoever learns nothing, 1 for a perfect copy.
@@ -100,7 +100,7 @@ class Recovery:
     labels_right: float
 
     def to_json(self) -> dict[str, Any]:
-        """All but the images; `guaranteed` is null where nothing is."""
+        """Return all but the images as plain data; `guaranteed` is null where nothing is."""
         limited = math.isfinite(float(self.epsilon))
         return {
             "message": self.name,
@@ -116,19 +116,16 @@ class Recovery:
 
 @dataclass(frozen=True, eq=False)
 class InversionResult:
-    """Private images, and what came back of them from each kind of message."""
+    """Private images, and those recovered from each kind of message."""
 
     images: Numbers
     labels: Labels
     average: Numbers
-    recoveries: tuple[Recovery, ...]
+    recoveries: tuple[ImageRecovery, ...]
 
 
 def invert(
-    *,
-    per_class: int = 10,
-    seed: int = 0,
-    on_progress: Callable[[float], None] = lambda _: None,
+    *, per_class: int = 10, seed: int = 0, on_progress: Callable[[float], None] = lambda _: None
 ) -> InversionResult:
     """Attack test images of MNIST; the training images are the public ones.
 
@@ -140,23 +137,54 @@ def invert(
     check(1 <= per_class <= 100, "per_class", "be in 1..100", per_class)
     public, public_labels = _first_of_each(load_mnist(split="train"), _PUBLIC_PER_CLASS)
     prior = Prior.of(public, public_labels)
-    victims = _Victims(*_first_of_each(load_mnist(split="test"), per_class), prior)
+    images, labels = _first_of_each(load_mnist(split="test"), per_class)
+    gradients = gradients_of(images, labels)
     few = gradients_of(public[:_PUBLIC_GRADIENTS], public_labels[:_PUBLIC_GRADIENTS])
-    messages: list[tuple[int, float | None]] = [(cols, None) for cols in COLS]
-    messages += [(NOISY_COLS, target) for target in TARGETS]
-    found = [victims.raw()]
+
+    def compare(
+        name: str, found: tuple[Numbers, Labels], epsilon: Epsilon, claimed: Epsilon | None = None
+    ) -> ImageRecovery:
+        ours, truth = found[0] - prior.average, images - prior.average
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
+        similarities = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12)
+        right = float((found[1] == labels).mean())
+        return ImageRecovery(name, epsilon, claimed, found[0], similarities, right)
+
+    nothing = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes")
+    unlimited = nothing.epsilon(delta=DELTA, rounds=1)
+    recoveries = [compare("raw gradient", _read_off(gradients), unlimited)]
+    messages = [*((cols, None) for cols in COLS), *((NOISY_COLS, target) for target in TARGETS)]
     for index, (cols, target) in enumerate(messages):
         on_progress(0.2 + 0.8 * index / len(messages))
+        sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
+        size = f"{sketch.compression:.0f}x smaller"
+        encode = partial(sketch.encode, seed=hashes)
         if target is None:
-            found.append(victims.bare(cols, seed=seed))
+            sent, variance = encode(gradients), _ROUNDING
+            claims = claimed_per_round(
+                DIM, ROWS, cols, alpha=estimate_alpha(gradients), sigma=estimate_sigma(gradients)
+            )
+            claimed = Epsilon(float(claims.median()), 0.0, 1, Basis.CLAIMED, _COORDINATE)
+            name, epsilon = f"bare sketch, {size}", unlimited
         else:
-            found.append(victims.noisy(cols, seed=seed, target=target, public=few))
+            # Half of all tables are longer: known from public images, so it gives nothing away.
+            bound = NormBound(float(encode(few).flatten(start_dim=1).norm(dim=1).median()))
+            multiplier = gaussian_multiplier(epsilon=target, delta=DELTA, rounds=1)
+            mechanism = GaussianMechanism(bound, multiplier)
+            noise = NoiseKey.from_integer(seed).source(worker=0, round_index=round(1000 * target))
+            sent = mechanism.release(gradients, noise, encode=encode)
+            name, variance, claimed = f"sketch with noise, {size}", mechanism.std**2, None
+            epsilon = mechanism.claim.epsilon(delta=DELTA, rounds=1)
+        tables = sent.flatten(start_dim=1).numpy()
+        matrix = matrix_of(sketch, hashes)
+        found = reconstruct(tables, matrix, prior=prior, variance=variance)
+        recoveries.append(compare(name, found, epsilon, claimed))
     on_progress(1.0)
-    return InversionResult(victims.images, victims.labels, prior.average, tuple(found))
+    return InversionResult(images, labels, prior.average, tuple(recoveries))
 
 
 def gradients_of(images: Numbers, labels: Labels) -> Tensor:
-    """The gradient of the cross-entropy at zero weights for each image, `(count, DIM)`.
+    """Compute the gradient of the cross-entropy at zero weights for each image, `(count, DIM)`.
 
     Class by class: the weights of its pixels, then its bias.
     """
@@ -169,13 +197,13 @@ def gradients_of(images: Numbers, labels: Labels) -> Tensor:
 def reconstruct(
     tables: Numbers, matrix: Numbers, *, prior: Prior, variance: float
 ) -> tuple[Numbers, Labels]:
-    """Images and labels from tables `(count, cells)` of gradients.
+    """Estimate images and labels from tables `(count, cells)` of gradients.
 
     Args:
-        tables: What was sent.
+        tables: Messages.
         matrix: The sketch's matrix, `(cells, DIM)`.
-        prior: Of the images.
-        variance: Of the noise in a cell.
+        prior: Prior of the images.
+        variance: Variance of the noise in a cell.
     """
     count, cells = tables.shape
     parts = matrix.reshape(cells, CLASSES, -1)
@@ -198,89 +226,16 @@ def reconstruct(
     return images, evidence.argmax(axis=0)
 
 
-@dataclass(frozen=True, eq=False)
-class _Victims:
-    """Private images, and the messages that are sent about them."""
-
-    images: Numbers
-    labels: Labels
-    prior: Prior
-
-    @property
-    def gradients(self) -> Tensor:
-        return gradients_of(self.images, self.labels)
-
-    def raw(self) -> Recovery:
-        """From the gradient itself: the bias tells the label, and its factor the pixels."""
-        gradients = self.gradients.numpy().reshape(len(self.labels), CLASSES, -1)
-        labels = gradients[:, :, -1].argmin(axis=1)
-        own = gradients[np.arange(len(labels)), labels]
-        return self._compare("raw gradient", own[:, :-1] / own[:, -1:], labels, _nothing())
-
-    def bare(self, cols: int, *, seed: int) -> Recovery:
-        """From a sketch without noise."""
-        sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
-        gradients = self.gradients
-        tables = sketch.encode(gradients, hashes).flatten(start_dim=1).numpy()
-        images, labels = reconstruct(
-            tables, matrix_of(sketch, hashes), prior=self.prior, variance=_ROUNDING
-        )
-        alpha, sigma = estimate_alpha(gradients), estimate_sigma(gradients)
-        claims = claimed_per_round(DIM, ROWS, cols, alpha=alpha, sigma=sigma)
-        claimed = Epsilon(float(claims.median()), 0.0, 1, Basis.CLAIMED, _COORDINATE)
-        return self._compare(f"bare sketch, {_size(sketch)}", images, labels, _nothing(), claimed)
-
-    def noisy(self, cols: int, *, seed: int, target: float, public: Tensor) -> Recovery:
-        """From a sketch with as much Gaussian noise as the target needs."""
-        sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
-        # Half of all tables are longer: known from public images, so that it gives nothing away.
-        norms = sketch.encode(public, hashes).flatten(start_dim=1).norm(dim=1)
-        bound = NormBound(float(norms.median()))
-        multiplier = gaussian_multiplier(epsilon=target, delta=DELTA, rounds=1)
-        mechanism = GaussianMechanism(bound, multiplier)
-        noise = NoiseKey.from_integer(seed).source(worker=0, round_index=round(1000 * target))
-        sent = mechanism.release(
-            self.gradients, noise, encode=lambda vectors: sketch.encode(vectors, hashes)
-        )
-        images, labels = reconstruct(
-            sent.flatten(start_dim=1).numpy(),
-            matrix_of(sketch, hashes),
-            prior=self.prior,
-            variance=mechanism.std**2,
-        )
-        epsilon = mechanism.claim.epsilon(delta=DELTA, rounds=1)
-        return self._compare(f"sketch with noise, {_size(sketch)}", images, labels, epsilon)
-
-    def _compare(
-        self,
-        name: str,
-        images: Numbers,
-        labels: Labels,
-        epsilon: Epsilon,
-        claimed: Epsilon | None = None,
-    ) -> Recovery:
-        ours, truth = images - self.prior.average, self.images - self.prior.average
-        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
-        similarities = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12)
-        right = float((labels == self.labels).mean())
-        return Recovery(name, epsilon, claimed, images, similarities, right)
-
-
-_COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
-_CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-
-
-def _nothing() -> Epsilon:
-    claim = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes")
-    return claim.epsilon(delta=DELTA, rounds=1)
-
-
-def _size(sketch: CountSketch) -> str:
-    return f"{sketch.compression:.0f}x smaller"
+def _read_off(gradients: Tensor) -> tuple[Numbers, Labels]:
+    """Take images and labels from raw gradients: a bias tells the label, its factor the pixels."""
+    parts = gradients.numpy().reshape(len(gradients), CLASSES, -1)
+    labels = parts[:, :, -1].argmin(axis=1)
+    own = parts[np.arange(len(labels)), labels]
+    return own[:, :-1] / own[:, -1:], labels
 
 
 def _first_of_each(dataset: ImageDataset, count: int) -> tuple[Numbers, Labels]:
-    """The first images of each class: one of each, then the next of each."""
+    """Take the first images of each class: one of each, then the next of each."""
     labels = dataset.labels.numpy()
     chosen = np.stack([np.flatnonzero(labels == label)[:count] for label in range(CLASSES)], axis=1)
     images = dataset.images[torch.from_numpy(chosen.ravel())].flatten(start_dim=1)

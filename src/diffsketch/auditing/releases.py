@@ -1,45 +1,52 @@
-"""Cases of what methods release, by the code that engines release with.
+"""Releases of methods, by the code that engines release with, and errors planted in them.
 
-`Release` plays a round of any method: members encode, messages are summed as the method's trust
-says, the server publishes, and the adversary of that trust sees a single message, the modular sum,
-or what is published. Noise comes from `diffsketch.methods.release`, so from the operating system,
-and no seed repeats it. Methods that engines refuse to send are played with simulated noise, and
-their cases say so.
+Clients encode, messages are summed as the method's trust says, the server publishes, and the
+adversary of that trust sees a single message, the modular sum, or what is published. Noise comes
+from `diffsketch.methods.release`, so from the operating system, and no seed repeats it. Methods
+that engines refuse to send are played with simulated noise, and their cases say so.
 
 Neighbours differ by all that a claim allows, and are beyond the clip, so that clipping is audited
 too: one coordinate far above or below it, or a client's vector against its opposite (against
 nothing, for add-or-remove). Scores are the likelihood ratios of the noise; that of binomial and
 Skellam noise is taken to be Gaussian's, which it nearly is.
+
+Planted errors are those that a programmer could make: the claim stays that of the correct method,
+and an audit must find them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
-from diffsketch.auditing.adversaries import Game, Neighbours
 from diffsketch.auditing.attacks import (
+    DISCRIMINANT,
+    QUADRATIC,
     Attack,
-    Discriminant,
-    LaplaceRatio,
-    Noiseless,
-    Quadratic,
-    Weighted,
+    Numbers,
+    laplace_ratio,
+    weighted,
 )
-from diffsketch.auditing.cases import DELTAS, PURE_DELTA, TRIALS, Case, known_numbers
-from diffsketch.methods.base import Method
-from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.diffsketch import ProvenDiffSketch
-from diffsketch.methods.laplace import LaplaceBaseline
-from diffsketch.methods.projunit import ProjUnitMean
-from diffsketch.methods.registry import build_method, parse_settings
+from diffsketch.auditing.audits import DELTAS, PURE_DELTA, TRIALS, Case, Game, Neighbours
+from diffsketch.methods import (
+    CpSgd,
+    Method,
+    ProjUnitMean,
+    ProvenDiffSketch,
+    RawLaplace,
+    SketchLaplace,
+    build_method,
+    parse_settings,
+)
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
@@ -49,49 +56,37 @@ from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey
 
-__all__ = [
-    "RELEASES", "Release", "Silent", "binomial_limit", "likelihood_ratio", "own_release",
-]  # fmt: skip
-
 KEY = SketchKey.from_integer(0)  # the hashes are public, and some claims depend on them
 BEYOND = 3.0  # inputs, over the clip
 _MOST_FITTED = 200  # numbers that a trial shows, for attacks that fit covariances
+_FEWER = 5000  # trials of each world, for what is plain to see
 
-_Source = Callable[[int], Noise]  # from a number of messages to their noise
+
+def known_numbers(*shape: int) -> Tensor:
+    """Make fixed numbers that an adversary knows: standard normal, none of them zero."""
+    return FastNoise(1).normal(shape, 1.0, dtype=torch.float32)
 
 
 class Silent(FastNoise):
-    """Noise of size 0: what a method would send without, rounded to the nearest."""
+    """Noise-free stub: what a method would send without noise, rounded to the nearest."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
-    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
-        """Zeros."""
-        return super().normal(shape, 0 * std, dtype=dtype)
+    def _zeros(
+        self, shape: tuple[int, ...], _: float, *, dtype: torch.dtype = torch.int64
+    ) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
-    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
-        """Zeros."""
-        return super().laplace(shape, 0 * scale, dtype=dtype)
+    normal = laplace = _zeros  # type: ignore[assignment]
+    discrete_gaussian = discrete_laplace = skellam = _zeros  # type: ignore[assignment]
 
     def bernoulli(self, probabilities: Tensor) -> Tensor:
-        """The more probable of the two."""
+        """Return the more probable of the two."""
         return (probabilities >= 0.5).to(torch.int64)
 
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Zeros."""
-        return super().discrete_gaussian(shape, 0 * std)
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Zeros."""
-        return super().discrete_laplace(shape, 0 * scale)
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Zeros."""
-        return super().skellam(shape, 0 * variance)
-
     def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return torch.full(shape, round(trials * probability), dtype=torch.int64)
 
 
@@ -100,21 +95,21 @@ class Release:
     """Rounds of one method, as an engine plays them.
 
     Attributes:
-        name: Of the case.
-        method: That the claim is of.
-        members: Who contribute; 1 where the adversary sees single messages.
-        rate: With which each member is drawn for a round, if that is claimed.
-        rounds: How many the adversary sees.
-        trials: Of each world.
+        name: Name of the case.
+        method: Method that the claim is of.
+        cohort_size: Number of clients; 1 where the adversary sees single messages.
+        rate: Probability with which each client is drawn for a round, if that is claimed.
+        rounds: How many rounds the adversary sees.
+        trials: Trials of each world.
         sent: The method that is played; another one than `method` only if an error is planted.
-        is_drawn: Whether members are drawn by `rate`, or all take part.
+        is_drawn: Whether clients are drawn by `rate`, or all take part.
         is_reused: Whether each round has the same noise.
-        planted: The error, in words.
+        planted: Description of the error.
     """
 
     name: str
     method: Method
-    members: int = 1
+    cohort_size: int = 1
     rate: float | None = None
     rounds: int = 1
     trials: int = TRIALS
@@ -125,14 +120,14 @@ class Release:
 
     @classmethod
     def of(cls, name: str, method: Method, *, cohort: int, rate: float | None = None) -> Release:
-        """One round of a cohort; of one member where everybody sees its message."""
+        """Make one round of a cohort; of one client where everybody sees its message."""
         local = method.claim_for(cohort, KEY.seed(0)).scope.trust is Trust.LOCAL
         return cls(name, method, 1 if local else cohort, rate)
 
     @cached_property
     def claim(self) -> Claim:
         """Claim for one round."""
-        claim = self.method.claim_for(self.members, KEY.seed(0))
+        claim = self.method.claim_for(self.cohort_size, KEY.seed(0))
         if self._sampler is None or not isinstance(claim, ProvenClaim):
             return claim
         return self._sampler.amplified(claim)
@@ -143,31 +138,44 @@ class Release:
         refused = isinstance(self.claim, ProvenClaim) and not self.method.exact
         return self.is_reused or refused
 
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self.method.total_format.shape
+
+    @property
+    def _sampler(self) -> PoissonSampler | None:
+        return None if self.rate is None else PoissonSampler(self.cohort_size, self.rate)
+
     def case(self) -> Case:
-        """The release as something to audit."""
-        neighbours, method, numbers = self.neighbours, self.method, math.prod(self._shape)
-        attacks: list[Attack] = [likelihood_ratio(method, neighbours, self.noiseless(neighbours))]
+        """Make a case of the release."""
+        method, numbers = self.method, math.prod(self._shape)
+        attacks = [likelihood_ratio(method, self.neighbours, self.noiseless(self.neighbours))]
         if numbers * self.rounds <= _MOST_FITTED:
-            attacks += [Discriminant()] if self.rounds == 1 else [Discriminant(), Quadratic()]
+            attacks += [DISCRIMINANT] if self.rounds == 1 else [DISCRIMINANT, QUADRATIC]
         deltas: tuple[float, ...] = (
             DELTAS if self.rate is None else DELTAS[-3:]
         )  # composing samples takes long
-        if isinstance(method, LaplaceBaseline | ProjUnitMean):
+        if isinstance(method, RawLaplace | SketchLaplace | ProjUnitMean):
             deltas = (PURE_DELTA,)
-        numbers *= self.rounds * self.members
+        title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
+        title += f", sum of {self.cohort_size}" if self.cohort_size > 1 else ""
+        title += f" drawn with probability {self.rate:g}" if self.rate is not None else ""
+        title += f", {self.rounds} rounds" if self.rounds > 1 else ""
+        title += ", simulated noise" if self.simulated else ""
+        limit = None
+        if isinstance(method, CpSgd) and not method.rotate:
+            limit = partial(_binomial_limit, method, self.rounds)
+        numbers *= self.rounds * self.cohort_size
+        width = max(numbers, self.neighbours.first.numel()) + getattr(method, "padding", 0)
         return Case(
-            self.name, f"{method.name}, {self._words}", self.claim,
-            Game(self.play, neighbours), tuple(attacks),
-            rounds=self.rounds, deltas=deltas, trials=self.trials,
-            planted=self.planted, simulated=self.simulated,
-            width=max(numbers, neighbours.first.numel()) + getattr(method, "padding", 0),
-            cost=10 + numbers / 5,
-            limit=self._limit,
+            self.name, title, self.claim, Game(self.play, self.neighbours), tuple(attacks),
+            rounds=self.rounds, deltas=deltas, trials=self.trials, planted=self.planted,
+            simulated=self.simulated, width=width, cost=10 + numbers / 5, limit=limit,
         )  # fmt: skip
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Both worlds' vectors, `(rounds, members, dim)` each; the first member's differ.
+        """Both worlds' vectors, `(rounds, clients, dim)` each; the first client's differ.
 
         Over rounds they change sign, so that messages with the same noise differ.
         """
@@ -185,7 +193,7 @@ class Release:
                 two = two * (0.999 / BEYOND)
             if isinstance(method, ProjUnitMean) and self.rounds > 1:
                 two = size * torch.eye(2, method.dim)[1]  # else reuse would tell nothing more
-        others = known_numbers(self.members, method.dim)
+        others = known_numbers(self.cohort_size, method.dim)
         others[:, 0] = 0  # whether the others are drawn must not hide it
         worlds = []
         for own, opposite in ((one, two), (two, one)):
@@ -196,26 +204,24 @@ class Release:
             worlds.append(rounds)
         return Neighbours(worlds[0], worlds[1])
 
-    def play(self, inputs: Tensor, noise: NoiseKey, hashes: SketchKey) -> Tensor:  # noqa: ARG002
-        """All that the adversary sees: `(trials, rounds, ...)`."""
-        claim = self.method.claim_for(self.members, KEY.seed(0))
-        rounds = []
-        for index in range(self.rounds):
-            counter = iter(range(1 << 62))
-            which = 0 if self.is_reused else index
+    def play(self, inputs: Tensor, noise: NoiseKey, _: SketchKey) -> Tensor:
+        """Show all that the adversary sees: `(trials, rounds, ...)`."""
+        claim = self.method.claim_for(self.cohort_size, KEY.seed(0))
 
-            def source(
-                messages: int, counter: Iterator[int] = counter, which: int = which
-            ) -> Noise:
-                if self.simulated:
-                    return noise.source(worker=next(counter), round_index=which)
-                return release_noise(self.method, claim, messages=messages)
+        def source(index: int, draws: Iterator[int]) -> Callable[[int], Noise]:
+            if self.simulated:
+                which = 0 if self.is_reused else index
+                return lambda _: noise.source(worker=next(draws), round_index=which)
+            return lambda messages: release_noise(self.method, claim, messages=messages)
 
-            rounds.append(self._round(inputs[:, index], KEY.seed(index), source))
+        rounds = [
+            self._round(inputs[:, index], KEY.seed(index), source(index, itertools.count()))
+            for index in range(self.rounds)
+        ]
         return torch.stack(rounds, dim=1)
 
-    def noiseless(self, neighbours: Neighbours) -> Noiseless:
-        """Views of both worlds without noise, and with everybody drawn."""
+    def noiseless(self, neighbours: Neighbours) -> tuple[Numbers, Numbers]:
+        """Return flat views of both worlds without noise, and with everybody drawn."""
         quiet = replace(self, is_drawn=False)
         one, two = (
             torch.stack([
@@ -226,110 +232,39 @@ class Release:
         )  # fmt: skip
         return np.asarray(one), np.asarray(two)
 
-    def _round(self, vectors: Tensor, seed: HashSeed, source: _Source) -> Tensor:
-        """View of `(trials, members, dim)` vectors that the adversary gets."""
+    def _round(self, vectors: Tensor, seed: HashSeed, source: Callable[[int], Noise]) -> Tensor:
+        """Return the adversary's view of `(trials, clients, dim)` vectors.
+
+        `source` makes noise for a number of messages.
+        """
         method, trust = self.sent or self.method, self.claim.scope.trust
-        trials, members, dim = vectors.shape
-        noise = source(trials * members)
+        trials, clients, dim = vectors.shape
+        noise = source(trials * clients)
         messages = method.encode(vectors.reshape(-1, dim), seed, noise).messages
-        messages = messages.reshape(trials, members, *self._shape)
+        messages = messages.reshape(trials, clients, *self._shape)
         if trust is Trust.LOCAL:
             return messages[:, 0]
         if self._sampler is not None and self.is_drawn:
-            lottery, present = source(1), torch.zeros(trials, members, dtype=torch.int64)
+            lottery, present = source(1), torch.zeros(trials, clients, dtype=torch.int64)
             for trial in present:
                 trial[self._sampler.draw(lottery)] = 1
-            messages = messages * present.reshape(trials, members, *[1] * len(self._shape))
-        totals = messages.sum(dim=1)
-        seen = method.publish(totals, source(trials))
+            messages = messages * present.reshape(trials, clients, *[1] * len(self._shape))
+        seen = method.publish(messages.sum(dim=1), source(trials))
         if trust is Trust.CENTRAL:
             return seen
         # Modulo 2**bits there is no order, so the adversary looks at the distance from a point.
-        bits = method.total_format.bits
         quiet = method.encode(self.neighbours.second[0], seed, Silent()).messages.sum(dim=0)
-        return centre(seen - quiet, bits)
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return self.method.total_format.shape
-
-    @property
-    def _sampler(self) -> PoissonSampler | None:
-        return None if self.rate is None else PoissonSampler(self.members, self.rate)
-
-    @property
-    def _words(self) -> str:
-        words = f"{' x '.join(map(str, self._shape))} cells"
-        if self.members > 1:
-            words += f", sum of {self.members}"
-        if self.rate is not None:
-            words += f" drawn with probability {self.rate:g}"
-        if self.rounds > 1:
-            words += f", {self.rounds} rounds"
-        return words + (", simulated noise" if self.simulated else "")
-
-    @property
-    def _limit(self) -> Callable[[SketchKey, float], float] | None:
-        method = self.method
-        if not isinstance(method, CpSgd) or method.rotate:
-            return None
-        return lambda _, delta: binomial_limit(method, delta, rounds=self.rounds)
-
-
-# Every method with a proven claim, at each of its trusts. Shifts are of one standard deviation, or
-# pure epsilons of 2.
-_CLIENT = {"clip": 1.0, "noise_multiplier": 1.0}
-_TABLE = {"rows": 2, "cols": 4}
-_SETTINGS: tuple[tuple[str, dict[str, object]], ...] = (
-    ("gaussian", {**_CLIENT, "trust": "local"}),
-    ("gaussian", {**_CLIENT, "trust": "distributed", "relation": "add-or-remove"}),
-    ("gaussian", {**_CLIENT, "trust": "central"}),
-    ("sketch-gaussian", {**_TABLE, **_CLIENT, "trust": "local"}),
-    ("sketch-gaussian", {**_TABLE, **_CLIENT, "trust": "distributed"}),
-    ("sketch-gaussian", {**_TABLE, **_CLIENT, "trust": "central", "relation": "add-or-remove"}),
-    ("skellam", {**_CLIENT, "trust": "local", "relation": "add-or-remove"}),
-    ("skellam", {**_CLIENT, "trust": "distributed"}),
-    ("skellam", {**_CLIENT, "trust": "central"}),
-    ("sketch-skellam", {**_TABLE, **_CLIENT, "trust": "local"}),
-    ("sketch-skellam", {**_TABLE, **_CLIENT, "trust": "distributed", "relation": "add-or-remove"}),
-    ("sketch-skellam", {**_TABLE, **_CLIENT, "trust": "central"}),
-    ("cpsgd", {"clip": 0.625, "limit": 2.0, "levels": 65, "trials": 500}),
-    ("laplace", {"clip": 1.0, "per_round": 2.0}),
-    ("sketch-laplace", {**_TABLE, "clip": 1.0, "per_round": 2.0}),
-    ("diffsketch-proven", {**_TABLE, "clip": 1.0, "padding": 32, "std": 1.0}),
-    ("projunit", {"size": 6, "clip": 1.0, "per_round": 2.0}),
-)
-_DIM, _COHORT = 8, 3
-
-
-def _standard() -> dict[str, Callable[[], Release]]:
-    def made(name: str, kind: str, settings: dict[str, object], rate: float | None) -> Release:
-        method = build_method(kind, dim=_DIM, cohort=_COHORT, settings=settings)
-        release = Release.of(name, method, cohort=_COHORT, rate=rate)
-        # Pure epsilons show in rarer events.
-        return replace(release, trials=2 * TRIALS) if "per_round" in settings else release
-
-    found: dict[str, Callable[[], Release]] = {}
-    for kind, settings in _SETTINGS:
-        name = f"{kind}-{settings['trust']}" if "trust" in settings else kind
-        found[name] = partial(made, name, kind, settings, None)
-    drawn = {**_CLIENT, "noise_multiplier": 0.5, "trust": "central", "relation": "add-or-remove"}
-    found["gaussian-sampled"] = partial(made, "gaussian-sampled", "gaussian", drawn, 0.7)
-    return found
-
-
-RELEASES: Mapping[str, Callable[[], Release]] = _standard()
-"""Releases to audit, by the names of their cases."""
+        return centre(seen - quiet, method.total_format.bits)
 
 
 def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:
-    """A round of a user's own choice.
+    """Make a round of a user's own choice.
 
     Args:
-        name: Of the method.
-        settings: As `parse_settings` takes them.
+        name: Name of the method.
+        settings: Its settings, as `parse_settings` takes them.
         dim: Length of the vectors.
-        cohort: Members of a round.
+        cohort: Clients of a round.
 
     Raises:
         ArgumentError: There is no such method or setting, or one is refused.
@@ -339,15 +274,17 @@ def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:
     return Release.of(name, method, cohort=cohort)
 
 
-def likelihood_ratio(method: Method, neighbours: Neighbours, noiseless: Noiseless) -> Attack:
-    """The score for a method's noise on messages that are these without it."""
+def likelihood_ratio(
+    method: Method, neighbours: Neighbours, noiseless: tuple[Numbers, Numbers]
+) -> Attack:
+    """Make the score for a method's noise on messages that are these without it."""
     one, two = noiseless
-    if isinstance(method, LaplaceBaseline):
+    if isinstance(method, RawLaplace | SketchLaplace):
         if method.mechanism is not None:
-            return LaplaceRatio(noiseless, method.mechanism.scale)
-        rows = method.rows if hasattr(method, "rows") else 1
+            return laplace_ratio(one, two, method.mechanism.scale)
+        rows = method.rows if isinstance(method, SketchLaplace) else 1
         alpha = float(estimate_alpha(neighbours.first.reshape(-1, method.dim)[0]))
-        return LaplaceRatio(noiseless, 2 * alpha * rows / method.per_round)
+        return laplace_ratio(one, two, 2 * alpha * rows / method.per_round)
     if isinstance(method, ProvenDiffSketch):
         cells = method.rows * method.cols
         parts = [(one - two)[start : start + cells] for start in range(0, len(one), cells)]
@@ -355,12 +292,12 @@ def likelihood_ratio(method: Method, neighbours: Neighbours, noiseless: Noiseles
             np.linalg.solve(gram(method.sketch, KEY.seed(i), method.dim, method.sketch.dim), part)
             for i, part in enumerate(parts)
         ]
-        return Weighted(np.concatenate(solved))
-    return Weighted(one - two)
+        return weighted(np.concatenate(solved))
+    return weighted(one - two)
 
 
-def binomial_limit(method: CpSgd, delta: float, *, rounds: int) -> float:
-    """The epsilon of cpSGD for one coordinate that moves by all that it can: exact.
+def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> float:
+    """Compute the epsilon of cpSGD for one coordinate that moves by all that it can: exact.
 
     Two binomial distributions, one moved by whole steps, `rounds` times over. The method's own
     theorem is far above it, so that an audit by the theorem alone would miss much.
@@ -373,10 +310,10 @@ def binomial_limit(method: CpSgd, delta: float, *, rounds: int) -> float:
     law = stats.binom(draws, mechanism.probability)
     one, two = law.pmf(reach), law.pmf(reach - shift)
     first, second = one, two
-    for _ in range(rounds - 1):
+    for _round in range(rounds - 1):
         first, second = np.outer(first, one).ravel(), np.outer(second, two).ravel()
     low, high = 0.0, 100.0
-    for _ in range(60):
+    for _step in range(60):
         middle = (low + high) / 2
         excess = float(np.maximum(first - math.exp(middle) * second, 0).sum())
         low, high = (middle, high) if excess > delta else (low, middle)
@@ -384,11 +321,117 @@ def binomial_limit(method: CpSgd, delta: float, *, rounds: int) -> float:
 
 
 def _least_hidden(method: Method) -> int:
-    """The coordinate that appended noise hides least; for other noise any."""
+    """Find the coordinate that appended noise hides least; for other noise any."""
     if not isinstance(method, ProvenDiffSketch):
         return 3 % method.dim
     seed, sketch = KEY.seed(0), method.sketch
     noise = np.linalg.inv(gram(sketch, seed, method.dim, sketch.dim))
-    units = torch.eye(method.dim)
-    columns = sketch.encode(units, seed, offset=0).double().flatten(1).numpy()
+    columns = sketch.encode(torch.eye(method.dim), seed, offset=0).double().flatten(1).numpy()
     return int(((columns @ noise) * columns).sum(axis=1).argmax())
+
+
+# Every method with a proven claim, at each of its trusts. Shifts are of one standard deviation, or
+# pure epsilons of 2.
+_CLIENT = {"clip": 1.0, "noise_multiplier": 1.0}
+_TABLE = {"rows": 2, "cols": 4}
+_ADDED = {"relation": "add-or-remove"}
+_SETTINGS: Mapping[str, dict[str, object]] = {
+    "gaussian-local": {**_CLIENT, "trust": "local"},
+    "gaussian-distributed": {**_CLIENT, **_ADDED, "trust": "distributed"},
+    "gaussian-central": {**_CLIENT, "trust": "central"},
+    "sketch-gaussian-local": {**_TABLE, **_CLIENT, "trust": "local"},
+    "sketch-gaussian-distributed": {**_TABLE, **_CLIENT, "trust": "distributed"},
+    "sketch-gaussian-central": {**_TABLE, **_CLIENT, **_ADDED, "trust": "central"},
+    "skellam-local": {**_CLIENT, **_ADDED, "trust": "local"},
+    "skellam-distributed": {**_CLIENT, "trust": "distributed"},
+    "skellam-central": {**_CLIENT, "trust": "central"},
+    "sketch-skellam-local": {**_TABLE, **_CLIENT, "trust": "local"},
+    "sketch-skellam-distributed": {**_TABLE, **_CLIENT, **_ADDED, "trust": "distributed"},
+    "sketch-skellam-central": {**_TABLE, **_CLIENT, "trust": "central"},
+    "cpsgd": {"clip": 0.625, "limit": 2.0, "levels": 65, "trials": 500},
+    "laplace": {"clip": 1.0, "per_round": 2.0},
+    "sketch-laplace": {**_TABLE, "clip": 1.0, "per_round": 2.0},
+    "diffsketch-proven": {**_TABLE, "clip": 1.0, "padding": 32, "std": 1.0},
+    "projunit": {"size": 6, "clip": 1.0, "per_round": 2.0},
+    "gaussian-sampled": {**_CLIENT, **_ADDED, "noise_multiplier": 0.5, "trust": "central"},
+}
+_RATES = {"gaussian-sampled": 0.7}
+
+
+def _standard(name: str) -> Release:
+    settings, cohort = _SETTINGS[name], 3
+    kind = name.removesuffix("-sampled").removesuffix(f"-{settings.get('trust')}")
+    method = build_method(kind, dim=8, cohort=cohort, settings=settings)
+    release = Release.of(name, method, cohort=cohort, rate=_RATES.get(name))
+    # Pure epsilons show in rarer events.
+    return replace(release, trials=2 * TRIALS) if "per_round" in settings else release
+
+
+RELEASES: Mapping[str, Callable[[], Release]] = {
+    name: partial(_standard, name) for name in _SETTINGS
+}
+"""Releases to audit, by the names of their cases."""
+
+
+# -- Planted errors --------------------------------------------------------------------------------
+
+# The setting that noise follows from, and how: `(value, factor)` to the value for so much noise.
+_NOISE: Mapping[str, Callable[[Any, float], Any]] = {
+    "noise_multiplier": lambda value, factor: value * factor,
+    "per_round": lambda value, factor: value / factor,
+    "std": lambda value, factor: value * factor,
+    "trials": lambda value, factor: round(value * factor**2),
+}
+
+
+def weaker(method: Method, factor: float) -> Method:
+    """Return the same method with `factor` times the noise."""
+    names = {field.name for field in fields(method)}
+    name = next(name for name in _NOISE if name in names)
+    return replace(method, **{name: _NOISE[name](getattr(method, name), factor)})
+
+
+def _row_blind(release: Release) -> Release | None:
+    rows = getattr(release.method, "rows", 1)
+    return replace(release, sent=weaker(release.method, 1 / math.sqrt(rows))) if rows > 1 else None
+
+
+def _no_clip(release: Release) -> Release | None:
+    """Move the clip to where no input reaches it; noise that follows it is made what it was."""
+    method: Any = release.method
+    if isinstance(method, ProjUnitMean):
+        return None  # directions are sent, however long the vector is
+    loose = replace(method, clip=BEYOND * method.clip)
+    if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
+        loose = weaker(loose, 1 / BEYOND)
+    return replace(release, sent=loose, trials=_FEWER)
+
+
+PLANTS: Mapping[str, tuple[str, Callable[[Release], Release | None]]] = {
+    "small-noise": (
+        "noise 20% too small",
+        lambda release: replace(release, sent=weaker(release.method, 0.8)),
+    ),
+    # As if a coordinate were in one row of a table.
+    "row-blind": ("sensitivity short of sqrt(rows)", _row_blind),
+    "no-clip": ("vectors are not clipped", _no_clip),
+    # As after a rollback of noise that follows from a key and the round: differences have none.
+    "reused-noise": (
+        "the same noise in two rounds",
+        lambda release: replace(release, rounds=2, is_reused=True, trials=_FEWER),
+    ),
+    # Where the claim counts on a secret sample.
+    "no-draw": (
+        "everybody takes part",
+        lambda release: None if release.rate is None else replace(release, is_drawn=False),
+    ),
+}
+"""Errors by name: a description, and the release with it, None where it does not apply."""
+
+
+def planted(release: Release, error: str) -> Release | None:
+    """Return the release with an error, under the name of both; None where it does not apply."""
+    text, put_in = PLANTS[error]
+    changed = put_in(release)
+    name = f"{release.name}+{error}"
+    return None if changed is None else replace(changed, name=name, planted=text)

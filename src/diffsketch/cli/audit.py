@@ -70,10 +70,9 @@ def audit(
         from rich.progress import Progress
 
         from diffsketch.auditing import report as reports
-        from diffsketch.auditing.catalogue import select
+        from diffsketch.auditing.audits import check_settings
+        from diffsketch.auditing.cases import select
         from diffsketch.auditing.releases import own_release
-        from diffsketch.auditing.run import check_settings
-        from diffsketch.auditing.suite import run_suite
         from diffsketch.files import prepare_output
 
         console = Console()
@@ -90,7 +89,7 @@ def audit(
         prepare_output(output)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Auditing", total=1.0)
-            suite = run_suite(
+            suite = reports.run_suite(
                 selection, trials=trials, confidence=confidence, delta=delta, seed=seed,
                 on_progress=lambda done, what: progress.update(
                     task, completed=done, description=f"Auditing {what}"

@@ -56,8 +56,8 @@ def report(
                 f"output must be a new or empty directory, got output={str(output)!r}"
             )
         from diffsketch.app.files import free_name
+        from diffsketch.pages.page import write_page
         from diffsketch.pages.runs import page_of_runs
-        from diffsketch.pages.write import write_page
 
         command = shlex.join(["diffsketch", *sys.argv[1:]])
         page = page_of_runs(runs, title=title, command=command)

@@ -12,7 +12,7 @@ from diffsketch.methods.laplace import RawLaplace, SketchLaplace
 from diffsketch.methods.mean import PrivateMean, private_mean
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.projunit import ProjUnitMean
-from diffsketch.methods.registry import METHODS, build_method, settings_of
+from diffsketch.methods.registry import METHODS, build_method, parse_settings, settings_of
 
 __all__ = [
     "METHODS",
@@ -33,6 +33,7 @@ __all__ = [
     "TableMethod",
     "Uncompressed",
     "build_method",
+    "parse_settings",
     "private_mean",
     "settings_of",
 ]

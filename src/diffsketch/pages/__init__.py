@@ -1,5 +1,1 @@
-"""Pages of plots and tables: what they consist of, and how they become HTML, pictures and CSV.
-
-`exhibits` has the parts as plain data; the rest draws them. Imports nothing of ours but errors,
-files and privacy, so that anything can be shown: the paper's figures, or a user's own runs.
-"""
+"""Pages of plots and tables: parts as plain data, and their HTML, pictures, CSV and Markdown."""

@@ -1,25 +1,67 @@
-"""A page as one HTML file that needs nothing else: no network, no other file."""
+"""A page as one HTML file that needs nothing else, and its files on disk.
+
+The HTML is the Jinja2 template `assets/page.html`, which escapes all text.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
-from collections.abc import Mapping
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping
 from importlib import resources
-from string import Template
+from pathlib import Path
+from typing import TypeAlias
 
-from diffsketch.pages.checks import check_page
-from diffsketch.pages.exhibits import Page
-from diffsketch.pages.interactive import library
-from diffsketch.pages.markup import prose, section_html
-from diffsketch.pages.palette import looks_of_page
+from jinja2 import Environment, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup, escape
+from plotly.offline import get_plotlyjs
 
-__all__ = ["render"]
+from diffsketch.errors import MismatchError
+from diffsketch.files import prepare_output, replace_files
+from diffsketch.pages.charts import (
+    NEUTRAL,
+    drawable,
+    figure,
+    has_symbols,
+    looks_of,
+    role_of,
+    switched,
+    to_png,
+    to_svg,
+)
+from diffsketch.pages.exhibits import (
+    DASH,
+    Cell,
+    Exhibit,
+    Page,
+    Plot,
+    all_exhibits,
+    cell_text,
+    check_page,
+    is_numeric,
+)
+from diffsketch.pages.tables import to_csv
+from diffsketch.privacy.claim import Epsilon
+
+Pictures: TypeAlias = Mapping[str, Mapping[str, bytes]]
+"""Content of picture files, by name of the plot and by form, "svg" or "png"."""
+
+# Verdicts that begin a cell, which are shown as coloured chips: the class of each.
+_VERDICTS = {
+    "holds in part": "part",
+    "holds": "holds",
+    "fails": "fails",
+    "not measured": "unmeasured",
+}
+_LONG = 60  # characters of a cell that deserves a wide column
 
 
 def render(page: Page, *, files: bool = False) -> str:
-    """The page as HTML: plotly.js, style, scripts and all numbers inside.
+    """Make the page's HTML: plotly.js, style, scripts and all numbers inside.
 
     Guarantees (`tests/pages/test_browser.py`, in Chromium):
         * Nothing is requested from anywhere. The page's own policy forbids it as well: of
@@ -27,7 +69,7 @@ def render(page: Page, *, files: bool = False) -> str:
         * Text is shown as it is, whatever is in it (`tests/pages/test_page.py`).
 
     Args:
-        page: What to show.
+        page: The page.
         files: Whether `figures/` and `data/` stand beside the page and are linked from it, as
             `write_page` makes them.
 
@@ -36,58 +78,161 @@ def render(page: Page, *, files: bool = False) -> str:
         MismatchError: Numbers that belong together are not equally many.
     """
     check_page(page)
-    looks = looks_of_page(page)
-    scripts = {"first": _asset("first.js"), "library": library(), "script": _asset("page.js")}
-    sections = "\n".join(section_html(section, looks, files=files) for section in page.sections)
-    return Template(_asset("page.html")).substitute(
+    looks = looks_of(all_exhibits(page))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters |= {
+        "by_kind": _by_kind,
+        "cell_text": cell_text,
+        "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
+        "prose": prose,
+        "role_of": role_of,
+        "sort_number": _sort_number,
+        "spec": lambda plot: json_text(
+            {"figure": figure(plot, looks), "switched": switched(plot, looks)}
+        ),
+        "verdict": _verdict,
+    }
+    environment.tests |= {
+        "epsilon": lambda cell: isinstance(cell, Epsilon),
+        "log_is_sensible": _log_is_sensible,
+        "long": lambda cell: isinstance(cell, str) and len(cell) > _LONG,
+        "with_symbols": has_symbols,
+    }
+    scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
+    return environment.from_string(asset("page.html")).render(
+        page=page,
+        files=files,
+        looks=looks,
+        neutral=NEUTRAL,
+        verdicts=_VERDICTS,
         policy=_policy(scripts),
-        title=html.escape(page.title),
-        style=_asset("page.css"),
-        lead=f'<p class="lead">{prose(page.lead)}</p>' if page.lead else "",
-        notice=f'<p class="notice" role="note">{prose(page.notice)}</p>' if page.notice else "",
-        navigation=_navigation(page),
-        sections=sections,
-        origin=_origin(page.origin, files=files),
-        **scripts,
+        style=Markup(asset("page.css")),  # noqa: S704 - our own
+        scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and Plotly's
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Read a file of the page's own: template, style or script."""
     file = resources.files("diffsketch.pages").joinpath("assets", name)
     return file.read_text(encoding="utf-8")
 
 
-def _policy(scripts: Mapping[str, str]) -> str:
-    """What the browser may do for this page. Plotly sets styles, hence those are free."""
-    hashes = []
-    for script in scripts.values():
-        digest = hashlib.sha256(script.encode("utf-8")).digest()
-        hashes.append(f"'sha256-{base64.b64encode(digest).decode('ascii')}'")
+def json_text(value: object) -> Markup:
+    r"""Format JSON that may stand inside a script element: no text in it can end the element.
+
+    >>> str(json_text("</script>"))
+    '"\\u003c/script\\u003e"'
+    """
+    return htmlsafe_json_dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def prose(text: str) -> Markup:
+    """Escape text, in which backquotes mark code.
+
+    >>> str(prose("a < b: `make test`"))
+    'a &lt; b: <code>make test</code>'
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """Say what the browser may do for this page. Plotly sets styles, hence those are free."""
+    digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
     return (
         f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
-def _navigation(page: Page) -> str:
-    if len(page.sections) < 2:
+def _by_kind(exhibits: Iterable[Exhibit]) -> list[tuple[bool, list[Exhibit]]]:
+    """Group plots that follow each other, and tables."""
+    grouped = itertools.groupby(exhibits, lambda each: isinstance(each, Plot))
+    return [(are_plots, list(group)) for are_plots, group in grouped]
+
+
+def _sort_number(cell: Cell) -> str:
+    """Format a number as JavaScript reads it; empty for what is sorted as text."""
+    if isinstance(cell, str | bool) or cell is None or math.isnan(float(cell)):
         return ""
-    items = "".join(
-        f'<li><a href="#section-{html.escape(section.name)}">{html.escape(section.title)}</a></li>'
-        for section in page.sections
-    )
-    return f'<nav class="contents" aria-label="Sections"><ol>{items}</ol></nav>'
+    value = float(cell)
+    return repr(value) if math.isfinite(value) else ("Infinity", "-Infinity")[value < 0]
 
 
-def _origin(origin: Mapping[str, str], *, files: bool) -> str:
-    words = "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{prose(value)}</dd>" for name, value in origin.items()
-    )
-    made = f"<h2>What made this page</h2>\n<dl>{words}</dl>" if words else ""
-    beside = (
-        "<p>The same figures as pictures are in <code>figures</code> beside this page, all "
-        "numbers in <code>data</code>.</p>"
-        if files
-        else ""
-    )
-    return f"{made}\n{beside}".strip()
+def _verdict(text: str) -> tuple[str, str]:
+    """Split a verdict from the beginning of a cell."""
+    found = re.match(rf"({'|'.join(_VERDICTS)})\b", text, re.IGNORECASE)
+    return (found[0], text[found.end() :].lstrip(f" :;,.-{DASH}")) if found else ("", text)
+
+
+def _log_is_sensible(plot: Plot) -> bool:
+    """Tell whether both scales show everything, and something else: not shares, over a range."""
+    if any(series.kind in ("bars", "steps") for series in plot.series):
+        return False
+    ends = (value for one in plot.series for value in (*one.y, *one.low, *one.high))
+    numbers = [number for value in ends if (number := drawable(value)) is not None]
+    numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
+    if not numbers or min(numbers) <= 0:
+        return False
+    return plot.y.log or (not plot.y.percent and max(numbers) >= 3 * min(numbers))
+
+
+def pictures_of(page: Page) -> Pictures:
+    """Draw all plots of a page, in its colours. This takes most of a page's time."""
+    check_page(page)
+    looks = looks_of(all_exhibits(page))
+    return {
+        exhibit.name: {"svg": to_svg(exhibit, looks), "png": to_png(exhibit, looks)}
+        for exhibit in all_exhibits(page)
+        if isinstance(exhibit, Plot)
+    }
+
+
+def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:
+    """Return the picture of a plot in each of its forms.
+
+    Raises:
+        MismatchError: There is none, as the pictures are those of another page.
+    """
+    if name not in pictures:
+        raise MismatchError(f"pictures must have one of each plot of the page, got none of {name}")
+    return pictures[name]
+
+
+def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True) -> list[Path]:
+    """Write `index.html`, `figures/<name>.svg` and `.png`, and `data/<name>.csv`, all or none.
+
+    The page itself needs no other file. Whatever else is in the directory is left as it is. The
+    same page gives the same bytes.
+
+    Args:
+        page: The page.
+        directory: Made if it does not exist.
+        pictures: Whether to make `figures`; without them the page has no links to files. Or what
+            `pictures_of` made of this page, if that is needed elsewhere, too.
+
+    Returns:
+        The files, `index.html` first.
+
+    Raises:
+        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
+        MismatchError: Numbers that belong together are not equally many, or the pictures are those
+            of another page.
+        OSError: A file cannot be written.
+    """
+    directory = Path(directory)
+    index = render(page, files=pictures is not False).encode("utf-8")
+    if pictures is True:
+        pictures = pictures_of(page)
+    contents = {directory / "index.html": index}
+    for exhibit in all_exhibits(page):
+        contents[directory / "data" / f"{exhibit.name}.csv"] = to_csv(exhibit)
+        if pictures is not False and isinstance(exhibit, Plot):
+            for form, content in forms_of(exhibit.name, pictures).items():
+                contents[directory / "figures" / f"{exhibit.name}.{form}"] = content
+    for folder in sorted({path.parent for path in contents}):
+        prepare_output(folder)
+    replace_files(contents)
+    return list(contents)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.checks import check_page
-from diffsketch.pages.exhibits import Exhibit, Page, Plot, Section, Table
-from diffsketch.pages.markdown import image_link, table_markdown
-from diffsketch.pages.write import Pictures, forms_of
+from diffsketch.pages.exhibits import Exhibit, Page, Plot, Section, Table, check_page
+from diffsketch.pages.page import Pictures, forms_of
+from diffsketch.pages.tables import image_link, table_markdown
 from diffsketch.reproduction.claims import summary
 from diffsketch.reproduction.verdicts.verdict import Standing, Verdicts
 

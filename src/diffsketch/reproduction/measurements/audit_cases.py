@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from diffsketch.auditing import Case, Game, Neighbours, every_trial
-from diffsketch.auditing.attacks import Weighted
-from diffsketch.auditing.bounds import Numbers
-from diffsketch.auditing.cases import PURE_DELTA
+from diffsketch.auditing.attacks import Numbers, weighted
+from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
@@ -147,7 +146,7 @@ def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
         f"DiffSketch where Theorem 1 asks for no noise, {table}, {how}",
         claim,
         Game(every_trial(padded.messages), neighbours),
-        (Weighted(weights),),
+        (weighted(weights),),
         deltas=(PURE_DELTA,),
         # Of two clients the noise differs, too, and no formula is known.
         limit=None if change == "client" else limit,

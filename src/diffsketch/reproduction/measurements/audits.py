@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from diffsketch.auditing import Case, audit
-from diffsketch.auditing.bare import bare_unknown
+from diffsketch.auditing.cases import bare_unknown
 from diffsketch.auditing.inversion import invert
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.client_noise import SketchGaussian

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from diffsketch.auditing import suite
-from diffsketch.auditing.catalogue import INVERSION, cases, select
-from diffsketch.auditing.exploits import EXPLOITS
-from diffsketch.auditing.inversion import InversionResult, Recovery
-from diffsketch.auditing.planted import PLANTS
-from diffsketch.auditing.releases import RELEASES, own_release
-from diffsketch.auditing.suite import run_suite
-from diffsketch.cli import app
-from diffsketch.errors import ArgumentError
-from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.auditing import report
+from diffsketch.auditing.cases import EXPLOITS, INVERSION, cases, select
+from diffsketch.auditing.inversion import ImageRecovery, InversionResult
+from diffsketch.auditing.releases import PLANTS, RELEASES, own_release
+from diffsketch.auditing.report import run_suite
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from tests.app.commands import invoke, plain, refused
 
 WORDS = {"epsilon", "delta", "rounds", "basis", "unit", "relation", "trust", "simulated"}
 EXACT = ({"epsilon", "how"}, "exact best attack")
-
-
-def plain(text: str) -> str:
-    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The directory and the printed text of one short run."""
     directory = tmp_path_factory.mktemp("audit") / "new"
-    result = CliRunner().invoke(
-        app,
-        ["audit", "--output", str(directory), "--plant", "reused-noise", "--case", "bare-known",
+    result = invoke(
+        *["audit", "--output", str(directory), "--plant", "reused-noise", "--case", "bare-known",
          "--case", "bare-client", "--case", "gaussian-local", "--case", "diffsketch-proven",
          "--trials", "2000", "--confidence", "0.999999"],
     )  # fmt: skip
@@ -115,9 +104,8 @@ def test_selection() -> None:
 
 def test_own_method(tmp_path: Path) -> None:
     """A false alarm has probability at most 1e-6; the planted error is one that nobody misses."""
-    result = CliRunner().invoke(
-        app,
-        ["audit", "--method", "sketch-gaussian", "--dim", "60", "--trials", "2000",
+    result = invoke(
+        *["audit", "--method", "sketch-gaussian", "--dim", "60", "--trials", "2000",
          "--settings", "rows=1 cols=30 clip=1.5 noise_multiplier=1", "--plant", "no-clip",
          "--confidence", "0.999999", "--output", str(tmp_path)],
     )  # fmt: skip
@@ -135,12 +123,12 @@ def fake_inversion(**arguments: Any) -> InversionResult:
     scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     epsilon = Epsilon(1.0, 1e-5, 1, Basis.PROVEN, scope)
     images = np.zeros((10 * arguments["per_class"], 784))
-    one = Recovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
+    one = ImageRecovery("sketch with noise", epsilon, epsilon, images, np.zeros(len(images)), 0.1)
     return InversionResult(images, np.zeros(len(images), dtype=np.int64), images[0], (one,))
 
 
 def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "invert", fake_inversion)
+    monkeypatch.setattr(report, "invert", fake_inversion)
     told: list[tuple[float, str]] = []
     selection = select(names=["bare-parity", INVERSION], is_quick=True)
     found = run_suite(selection, on_progress=lambda done, what: told.append((done, what)))
@@ -157,10 +145,8 @@ def test_quick_takes_half_and_progress_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_inversion_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
-    monkeypatch.setattr(suite, "invert", fake_inversion)
-    result = CliRunner().invoke(
-        app, ["audit", "--case", INVERSION, "--output", str(tmp_path), *arguments]
-    )
+    monkeypatch.setattr(report, "invert", fake_inversion)
+    result = invoke("audit", "--case", INVERSION, "--output", tmp_path, *arguments)
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "inversion.png"}
     assert "(proven; client, replace, local)" in plain(result.output)
@@ -169,17 +155,10 @@ def test_inversion_is_written(
     assert set(one["guaranteed"]) == WORDS
 
 
-def test_what_is_not_guaranteed_is_null() -> None:
-    scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-    nothing = NoClaim(scope, "there is no noise").epsilon(delta=1e-5, rounds=1)
-    one = Recovery("gradient", nothing, None, np.zeros((1, 784)), np.zeros(1), 0.1)
-    assert one.to_json()["guaranteed"] is None
-
-
 def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
     arguments = ["--case", "laplace", "--plant", "small-noise", "--trials", "100",
                  "--output", str(tmp_path)]  # fmt: skip
-    printed = plain(CliRunner().invoke(app, ["audit", *arguments]).output)
+    printed = plain(invoke("audit", *arguments).output)
     assert "Planted errors found: 0 of 1." in printed
     assert "100 trials may be too few to find laplace+small-noise" in printed
 
@@ -187,14 +166,14 @@ def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     (tmp_path / "audit.png").mkdir()  # a file cannot take a directory's place
     arguments = ["--case", "bare-known", "--trials", "200", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, ["audit", *arguments])
+    result = invoke("audit", *arguments)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert f"error: {tmp_path / 'audit.png'}: Is a directory" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["audit.png"]
 
 
 def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["audit", "--list", "--output", str(tmp_path / "none")])
+    result = invoke("audit", "--list", "--output", tmp_path / "none")
     printed = plain(result.output)
     assert result.exit_code == 0
     assert not (tmp_path / "none").exists()
@@ -208,33 +187,13 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
         (["--case", "nonsense"], "--case must be one of bare-known"),
         (["--plant", "nonsense"], "--plant must be one of float-noise, reused-noise"),
         (["--method", "nonsense"], "--method must be one of none, sketch"),
-        (["--method", "sketch"], "method sketch needs rows, cols"),
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),
         (["--settings", "rows=1"], "--settings must come with --method"),
         (["--case", "bare-known", "--trials", "5"], "--trials must be in 100..100000000"),
-        (["--case", "bare-known", "--trials", "0"], "--trials must be in 100..100000000"),
-        (["--trials", "1000000000000"], "--trials must be in 100..100000000"),
-        (["--case", "bare-known", "--confidence", "2"], "--confidence must be in (0, 1)"),
-        (["--case", "bare-known", "--delta", "nan"], "--delta must be in [0, 1)"),
+        (["--case", "bare-known", "--delta", "2"], "--delta must be in [0, 1)"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(app, ["audit", "--output", str(tmp_path / "new"), *arguments])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert text in result.stderr
+    result = invoke("audit", "--output", tmp_path / "new", *arguments)
+    assert text in refused(result)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_negative_seed_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="seed"):
-        run_suite(select(names=["bare-known"]), seed=-1)
-
-
-def test_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_text("mine")
-    result = CliRunner().invoke(app, ["audit", "--case", "bare-known", "--output", str(target)])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert target.read_text() == "mine"

@@ -1,0 +1,510 @@
+"""Plots as Plotly figures, and the same figures as pictures by matplotlib.
+
+`figure` turns a plot into what `Plotly.react` takes, as plain data: the one description of how each
+series looks. `to_svg` and `to_png` draw that description (Plotly's own export needs a browser).
+Colours of text and grid are left to the page, which knows whether it is light or dark.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import itertools
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import plotly.graph_objects as go
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, check_exhibit, value_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Found by search: as far from each other as possible also for the colour-blind, and with a
+# contrast of 3 to both backgrounds; tests/pages/test_charts.py measures both.
+COLOURS = (
+    "#0070d6", "#eb7014", "#007a5c", "#d666ad", "#8552a3", "#5ca366", "#8f85eb", "#ad470a",
+)  # fmt: skip
+NEUTRAL = "#7b8694"
+"""Colour of marks, and of the roles "none" and "reference"."""
+# By Plotly's name: matplotlib's.
+SYMBOLS = {
+    "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
+    "pentagon": "p", "star": "*", "hexagon": "h",
+}  # fmt: skip
+_SYMBOLS_UP_TO = 30  # points of a line: more would hide it
+_PHONE_WIDTH, _CATEGORY_WIDTH = 46, 14  # characters: several categories stand side by side there
+_POINTS = 0.75  # of a pixel
+_LEGEND_WIDTH = 92  # characters of a picture's legend
+
+Trace = dict[str, Any]
+_Numbers = list[float | None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour (hexadecimal) and symbol (by Plotly's name) of a role."""
+
+    colour: str
+    symbol: str
+
+
+_LOOKS = tuple(
+    Look(COLOURS[slot], list(SYMBOLS)[(slot + cycle) % len(SYMBOLS)])
+    for cycle in range(len(SYMBOLS))
+    for slot in range(len(COLOURS))
+)
+
+
+def role_of(series: Series) -> str:
+    """Name the role that decides a series' colour."""
+    return series.role or series.name
+
+
+def has_symbols(series: Series) -> bool:
+    """Tell whether a series shows its points: a line of many would be hidden by them."""
+    there = sum(value is not None for value in series.y)
+    return series.kind == "points" or there <= _SYMBOLS_UP_TO
+
+
+def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
+    """Choose a look for each role of the plots, in the order of their first appearance.
+
+    The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
+    long as there are any; after 64 roles looks repeat.
+
+    >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
+    >>> looks = looks_of([Plot("p", "P", Axis("x"), Axis("y"), series)])
+    >>> looks["a"].colour, looks["none"].colour
+    ('#0070d6', '#7b8694')
+    """
+    together: dict[str, set[str]] = {}
+    for plot in exhibits:
+        roles = [role_of(series) for series in plot.series] if isinstance(plot, Plot) else []
+        for role in roles:
+            together.setdefault(role, set()).update(roles)
+    looks: dict[str, Look] = {}
+    for role, others in together.items():
+        if role in ("none", "reference"):
+            looks[role] = Look(NEUTRAL, "circle")
+            continue
+        beside = {looks[other].colour for other in others if other in looks}
+        free = [look for look in _LOOKS if look not in looks.values()] or list(_LOOKS)
+        looks[role] = next((look for look in free if look.colour not in beside), free[0])
+    return looks
+
+
+def drawable(value: float | None, *, log: bool = False) -> float | None:
+    """Return the number as a plain float, or None if an axis has no place for it.
+
+    >>> drawable(float("nan")), drawable(0, log=True), drawable(0)
+    (None, None, 0.0)
+    """
+    if value is None or not math.isfinite(value) or (log and value <= 0):
+        return None
+    return float(value)
+
+
+def figure(
+    plot: Plot, looks: Mapping[str, Look] | None = None, *, axis_index: int = 0
+) -> dict[str, Any]:
+    """Make `{"data": [...], "layout": {...}}` of a plot, checked by Plotly's own validators.
+
+    All traces of a series have its group, so that its line, spread and cross come and go together;
+    `meta` is empty in the main one and says what the others are.
+
+    Args:
+        plot: The plot.
+        looks: By role; those of this plot alone by default.
+        axis_index: Which x axis: 0 for `plot.x`, 1 and up for `plot.other_x`.
+    """
+    check_exhibit(plot)
+    looks = looks_of([plot]) if looks is None else looks
+    axis = (plot.x, *plot.other_x)[axis_index]
+    traces: list[Trace] = []
+    x_numbers: list[float] = []
+    for index, series in enumerate(plot.series):
+        places = series.x if axis_index == 0 else series.other_x[axis.label]
+        x_numbers += places
+        x = [drawable(place, log=axis.log) for place in places]
+        shared = {"legendgroup": f"series-{index}", "name": plain_text(series.name)}
+        traces += [
+            {**shared, "showlegend": not trace["meta"], **trace}
+            for trace in _traces(plot, series, axis, x, looks[role_of(series)])
+        ]
+    x_axis = _axis(axis, x_numbers)
+    if plot.categories and axis_index == 0:
+        x_axis |= {
+            "tickvals": list(range(len(plot.categories))),
+            "ticktext": [_wrapped(word, _CATEGORY_WIDTH) for word in plot.categories],
+            "ticklabeloverflow": "allow",  # or the last is left out where it is turned
+        }
+    layout = {
+        "showlegend": False,
+        "hovermode": "closest",
+        "barmode": "group",
+        "bargap": 0.25,
+        "xaxis": x_axis,
+        "yaxis": _axis(plot.y, [value for series in plot.series for value in series.y]),
+        **_marks(plot, axis_index),
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "template": "none",  # Plotly's own would be repeated in every figure, with its colours
+    }
+    plain: dict[str, Any] = go.Figure(data=traces, layout=layout).to_plotly_json()
+    plain["layout"].pop("template", None)
+    return plain
+
+
+def switched(plot: Plot, looks: Mapping[str, Look] | None = None) -> list[dict[str, Any]]:
+    """List for each of `plot.other_x` how its figure differs from that of the first axis.
+
+    Each is `{"label": ..., "data": [...], "layout": {...}}`: for every trace and for the layout
+    the keys that have another value, so that most numbers are on the page only once.
+    """
+
+    def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in after.items() if before.get(key) != value}
+
+    first, changes = figure(plot, looks), []
+    for axis_index, axis in enumerate(plot.other_x, start=1):
+        other = figure(plot, looks, axis_index=axis_index)
+        data = list(map(difference, first["data"], other["data"]))
+        layout = difference(first["layout"], other["layout"])
+        changes.append({"label": axis.label, "data": data, "layout": layout})
+    return changes
+
+
+def plain_text(text: str) -> str:
+    """Escape text so that Plotly shows it as it is: without tags, links or template fields.
+
+    >>> plain_text("<b>%{x}</b>")
+    '&lt;b&gt;%&#123;x}&lt;/b&gt;'
+    """
+    # A pair of dollar signs would be a formula, for which Plotly looks for MathJax.
+    return html.escape(text, quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+
+
+def _wrapped(text: str, width: int = _PHONE_WIDTH) -> str:
+    lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    return "<br>".join(plain_text(line) for line in lines)
+
+
+def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> list[Trace]:
+    y = [drawable(value, log=plot.y.log) for value in series.y]
+    faint = "rgba({},{},{},0.18)".format(*(int(look.colour[at : at + 2], 16) for at in (1, 3, 5)))
+    dash = "6px,4px" if series.dashed else "solid"
+    marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": 6}
+    main: Trace = {"meta": "", "type": "scatter", "x": x, "y": y}
+    main |= {"hovertemplate": _hover(plot, series, axis), "customdata": _spread_texts(plot, series)}
+    if series.kind == "bars":
+        marker = {"color": look.colour, "line": {"color": look.colour, "width": 1}, "opacity": 0.9}
+        if series.dashed:
+            marker["pattern"] = {"shape": "/", "fgcolor": look.colour, "bgcolor": "rgba(0,0,0,0)"}
+        main |= {"type": "bar", "marker": marker}
+    elif series.kind == "steps":  # a histogram: each bin keeps its height up to the next edge
+        bins = [
+            f"{value_text(left, axis)} to {value_text(right, axis)}"
+            for left, right in itertools.pairwise(x)
+        ]
+        main |= {"mode": "lines", "y": [*y, *y[-1:]], "customdata": [*bins, *bins[-1:]]}
+        main["line"] = {"shape": "hv", "color": look.colour, "width": 1.8, "dash": dash}
+        main["fill"] = "none" if plot.y.log or series.dashed else "tozeroy"
+        main["fillcolor"] = faint
+    elif series.kind == "points":
+        marker["size"] = 9
+        if series.dashed:
+            hollow = {"width": 2, "color": look.colour}
+            marker |= {"symbol": f"{look.symbol}-open", "line": hollow}
+        main |= {"mode": "markers", "marker": marker}
+    else:
+        main["mode"] = "lines+markers" if has_symbols(series) else "lines"
+        main["line"] = {"color": look.colour, "width": 2.2, "dash": dash}
+        main["marker"] = marker
+    traces = [main]
+    if series.low and series.kind == "band":
+        shade: Trace = {"meta": "band", "type": "scatter", "mode": "lines", "hoverinfo": "skip"}
+        shade |= {"line": {"width": 0, "color": look.colour}, "fill": "toself", "fillcolor": faint}
+        # Also where nothing of it can be drawn: every axis has the same traces.
+        traces.insert(0, shade | _outline(x, *_spread(plot, series)))
+    elif series.low and series.kind != "steps":
+        colour = NEUTRAL if series.kind == "bars" else look.colour
+        main["error_y"] = _errors(plot, series) | {"color": colour, "thickness": 1.5, "width": 4}
+    if series.ended:  # a cross, with the reason
+        drawn = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None]
+        reason = f"<b>{_wrapped(series.name)}</b><br>ends here: {_wrapped(series.ended)}"
+        line = {"width": 3, "color": look.colour}
+        traces.append(
+            {
+                "meta": "end",
+                "type": "scatter",
+                "mode": "markers",
+                "x": [place for place, _ in drawn[-1:]],
+                "y": [value for _, value in drawn[-1:]],
+                "marker": {"symbol": "x-thin", "size": 12, "line": line, "color": look.colour},
+                "hovertemplate": f"{reason}<extra></extra>",
+            }
+        )
+    return traces
+
+
+def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
+    """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
+    low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
+    if plot.y.log:
+        every = (value for each in plot.series for value in (*each.y, *each.low, *each.high))
+        positive = [value for value in (drawable(one, log=True) for one in every) if value]
+        floor = 0.5 * min(positive, default=1.0)
+        low = [None if value is None else max(value, floor) for value in low]
+        high = [drawable(value, log=True) for value in high]
+    return low, high
+
+
+def _outline(x: _Numbers, low: _Numbers, high: _Numbers) -> Trace:
+    """Go around each stretch without gaps: along its upper side, and back on the lower."""
+    around_x: _Numbers = []
+    around_y: _Numbers = []
+    places = list(zip(x, low, high, strict=True))
+    for whole, group in itertools.groupby(places, lambda each: None not in each):
+        if whole:
+            stretch = list(group)
+            around_x += [*(p for p, _, _ in stretch), *(p for p, _, _ in stretch[::-1]), None]
+            around_y += [*(t for _, _, t in stretch), *(b for _, b, _ in stretch[::-1]), None]
+    return {"x": around_x, "y": around_y}
+
+
+def _errors(plot: Plot, series: Series) -> Trace:
+    up, down = [], []
+    for y, low, high in zip(series.y, *_spread(plot, series), strict=True):
+        middle = drawable(y)
+        up.append(0.0 if middle is None or high is None else high - middle)
+        down.append(0.0 if middle is None or low is None else middle - low)
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
+
+
+def _hover(plot: Plot, series: Series, axis: Axis) -> str:
+    place = "%{customdata}" if series.kind == "steps" else "%{x}"
+    lines = [f"<b>{_wrapped(series.name)}</b>", f"{_wrapped(axis.label)}: {place}"]
+    spread = "%{customdata}" if series.low and series.kind != "steps" else ""
+    lines.append(f"{_wrapped(plot.y.label)}: %{{y}}{spread}")
+    lines += [_wrapped(series.meaning)] if series.meaning else []
+    lines += [f"<i>{_wrapped(series.note)}</i>"] if series.note else []
+    return "<br>".join(lines) + "<extra></extra>"
+
+
+def _spread_texts(plot: Plot, series: Series) -> list[str] | None:
+    return [
+        ""
+        if low is None or high is None
+        else f" ({value_text(low, plot.y)} to {value_text(high, plot.y)})"
+        for low, high in zip(series.low, series.high, strict=True)
+    ] or None
+
+
+def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
+    sizes = [abs(size) for size in map(drawable, numbers) if size]
+    tiny = bool(sizes) and (min(sizes) if axis.log else max(sizes)) < 1e-3
+    made: dict[str, Any] = {
+        "title": {"text": _wrapped(axis.label), "standoff": 8},
+        "type": "log" if axis.log else "linear",
+        "automargin": True,
+        "zeroline": False,
+        # k, M, G read well; m and µ for small numbers would not.
+        "exponentformat": "power" if tiny else "SI",
+        "hoverformat": ".4~g" if tiny or (sizes and min(sizes) < 1e-4) else ",.4~r",
+    }
+    if axis.log:
+        narrow = bool(sizes) and max(sizes) < 30 * min(sizes)
+        made["dtick"] = "D2" if narrow else 1
+        if narrow:
+            made["tickformat"] = ".3~g" if tiny else ",.3~r"  # or 20 would be labelled "2"
+        made["minor"] = {"showgrid": False, "ticks": ""}
+        if sizes and min(sizes) >= 1 and max(sizes) >= 1e4:
+            made["tickformat"] = "~s"
+    if axis.percent:
+        made |= {"tickformat": ".3~p", "hoverformat": ".4~p"}
+    return made
+
+
+def _marks(plot: Plot, axis_index: int) -> dict[str, list[dict[str, Any]]]:
+    """Make lines and their labels, in the order of the marks; on x they are of the first axis."""
+    places = [drawable(place, log=plot.x.log) for series in plot.series for place in series.x]
+    drawn = [math.log10(p) if plot.x.log else p for p in places if p is not None]
+    shapes, annotations = [], []
+    for index, mark in enumerate(plot.marks):
+        upright, log = mark.axis == "x", (plot.x if mark.axis == "x" else plot.y).log
+        visible = not (upright and axis_index) and not (log and mark.value <= 0)
+        along, across = ("y", "x") if upright else ("x", "y")
+        shape = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}ref": across}
+        shape |= {f"{across}0": mark.value, f"{across}1": mark.value, "type": "line"}
+        shape |= {"visible": visible, "line": {"color": NEUTRAL, "width": 1.6, "dash": "dot"}}
+        shapes.append(shape)
+        # Text, unlike lines, stands at the logarithm where an axis is logarithmic.
+        value = math.log10(mark.value) if log and mark.value > 0 else mark.value
+        label = {"text": _wrapped(mark.label), "visible": visible, "showarrow": False}
+        label |= {f"{along}ref": "paper", f"{across}ref": across, across: value}
+        if upright:  # at the top, right of the line while there is space; one below the other
+            left = bool(drawn) and value > min(drawn) + 0.7 * (max(drawn) - min(drawn))
+            label |= {"xanchor": "right" if left else "left", "xshift": -3 if left else 3}
+            label |= {"y": 1 - 0.09 * (index % 5), "yanchor": "top"}
+        else:  # right and left by turns, as neighbours would else cover each other
+            label |= {"x": 1 - index % 2, "xanchor": "left" if index % 2 else "right"}
+            label["yanchor"] = "bottom"
+        annotations.append({**label, "font": {"size": 11}, "borderpad": 1})
+    return {"shapes": shapes, "annotations": annotations}
+
+
+def to_svg(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
+    """Draw the plot over its first x axis as SVG, with letters as outlines.
+
+    The same plot gives the same bytes: no dates, no random names, no fonts of the machine.
+
+    Args:
+        plot: The plot.
+        looks: By role, to have the colours of a page; those of this plot alone by default.
+    """
+    return _picture(plot, looks, form="svg", metadata={"Date": None, "Creator": "diffsketch"})
+
+
+def to_png(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
+    """Draw as `to_svg`, as PNG."""
+    return _picture(plot, looks, form="png", metadata={"Software": "diffsketch"})
+
+
+def _picture(
+    plot: Plot, looks: Mapping[str, Look] | None, *, form: str, metadata: Mapping[str, Any]
+) -> bytes:
+    traces = figure(plot, looks)["data"]
+    labels = [_label(series) for series in plot.series]
+    labels += [_label(Series(mark.label, (), (), epsilon=mark.epsilon)) for mark in plot.marks]
+    stream = io.BytesIO()
+    # From matplotlib's own defaults: what a user has set must not change the picture.
+    with mpl.rc_context(), style.context("default"):
+        mpl.rcParams["svg.hashsalt"] = "diffsketch"
+        height = 4.3 + 0.17 * sum(label.count("\n") + 1 for label in labels)
+        drawing = Figure(figsize=(7.2, height), layout="constrained", facecolor="white")
+        axes = drawing.subplots()
+        _set_axes(axes, plot)
+        bars = [trace for trace in traces if trace["type"] == "bar"]
+        handles = []
+        for trace in traces:
+            if trace["type"] == "bar":
+                artist = _draw_bars(axes, trace, slot=bars.index(trace), slots=len(bars))
+            else:
+                artist = _draw_line(axes, trace)
+            handles += [] if trace["meta"] else [artist]
+        for mark in plot.marks:
+            line = axes.axvline if mark.axis == "x" else axes.axhline
+            handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
+        axes.set_title(_plain("\n".join(textwrap.wrap(plot.title, 70))), fontsize=11.5, loc="left")
+        if handles:
+            drawing.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8)
+        FigureCanvasAgg(drawing)
+        drawing.savefig(stream, format=form, dpi=140, metadata=dict(metadata))
+    return stream.getvalue()
+
+
+def _set_axes(axes: Axes, plot: Plot) -> None:
+    for name, axis in (("x", plot.x), ("y", plot.y)):
+        ruler = getattr(axes, f"{name}axis")
+        if axis.log:
+            getattr(axes, f"set_{name}scale")("log", nonpositive="mask")
+        elif not axis.percent:
+            ruler.set_major_formatter(FuncFormatter(_tick))
+        if axis.percent:
+            ruler.set_major_formatter(PercentFormatter(xmax=1.0))
+        getattr(axes, f"set_{name}label")(_plain(axis.label), fontsize=9.5)
+    axes.tick_params(labelsize=8.5)
+    axes.grid(color="#e6eaef", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if plot.categories:
+        words = [_plain("\n".join(textwrap.wrap(word, 16))) for word in plot.categories]
+        axes.set_xticks(range(len(words)), words)
+
+
+def _draw_line(axes: Axes, trace: Trace) -> Any:
+    """Draw a line, points, a histogram, the shade of a band or the cross at an early end."""
+    x, y = _gaps(trace["x"]), _gaps(trace["y"])
+    line, marker = trace.get("line", {}), trace.get("marker", {})
+    colour = (marker or line)["color"]
+    if trace["meta"] == "band":
+        for whole, group in itertools.groupby(zip(x, y, strict=True), lambda p: p[0] == p[0]):
+            if whole:
+                axes.fill(*zip(*group, strict=True), color=colour, alpha=0.18, linewidth=0)
+        return None
+    width = _POINTS * line.get("width", 0)
+    look: dict[str, Any] = {"color": colour, "linewidth": width, "linestyle": "none"}
+    if "lines" in trace["mode"]:
+        dashes = [float(length) / width for length in re.findall(r"(\d+)px", line["dash"])]
+        look["linestyle"] = (0, dashes) if dashes else "-"
+    if "markers" in trace["mode"]:
+        symbol, size = marker["symbol"], _POINTS * marker["size"]
+        look |= {"marker": SYMBOLS.get(symbol.removesuffix("-open"), "x"), "markersize": size}
+        look |= {"markerfacecolor": "none"} if symbol.endswith("-open") else {}
+        if "line" in marker:
+            look["markeredgewidth"] = _POINTS * marker["line"]["width"]
+    if line.get("shape") == "hv":
+        look["drawstyle"] = "steps-post"
+        if trace["fill"] == "tozeroy":
+            axes.fill_between(x, y, step="post", color=colour, alpha=0.18, linewidth=0)
+    _draw_errors(axes, x, y, trace)
+    return axes.plot(x, y, **look)[0]
+
+
+def _draw_bars(axes: Axes, trace: Trace, *, slot: int, slots: int) -> Any:
+    width = 0.8 / slots
+    x = [place + (slot - (slots - 1) / 2) * width for place in _gaps(trace["x"])]
+    y, colour, hatched = _gaps(trace["y"]), trace["marker"]["color"], "pattern" in trace["marker"]
+    face, hatch = ("white", "///") if hatched else (colour, None)
+    bars = axes.bar(x, y, width=0.92 * width, facecolor=face, edgecolor=colour, hatch=hatch)
+    _draw_errors(axes, x, y, trace)
+    return bars
+
+
+def _draw_errors(axes: Axes, x: list[float], y: list[float], trace: Trace) -> None:
+    if "error_y" in trace:
+        ends = trace["error_y"]
+        low = [value - down for value, down in zip(y, ends["arrayminus"], strict=True)]
+        high = [value + up for value, up in zip(y, ends["array"], strict=True)]
+        axes.vlines(x, low, high, color=ends["color"], linewidth=_POINTS * ends["thickness"])
+
+
+def _label(series: Series) -> str:
+    """Say in a picture's legend what is drawn, with all that an epsilon means."""
+    words = f"{series.name}: {series.meaning}" if series.meaning else series.name
+    words += f" (ends at the cross: {series.ended})" if series.ended else ""
+    lines = "\n".join(textwrap.wrap(words, _LEGEND_WIDTH, break_on_hyphens=False))
+    # Matplotlib leaves out what begins with an underscore.
+    return _plain(f" {lines}" if lines.startswith("_") else lines)
+
+
+def _plain(text: str) -> str:
+    """Escape dollar signs, which matplotlib takes for formulas."""
+    return text.replace("$", r"\$")
+
+
+def _gaps(values: _Numbers) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _tick(value: float, position: int | None = None) -> str:
+    """Format a tick's number, thousands in units.
+
+    >>> _tick(20000.0), _tick(0.25), _tick(-3e6)
+    ('20k', '0.25', '-3M')
+    """
+    del position
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size > 1e3):
+            return f"{value / size:.6g}{unit}"
+    return f"{value:.6g}"

@@ -1,0 +1,152 @@
+"""Exhibits as text: CSV with every number in full, tables and pictures in Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+from diffsketch.errors import check
+from diffsketch.pages.exhibits import (
+    Cell,
+    Exhibit,
+    Plot,
+    Series,
+    Table,
+    cell_text,
+    check_exhibit,
+    is_numeric,
+)
+from diffsketch.privacy.claim import Epsilon
+
+_EPSILON = ("value", "delta", "basis", "unit", "relation", "trust", "rounds")
+
+
+def to_csv(exhibit: Exhibit) -> bytes:
+    """Format an exhibit as CSV (UTF-8, lines end in LF).
+
+    A plot has a line for each point: `series, kind, x, y, low, high`, a column for each other x
+    axis (`x: <its label>`) and the parts of the series' epsilon; where the points are epsilons
+    themselves, each has its own value there, and a bin none. `x_end` is the other edge of
+    a bin, `category` the label below a bar. Marks are lines of the kind "mark". A table is as it
+    is; a column with epsilons becomes several. A missing value is empty.
+    """
+    check_exhibit(exhibit)
+    lines = _plot_lines(exhibit) if isinstance(exhibit, Plot) else _table_lines(exhibit)
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n").writerows(lines)
+    return stream.getvalue().encode("utf-8")
+
+
+def _plot_lines(plot: Plot) -> Iterable[Sequence[str]]:
+    axes = [axis.label for axis in plot.other_x]
+    fixed = ("series", "kind", "category", "x", "x_end", "y", "low", "high")
+    epsilon = ("epsilon_text", *(f"epsilon_{name}" for name in _EPSILON))
+    yield [*fixed, *(f"x: {label}" for label in axes), *epsilon, "ended"]
+    for series in plot.series:
+        count = len(series.y)
+        low, high = (ends or (None,) * count for ends in (series.low, series.high))
+        for index, place in enumerate(series.x[:count]):
+            named = place in range(len(plot.categories))
+            yield [
+                series.name,
+                series.kind,
+                plot.categories[int(place)] if named else "",
+                _exact(place),
+                _exact(series.x[index + 1]) if series.kind == "steps" else "",
+                *(_exact(value) for value in (series.y[index], low[index], high[index])),
+                *(_exact(series.other_x[label][index]) for label in axes),
+                series.epsilon_text,
+                *_epsilon_cells(series.epsilon, _point_epsilon(series, index)),
+                series.ended if index == count - 1 else "",
+            ]
+    for mark in plot.marks:
+        value = _exact(mark.value)
+        place_cells = [value, "", ""] if mark.axis == "x" else ["", "", value]
+        meaning = ["", *_epsilon_cells(mark.epsilon, mark.value)]
+        yield [mark.label, "mark", "", *place_cells, "", "", *("" for _ in axes), *meaning, ""]
+
+
+def _table_lines(table: Table) -> Iterable[Sequence[str]]:
+    columns = range(len(table.columns))
+    spread = [any(isinstance(row[column], Epsilon) for row in table.rows) for column in columns]
+    heading: list[str] = []
+    for name, several in zip(table.columns, spread, strict=True):
+        heading += [name, *(f"{name} {part}" for part in _EPSILON[1:])] if several else [name]
+    yield heading
+    for row in table.rows:
+        line: list[str] = []
+        for cell, several in zip(row, spread, strict=True):
+            if isinstance(cell, Epsilon):
+                line += _epsilon_cells(cell, float(cell))
+            else:
+                line += [_exact(cell), *("" for _ in _EPSILON[1:])] if several else [_exact(cell)]
+        yield line
+
+
+def _point_epsilon(series: Series, index: int) -> Cell:
+    if not series.epsilon_along:
+        return None if series.epsilon is None else float(series.epsilon)
+    if series.kind == "steps":  # a bin is about all between its edges
+        return None
+    return series.y[index] if series.epsilon_along == "y" else series.x[index]
+
+
+def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[str]:
+    if epsilon is None:
+        return ["" for _ in _EPSILON]
+    scope = epsilon.scope
+    basis = f"{epsilon.basis}, simulated" if epsilon.simulated else str(epsilon.basis)
+    words = (basis, str(scope.unit), str(scope.relation), str(scope.trust))
+    return [_exact(value), _exact(epsilon.delta), *words, str(epsilon.rounds)]
+
+
+def _exact(cell: Cell) -> str:
+    """Format with all digits: reading the text back gives the same number.
+
+    >>> _exact(0.1), _exact(None), _exact(3), _exact(True)
+    ('0.1', '', '3', 'true')
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return repr(float(cell)) if isinstance(cell, float) else str(cell)
+
+
+def table_markdown(table: Table) -> str:
+    """Format a table as Markdown, numbers to the right, without title and caption.
+
+    >>> print(table_markdown(Table("t", "T", ("method", "bytes"), (("none", 31400),))))
+    | method | bytes |
+    | --- | ---: |
+    | none | 31,400 |
+    """
+    check_exhibit(table)
+    check(len(table.columns) > 0, "columns", "not be empty", table.columns)
+    rules = ["---:" if is_numeric(table, place) else "---" for place, _ in enumerate(table.columns)]
+    lines = [[_escaped(heading) for heading in table.columns], rules]
+    lines += [[_escaped(cell_text(cell)) for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def image_link(text: str, path: str) -> str:
+    r"""Link a picture in Markdown, with the text for those who do not see it.
+
+    >>> image_link("Accuracy [MNIST]", "images/a b.png")
+    '![Accuracy \\[MNIST\\]](<images/a b.png>)'
+    """
+    check(bool(path) and not set(path) & set("<>\n"), "path", "be without <, > and breaks", path)
+    safe = re.fullmatch(r"[\w./-]+", path) is not None
+    return f"![{_escaped(text)}]({path if safe else f'<{path}>'})"
+
+
+def _escaped(text: str) -> str:
+    """Escape text: no cell ends early, nothing becomes a tag or a link; code stays code."""
+    one_line = re.sub(r"\s+", " ", text).strip()
+    parts = re.split(r"(`[^`]+`)", one_line)
+    for index, part in enumerate(parts):
+        marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)
+        parts[index] = marked.replace("|", r"\|")
+    return "".join(parts)

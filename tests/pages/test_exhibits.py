@@ -1,0 +1,213 @@
+"""Parts of a page: what cannot be shown is refused, texts stay true, CSV and Markdown read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from markdown_it import MarkdownIt
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.pages.exhibits import (
+    Axis,
+    Exhibit,
+    Mark,
+    Page,
+    Plot,
+    Section,
+    Series,
+    Table,
+    all_exhibits,
+    check_exhibit,
+    check_page,
+)
+from diffsketch.pages.tables import image_link, table_markdown, to_csv
+from diffsketch.privacy.claim import Epsilon
+from tests.pages.sample import (
+    ACCURACY,
+    CLAIMS,
+    ERRORS,
+    HISTOGRAM,
+    NASTY,
+    NASTY_PLOT,
+    PAGE,
+    PRIVACY,
+    PROVEN,
+    SETTINGS,
+)
+
+
+def page_of(*exhibits: Plot | Table) -> Page:
+    return Page("t", "", (Section("s", "S", exhibits=exhibits),))
+
+
+def test_the_sample_is_accepted_and_whole() -> None:
+    check_page(PAGE)
+    assert [exhibit.name for exhibit in all_exhibits(PAGE)] == [
+        "claims", "accuracy", "error", "privacy", "settings", "histogram", "nasty",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a_b", "ä", "a--b"])
+def test_names_that_no_file_should_have(name: str) -> None:
+    with pytest.raises(ArgumentError, match="name of exhibit must consist of letters"):
+        check_page(page_of(replace(ERRORS, name=name)))
+    with pytest.raises(ArgumentError, match="name of section"):
+        check_page(Page("t", "", (Section(name, "S"),)))
+
+
+def test_names_are_unique_also_without_capitals_and_in_folds() -> None:
+    with pytest.raises(ArgumentError, match="be unique on its page, got name of exhibit='Error'"):
+        check_page(page_of(ERRORS, replace(ERRORS, name="Error")))
+    folded = Section("s", "S", exhibits=(SETTINGS,), details={"more": SETTINGS})
+    with pytest.raises(ArgumentError, match="unique"):
+        check_page(Page("t", "", (folded,)))
+    with pytest.raises(ArgumentError, match="name of section must be unique"):
+        check_page(Page("t", "", (Section("s", "S"), Section("s", "S"))))
+    check_page(Page("t", "", (Section("error", "S", exhibits=(ERRORS,)),)))
+
+
+@pytest.mark.parametrize(
+    ("series", "message"),
+    [
+        (Series("a", (1.0,), (1.0, 2.0)), "x of series 'a' in plot 'p' must have 2 numbers, got 1"),
+        (Series("a", (1.0,), (1.0,), low=(0.0,)), "high of series 'a'"),
+        (Series("a", (1.0,), (1.0,), high=(0.0, 1.0), low=(0.0,)), "high of series 'a'"),
+        (Series("a", (1.0, 2.0), (1.0, 2.0), kind="steps"), "must have 3 numbers, got 2"),
+    ],
+)
+def test_numbers_that_do_not_belong_together(series: Series, message: str) -> None:
+    with pytest.raises(MismatchError, match=message):
+        check_exhibit(Plot("p", "P", Axis("x"), Axis("y"), (series,)))
+
+
+def test_every_series_has_every_axis() -> None:
+    lacking = replace(ACCURACY.series[0], other_x={"rounds": ACCURACY.series[0].x})
+    with pytest.raises(MismatchError, match=r"other_x\['seconds'\] of series 'none'"):
+        check_exhibit(replace(ACCURACY, series=(lacking,)))
+    with pytest.raises(ArgumentError, match="have labels of their own"):
+        check_exhibit(replace(ACCURACY, other_x=(Axis("rounds"), Axis("rounds"))))
+
+
+def test_marks_and_rows() -> None:
+    with pytest.raises(ArgumentError, match="mark of plot error must be finite"):
+        check_exhibit(replace(ERRORS, marks=(Mark(math.nan, "nowhere"),)))
+    with pytest.raises(MismatchError, match="row 1 of table 'claims' must have 5 cells, got 1"):
+        check_exhibit(replace(CLAIMS, rows=(CLAIMS.rows[0], ("short",))))
+
+
+def lines(exhibit: Exhibit) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(exhibit).decode("utf-8"), newline="")))
+
+
+def test_a_plot_has_a_line_for_each_point() -> None:
+    found = lines(ACCURACY)
+    assert len(found) == sum(len(series.y) for series in ACCURACY.series) + len(ACCURACY.marks)
+    series = ACCURACY.series[2]
+    mine = [line for line in found if line["series"] == series.name]
+    assert tuple(float(line["x"]) for line in mine) == series.x
+    assert tuple(float(line["y"]) for line in mine) == series.y  # to the last bit
+    assert tuple(float(line["low"]) for line in mine) == series.low
+    assert tuple(float(line["high"]) for line in mine) == series.high
+    assert tuple(float(line["x: seconds"]) for line in mine) == series.other_x["seconds"]
+    epsilon = {name: text for name, text in mine[0].items() if name.startswith("epsilon")}
+    assert epsilon == {
+        "epsilon_text": "", "epsilon_value": "7.981", "epsilon_delta": "1e-05",
+        "epsilon_basis": "proven", "epsilon_unit": "client", "epsilon_relation": "replace",
+        "epsilon_trust": "distributed", "epsilon_rounds": "60",
+    }  # fmt: skip
+
+
+def test_ends_gaps_marks() -> None:
+    found = lines(ACCURACY)
+    assert [line["ended"] for line in found if line["ended"]] == ["diverged in round 22"]
+    assert next(line for line in found if line["series"] == "none")["epsilon_value"] == "inf"
+    assert found[-1]["kind"] == "mark"
+    assert found[-1]["y"] == "0.9"
+    assert lines(ERRORS)[2]["y"] == ""
+    assert lines(ERRORS)[-1]["x"] == "50.0"
+    assert lines(NASTY_PLOT)[1]["y"] == "inf"
+
+
+def test_bins_and_categories() -> None:
+    first = lines(HISTOGRAM)[0]
+    assert (float(first["x"]), float(first["x_end"])) == HISTOGRAM.series[0].x[:2]
+    assert [line["category"] for line in lines(PRIVACY)[:2]] == ["Theorem 1", "Skellam"]
+
+
+def test_tables() -> None:
+    assert to_csv(SETTINGS).decode() == (
+        "setting,value,why\nrounds,60,as in the paper\nmomentum,true,\nstep,0.1,tuned\n"
+    )
+    found = lines(CLAIMS)
+    assert found[3]["claim"] == NASTY
+    assert found[0]["privacy basis"] == "claimed"
+    assert found[3]["privacy"] == found[3]["privacy trust"] == ""
+
+
+def test_a_column_of_epsilons_and_others() -> None:
+    table = Table("t", "T", ("privacy", "n"), ((PROVEN, 1), ("no claim", 2)))
+    found = lines(table)
+    assert isinstance(table.rows[0][0], Epsilon)
+    assert found[0]["privacy"] == "7.981"
+    assert found[1] == {
+        "privacy": "no claim", "privacy delta": "", "privacy basis": "", "privacy unit": "",
+        "privacy relation": "", "privacy trust": "", "privacy rounds": "", "n": "2",
+    }  # fmt: skip
+
+
+def test_points_that_are_epsilons_have_each_their_own() -> None:
+    by_case = Series("claimed", (0.0, 1.0, 2.0), (0.5, 3.0, None), epsilon=PROVEN,
+                     epsilon_along="y")  # fmt: skip
+    bins = Series("bins", (0.1, 0.2, 0.4), (0.5, 0.5), kind="steps", epsilon=PROVEN,
+                  epsilon_along="x")  # fmt: skip
+    whole = Series("whole", (0.0,), (0.5,), epsilon=PROVEN)
+    found = lines(Plot("p", "", Axis(""), Axis(""), (by_case, bins, whole)))
+    values = ["0.5", "3.0", "", "", "", repr(float(PROVEN))]
+    assert [line["epsilon_value"] for line in found] == values
+    assert {line["epsilon_basis"] for line in found} == {"proven"}
+
+
+def cells(text: str) -> list[str]:
+    """The cells of a table, as a reader of Markdown sees them."""
+    found = []
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    for before, token in itertools.pairwise(tokens):
+        if before.type in ("th_open", "td_open"):
+            children = token.children or []
+            assert {child.type for child in children} <= {"text", "text_special", "code_inline"}
+            found.append("".join(child.content for child in children))
+    return found
+
+
+@pytest.mark.parametrize("text", ["a|b", "*a* _b_", "[x](y)", "a `c|d` <b>", "1\n2", "\\", NASTY])
+def test_text_comes_back_as_it_is(text: str) -> None:
+    table = Table("t", "T", ("heading", text), ((text, 1),))
+    plain = " ".join(text.replace("`", "").split())
+    assert cells(table_markdown(table)) == ["heading", plain, plain, "1"]
+
+
+def test_claims() -> None:
+    text = table_markdown(CLAIMS)
+    assert text.splitlines()[1] == "| --- | --- | ---: | --- | ---: |"
+    assert "ε = 7.99 at δ = 1e-05 over 60 rounds (proven; client unit" in text
+    assert len(cells(text)) == 5 * (1 + len(CLAIMS.rows))
+
+
+def test_a_table_without_columns_is_none() -> None:
+    with pytest.raises(ArgumentError, match="columns must not be empty"):
+        table_markdown(Table("t", "T", (), ()))
+
+
+def test_pictures() -> None:
+    text = image_link("Accuracy, [in] *percent*", "images/a.png")
+    (token,) = MarkdownIt().parseInline(text)[0].children or []
+    assert token.type == "image"
+    assert token.attrs["src"] == "images/a.png"
+    assert token.content == r"Accuracy, \[in\] \*percent\*"
+    with pytest.raises(ArgumentError, match="path"):
+        image_link("a", "b>c")
