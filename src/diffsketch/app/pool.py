@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing.synchronize import Event
 from typing import Protocol, TypeVar
 
@@ -40,7 +39,7 @@ class PoolBroken(DiffSketchError):  # noqa: N818 - it says what happened
 
 
 class Work(Protocol[_Given, _Made]):
-    """What is done with each item: a function of a module, so that processes can be given it."""
+    """A function of a module, so that processes can be given it."""
 
     def __call__(self, item: _Given, *, tell: Tell, stop: Stop) -> _Made:
         """The result; after `stop` says so, whatever stands for an item that is not done."""
@@ -60,12 +59,12 @@ def run_all(
     One process is this one. Several are new ones that ignore Ctrl-C, since the parent decides
     what it means, and that end with their parent, however it ends.
 
-    Guarantees: results are in the order of the items, the same for any number of processes
-    (`tests/app/test_pool.py`, `tests/app/test_cli_compare.py`).
+    Guarantees (`tests/app/test_compare.py`): results are in the order of the items, the same for
+    any number of processes.
 
     Args:
-        work: What to do.
-        items: With what; sent to the processes.
+        work: Called with each item.
+        items: Sent to the processes.
         processes: At a time.
         watch: Called now and then while the work goes on.
         stop: Asked now and then; from then on `work` is told to stop, and called for the items
@@ -79,44 +78,6 @@ def run_all(
     """
     if min(processes, len(items)) <= 1:
         return _in_this_process(work, items, watch=watch, stop=stop)
-    task = partial(_in_process, work, quiet=quiet)
-    return _in_processes(task, items, processes=processes, watch=watch, stop=stop)
-
-
-def _in_this_process(
-    work: Work[_Item, _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
-) -> list[_Result]:
-    shares = [_NOT_BEGUN] * len(items)
-    due = 0.0
-
-    def told(index: int, share: float, *, now: bool = False) -> None:
-        nonlocal due
-        shares[index] = share
-        # A step may take less time than to show that it is done.
-        if now or time.monotonic() >= due:
-            watch(_shown(shares))
-            due = time.monotonic() + _TELL_SECONDS
-
-    results = []
-    for index, item in enumerate(items):
-        told(index, 0.0, now=True)
-        results.append(work(item, tell=lambda share, index=index: told(index, share), stop=stop))  # type: ignore[misc]
-        told(index, 1.0, now=True)
-    return results
-
-
-def _shown(shares: Sequence[float]) -> list[float | None]:
-    return [None if share == _NOT_BEGUN else share for share in shares]
-
-
-def _in_processes(
-    task: Callable[[_Item, int], _Result],
-    items: Sequence[_Item],
-    *,
-    processes: int,
-    watch: Watch,
-    stop: Stop,
-) -> list[_Result]:
     # Not forked: threads of PyTorch and Numba do not survive that.
     context = multiprocessing.get_context("spawn")
     event = context.Event()
@@ -125,7 +86,8 @@ def _in_processes(
         processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
     ) as pool:
         futures: dict[Future[_Result], int] = {
-            pool.submit(task, item, index): index for index, item in enumerate(items)
+            pool.submit(_in_process, work, item, index, quiet): index
+            for index, item in enumerate(items)
         }
         waiting = set(futures)
         try:
@@ -144,6 +106,30 @@ def _in_processes(
             if isinstance(error, BrokenProcessPool):
                 raise PoolBroken("a process that did a part of the work was ended") from error
             raise
+
+
+def _in_this_process(
+    work: Work[_Item, _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
+) -> list[_Result]:
+    shares, due, results = [_NOT_BEGUN] * len(items), 0.0, []
+    for index, item in enumerate(items):
+
+        def tell(share: float, index: int = index) -> None:
+            nonlocal due
+            shares[index] = share
+            # A step may take less time than to show that it is done.
+            if share in (0.0, 1.0) or time.monotonic() >= due:
+                watch(_shown(shares))
+                due = time.monotonic() + _TELL_SECONDS
+
+        tell(0.0)
+        results.append(work(item, tell=tell, stop=stop))
+        tell(1.0)
+    return results
+
+
+def _shown(shares: Sequence[float]) -> list[float | None]:
+    return [None if share == _NOT_BEGUN else share for share in shares]
 
 
 _stopped: Event | None = None  # in a process of the pool: set when the work is interrupted
@@ -166,7 +152,7 @@ def _end_with_parent() -> None:
 
 
 def _in_process(
-    work: Work[_Item, _Result], item: _Item, index: int, *, quiet: tuple[type[Warning], ...]
+    work: Work[_Item, _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
 ) -> _Result:
     def tell(share: float) -> None:
         _shares[index] = share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from diffsketch.privacy.claim import Epsilon
 __all__ = ["Line", "lines_of", "of_settings"]
 
 _SETTINGS = {
-    name: item.metadata["section"]
+    name: item.section
     for name, item in describe(RunConfig).items()
     # Which make no other run: but for the seed, only when checkpoints are written.
     if name not in ("seed", "checkpoint_seconds")
@@ -88,7 +87,7 @@ def lines_of(runs: Iterable[Run]) -> tuple[list[Line], list[str]]:
 
 def of_settings(config: RunConfig) -> dict[str, Value]:
     """The settings that make a line, by name: those that are used, without the seed."""
-    values = dataclasses.asdict(config)
+    values = dict(config)
     return {name: values[name] for name in _SETTINGS if values[name] is not None}
 
 

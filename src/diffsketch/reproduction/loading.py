@@ -308,5 +308,5 @@ def _completed(
 
 def _known(config: RunConfig) -> dict[str, Value]:
     """All settings that have a value, without the seed."""
-    values = dataclasses.asdict(config)
+    values = dict(config)
     return {key: value for key, value in values.items() if value is not None and key != "seed"}
