@@ -69,7 +69,7 @@ def test_help_names_the_command_and_an_example() -> None:
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from diffsketch.cli import app\n"
+        "from diffsketch.app.cli import app\n"
         "for words in ('--help', '--version', 'run --help', 'compare --help'):\n"
         "    app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"

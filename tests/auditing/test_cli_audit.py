@@ -18,7 +18,7 @@ from diffsketch.auditing.inversion import InversionResult, Recovery
 from diffsketch.auditing.planted import PLANTS
 from diffsketch.auditing.releases import RELEASES, own_release
 from diffsketch.auditing.suite import run_suite
-from diffsketch.cli import app
+from diffsketch.app.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from diffsketch.cli import app
+from diffsketch.app.cli import app
 from diffsketch.reproduction.loading import names
 
 

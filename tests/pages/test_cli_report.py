@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from diffsketch.cli import app
+from diffsketch.app.cli import app
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
 
@@ -68,7 +68,7 @@ def test_help_says_what_there_is() -> None:
 
 def test_help_does_not_import_what_it_does_not_need() -> None:
     code = (
-        "import sys; from diffsketch.cli import app\n"
+        "import sys; from diffsketch.app.cli import app\n"
         "heavy = {'torch', 'plotly', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )

@@ -140,7 +140,7 @@ def test_help_is_quick_and_names_the_options() -> None:
         assert text in printed
     code = (
         "import sys\n"
-        "from diffsketch.cli import app\n"
+        "from diffsketch.app.cli import app\n"
         "app(['plan', '--help'], standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'dp_accounting')))\n"
     )

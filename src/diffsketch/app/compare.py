@@ -105,21 +105,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one run.
-
-    Attributes:
-        name: Of the row in the table.
-        seed: Of the run.
-        summary: Content of its `summary.json`; None if it was interrupted.
-        times: Its seconds; empty if they are not known.
-        curve: Its measurements.
-    """
+    """The result of one run, for the row of that name."""
 
     name: str
     seed: int
-    summary: dict[str, Any] | None
-    times: dict[str, float]
-    curve: list[dict[str, Any]]
+    summary: dict[str, Any] | None  # None if it was interrupted
+    times: dict[str, float]  # empty if they are not known
+    curve: list[dict[str, Any]]  # its measurements
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Value]]:
@@ -269,13 +261,7 @@ def members_of(
 
 
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one; its summary is None if interrupted.
-
-    Args:
-        member: The run.
-        command: For the record.
-        tell: Told the share of its rounds that is done.
-        stop: Asked before every round whether to interrupt.
+    """Run it to its end, from its checkpoint if it has one, or until `stop`.
 
     Raises:
         DiffSketchError: It failed, for another reason than that it diverged.
@@ -460,10 +446,10 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare; the exit status.
+    """Compare runs of so many seeds, from the shared one on; the exit status.
 
     Args:
-        shared: Settings of all runs; the seed is the first one.
+        shared: Settings of all runs.
         each: Name and settings of each.
         output: A new or empty directory; by default a new one below `runs`.
         console: Where to show it.

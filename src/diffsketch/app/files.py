@@ -105,8 +105,8 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
     any byte changed or missing is refused.
 
     Args:
-        state: Of the simulation: tensors, and values that JSON can hold.
-        progress: Of the run around it: values that JSON can hold.
+        state: Tensors and JSON values of the simulation.
+        progress: JSON values of the run around it.
         identity: Of the run, so that another run's checkpoint is refused.
     """
     tensors = {
@@ -115,26 +115,15 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
         if isinstance(value, Tensor)
     }
     rest = {name: value for name, value in state.items() if name not in tensors}
-    text = json.dumps(
-        {
-            "format": _CHECKPOINT_FORMAT,
-            "identity": identity,
-            "state": rest,
-            "progress": dict(progress),
-        }
-    )
+    head = {"format": _CHECKPOINT_FORMAT, "identity": identity}
+    text = json.dumps({**head, "state": rest, "progress": dict(progress)})
     whole = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
     # One entry: several come in any order, and the same checkpoint shall have the same bytes.
     return safetensors.torch.save(tensors, metadata={_ENTRY: whole})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the progress of a checkpoint.
-
-    Args:
-        content: Of the file.
-        path: Its name, for errors.
-        identity: Of the run that it has to belong to.
+    """The state and the progress of a checkpoint of the run with this identity.
 
     Raises:
         DataError: The content is damaged.
@@ -178,15 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(written: Mapping[str, str], path: Path) -> None:
-    """Raise unless a run was begun with the versions that are here: its result might differ.
-
-    Args:
-        written: Of `versions`, when the run was begun.
-        path: The file that has them, for errors.
-
-    Raises:
-        MismatchError: Something else is here.
-    """
+    """Raise a `MismatchError` if a run was begun with other versions: its result might differ."""
     here = versions()
     for name in ("diffsketch", "torch", "numpy", "machine"):
         if written.get(name) != here[name]:
@@ -247,11 +228,7 @@ class Metrics:
         self._stream.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line.
-
-        Raises:
-            OSError: It cannot be written; half of it may be, which `restore` removes.
-        """
+        """Add a line; if that fails, half of it may be there, which `restore` removes."""
         line = json.dumps(dict(record), allow_nan=False).encode() + b"\n"
         written = self._stream.write(line)
         if written != len(line):
@@ -265,11 +242,7 @@ class Metrics:
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Cut the file back to what it was, or to nothing.
-
-        Raises:
-            DataError: It does not hold what it held.
-        """
+        """Cut the file back to what it was, or to nothing; a `DataError` if it was changed."""
         length = 0 if state is None else int(state["bytes"])
         content = self._path.read_bytes()[:length]
         digest = hashlib.sha256(content)
@@ -309,10 +282,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class RunFiles:
     """A run as its files have it, whether finished, interrupted or under way. Use `look`.
 
-    Args:
+    Attributes:
         path: The directory.
         config: The settings of the run, all resolved.
-        start: Content of `run.json`: with what the run was begun.
+        start: Content of `run.json`: digest of the settings and versions at the beginning.
     """
 
     def __init__(self, path: Path, config: RunConfig, *, start: Mapping[str, Any]) -> None:
@@ -329,11 +302,7 @@ class RunFiles:
             return ""
 
     def summary(self) -> dict[str, Any] | None:
-        """The results of the run, if it is finished.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """The results of the run, if it is finished; a `DataError` if the file is damaged."""
         try:
             return read_sealed(self.path / SUMMARY)
         except FileNotFoundError:
@@ -350,10 +319,7 @@ class RunFiles:
         return self.checkpoint.exists() or (self.path / TIMES).exists()
 
     def times(self) -> dict[str, float]:
-        """Seconds that the run took, all its sessions together; empty if not known.
-
-        Also if the file is damaged: nothing but the time that is shown depends on it.
-        """
+        """Seconds that all sessions took; empty if not known: nothing else depends on them."""
         try:
             found = read_json(self.path / TIMES)
         except (FileNotFoundError, DataError):
@@ -429,14 +395,9 @@ class RunDirectory(RunFiles):
     def create(
         cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
     ) -> RunDirectory:
-        """A directory for a new run.
+        """A directory for a new run; an old run in it is removed to be overwritten, no other file.
 
-        Args:
-            path: New or empty, unless it is to be overwritten.
-            config: All settings, resolved.
-            command: The command that began it, for the record: in a file of its own, since the
-                same run may be begun by different commands.
-            overwrite: Whether a run that is there may be removed; other files stay.
+        The command is in a file of its own, since the same run may be begun by different ones.
 
         Raises:
             ArgumentError: Something is there that may not be removed.
@@ -520,11 +481,7 @@ def free_name(base: Path) -> Path:
 
 
 def locked(path: Path) -> int:
-    """Lock a directory until the process ends or closes the handle. No file is left behind.
-
-    Raises:
-        RunBusy: Another process has locked it.
-    """
+    """Lock a directory until the process ends or closes the handle; `RunBusy` if another has."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -551,11 +508,7 @@ def is_locked(path: Path) -> bool:
 
 
 def recovered(path: Path) -> bool:
-    """Whether a run was begun in a directory; it is completed if a kill left it half begun.
-
-    Raises:
-        RunBusy: Another process is writing to it.
-    """
+    """Whether a run was begun in a directory; it is completed if a kill left it half begun."""
     if path.is_dir():
         lock = locked(path)
         try:

@@ -84,7 +84,7 @@ class Interrupts:
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a program that a signal has ended: 130 for Ctrl-C."""
+        """Exit status of a program that the signal has ended: 130 for Ctrl-C."""
         return 128 + self.signal if self.signal is not None else 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -125,19 +125,17 @@ def epsilon_in_words(epsilon: Epsilon, *, narrow: bool = False) -> str:
     """
     if epsilon.basis is Basis.NONE:
         return "no claim"
-    scope, at = epsilon.scope, f"at {epsilon.delta:g}"
-    about, basis = [str(scope.unit), str(scope.relation), str(scope.trust)], epsilon.basis_text
-    claimed = epsilon.basis is Basis.CLAIMED
+    scope, basis = epsilon.scope, epsilon.basis_text
+    about = (",\n" if narrow else ", ").join((scope.unit, scope.relation, scope.trust))
     if math.isinf(float(epsilon)):
         over = f"over {epsilon.rounds:,} rounds"
-        if narrow:
-            return f"{basis} per round,\nnothing {at}\n{over}\n" + ",\n".join(about)
-        return f"{basis} per round, nothing {at} {over} ({', '.join(about)})"
-    if narrow:
-        times = " a round" if claimed else ""
-        return f"{epsilon.shown()}{times}\n{at}\n{basis};\n" + ",\n".join(about)
-    times = " per round" if claimed else ""
-    return f"eps {epsilon.shown()}{times} {at} ({basis}; {', '.join(about)})"
+        parts = [f"{basis} per round,", f"nothing at {epsilon.delta:g}", over]
+    else:
+        times = " per round" if epsilon.basis is Basis.CLAIMED else ""
+        parts = [f"{epsilon.shown()}{times}", f"at {epsilon.delta:g}"]
+        about = f"{basis};\n{about}" if narrow else f"{basis}; {about}"
+        parts[0] = parts[0] if narrow else f"eps {parts[0]}"
+    return "\n".join([*parts, about]) if narrow else f"{' '.join(parts)} ({about})"
 
 
 def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:
@@ -165,31 +163,16 @@ def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
 
 @dataclass
 class RunProgress:
-    """Sums over all rounds so far and the last evaluation: kept in checkpoints.
+    """Sums over all rounds so far and the last evaluation: kept in checkpoints."""
 
-    Attributes:
-        bytes_up: Sent by workers, headers included.
-        bytes_down: Sent to workers, headers included.
-        messages: Sent by workers.
-        validated: Messages that their workers checked by Theorem 1.
-        noised: Validated messages that needed noise.
-        left_out: Messages that were left out, or zeros, since their vectors were not finite.
-        downloads: How often a worker received something: without compression, a vector each time.
-        evaluated: The last round after which the model was evaluated.
-        loss: Of the last evaluation.
-        accuracy: Of the last evaluation.
-        first_loss: Of the first weights.
-        best_accuracy: Of all evaluations.
-    """
-
-    bytes_up: int = 0
+    bytes_up: int = 0  # with headers, like those down
     bytes_down: int = 0
     messages: int = 0
-    validated: int = 0
-    noised: int = 0
-    left_out: int = 0
-    downloads: int = 0
-    evaluated: int = -1
+    validated: int = 0  # messages that their workers checked by Theorem 1
+    noised: int = 0  # validated messages that needed noise
+    left_out: int = 0  # or zeros, since vectors were not finite
+    downloads: int = 0  # without compression, a vector each time
+    evaluated: int = -1  # the last round after which the model was
     loss: float | None = None
     accuracy: float | None = None
     first_loss: float | None = None
@@ -236,25 +219,22 @@ class Ending(NamedTuple):
 
 
 class TrainingSession:
-    """The rounds of one run, from its last checkpoint on.
+    """The rounds of one run, from the last checkpoint in its directory on.
 
     Guarantees (`tests/app/test_resume.py`): killed at any moment and continued, a run ends with
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
 
-    Args:
-        simulation: Before the first round.
-        directory: Of the run; its checkpoint is loaded if there is one.
-        metrics: Its measurements.
-
     Raises:
-        DataError: The checkpoint or the measurements are damaged, or it is missing.
+        DataError: The checkpoint or the measurements are damaged, or one is missing.
         MismatchError: The checkpoint is of another run.
+        CheckpointFailed: A file cannot be written; from all methods.
     """
 
     def __init__(
         self, simulation: Simulation, directory: RunDirectory, *, metrics: Metrics
     ) -> None:
         self.simulation, self.directory, self.progress = simulation, directory, RunProgress()
+        self.rounds = directory.config.rounds or 0
         self._metrics, self._delta = metrics, directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
@@ -268,21 +248,8 @@ class TrainingSession:
         """Rounds that are done."""
         return self.simulation.round_index
 
-    @property
-    def rounds(self) -> int:
-        """Rounds that are planned."""
-        return self.directory.config.rounds or 0
-
     def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
-        """Do the rounds that are left, evaluate, and write the last checkpoint.
-
-        Args:
-            show: Called after every round.
-            stop: Asked before every round whether to interrupt.
-
-        Raises:
-            CheckpointFailed: A file cannot be written.
-        """
+        """Do the rounds that are left, show each, evaluate, and write the last checkpoint."""
         with self._writing():
             ending = self._train(show, stop)
             self._save()
@@ -320,11 +287,7 @@ class TrainingSession:
         return Ending("finished")
 
     def write_results(self, built: Built, ending: Ending) -> None:
-        """Write the model and the summary.
-
-        Raises:
-            CheckpointFailed: A file cannot be written.
-        """
+        """Write the model and the summary."""
         named = built.named_weights(self.simulation.averaged_weights)
         model = {name: part.cpu().contiguous() for name, part in named.items()}
         with self._writing():
@@ -530,12 +493,7 @@ def print_line(console: Console, text: str) -> None:
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
-    """Parts to print: a table, the claim, its assumptions and why the run ended.
-
-    Args:
-        summary: Content of `summary.json`.
-        times: Seconds, as in `times.json`.
-    """
+    """Parts to print: a table, the claim, its assumptions and why the run ended."""
     config, done, planned = summary["config"], summary["rounds"], summary["planned_rounds"]
     accuracy = "none" if summary["accuracy"] is None else f"{summary['accuracy']:.2%}"
     rows = {
@@ -581,14 +539,7 @@ def start(
     command: list[str],
     overwrite: bool = False,
 ) -> int:
-    """Begin a run and train until it ends; the exit status.
-
-    Args:
-        config: Given settings; the others come from the task and the method.
-        output: The directory; by default a new one below `runs`.
-        console: Where to show it.
-        command: For the record.
-        overwrite: Whether a run in the directory may be replaced.
+    """Begin a run in a directory, by default a new one below `runs`; the exit status.
 
     Raises:
         DiffSketchError: Something that is given is wrong; nothing was written then.
@@ -621,11 +572,7 @@ def resume(path: Path, console: Console) -> int:
 def session(
     built: Built, directory: RunDirectory, *, show: Show, stop: Callable[[], bool]
 ) -> Ending:
-    """Train until the run ends or is interrupted; if it ends, write its results.
-
-    Raises:
-        CheckpointFailed: A file could not be written.
-    """
+    """Train until the run ends or is interrupted; if it ends, write its results."""
     with Metrics(directory.metrics) as metrics:
         training = TrainingSession(built.simulation, directory, metrics=metrics)
         ending = training.run(show=show, stop=stop)
