@@ -170,7 +170,9 @@ def test_killed_at_any_moment(tmp_path: Path, case: str) -> None:
     first = {label: index for index, label in reversed(list(enumerate(labels)))}
     last = {label: index for index, label in enumerate(labels)}
     points = {*first.values(), *last.values()} if case == "sgd" else set(last.values())
-    points = {point for point in points if labels[point] not in known} | set(range(0, len(labels), 29))
+    points = {point for point in points if labels[point] not in known} | set(
+        range(0, len(labels), 29)
+    )
     assert {f"half of .{name}..tmp" for name in FINAL if name != "metrics.jsonl"} <= set(labels)
     assert {"before step ", "half of a line", "before fsync "} <= set(labels)
     for point in sorted(points):

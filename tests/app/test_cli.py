@@ -1,4 +1,4 @@
-"""The command line: help, errors in one line, and the demonstration's files and numbers."""
+"""The command line: help, one-line errors in the words of the options, closed pipes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from diffsketch import __version__
 from diffsketch.app import demo
-from diffsketch.cli import FamilyName, app, main
-from diffsketch.errors import DataError
+from diffsketch.app.cli import app, main
+from diffsketch.app.settings import read_settings
+from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
-from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.methods import PlainSketch
+from diffsketch.reproduction.loading import names
 from diffsketch.training.data import ImageDataset
+from tests.app.commands import invoke, refused
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -82,10 +86,6 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"diffsketch {__version__}\n")
 
 
-def test_family_names_are_those_of_the_sketch() -> None:
-    assert {name.value for name in FamilyName} == set(FAMILIES)
-
-
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["demo", "--family", "x"], ["demo", "--seed", "-1"], ["--x"]]
 )
@@ -132,7 +132,7 @@ def test_interrupt_exits_130_quietly(
     if where == "command":
         monkeypatch.setattr(demo, "run_demo", interrupt)
     else:
-        monkeypatch.setattr("diffsketch.cli.app", interrupt)
+        monkeypatch.setattr("diffsketch.app.cli.app", interrupt)
     monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -246,3 +246,139 @@ def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
     images = torch.zeros(count, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="training data must have"):
         demo.logistic_gradient(ImageDataset(images, torch.zeros(count, dtype=torch.int64)))
+
+
+def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    def fail(*_: object) -> Any:
+        raise ArgumentError("scale must be finite, got scale=inf and rows=3, cols=4")
+
+    monkeypatch.setattr(PlainSketch, "_encode", fail)
+    said = refused(invoke("run", "--method", "sketch"))
+    assert said == "error: scale must be finite, got scale=inf and --rows=3, --cols=4\n"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "40000", "--samples", "2"], "--workers * --samples must be <= 60000, "),
+        (["--workers", "40000", "--samples", "2"], "got --workers=40000, --samples=2"),
+        (["--task", "shakespeare", "--workers", "10000"], "error: --workers must be <= 138, the"),
+        (
+            ["--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--bits", "2"],
+            "got --bits=2",
+        ),
+        (
+            [
+                "--task", "mnist-devices", "--sampling", "poisson", "--method", "sketch-gaussian",
+                "--trust", "central", "--clip", "1", "--noise-multiplier", "1",
+            ],
+            "--relation must be add-or-remove for poisson sampling, got --relation='replace'",
+        ),
+    ],
+)  # fmt: skip
+def test_words_of_errors(here: Path, arguments: list[str], said: str) -> None:
+    assert said in refused(invoke("run", *arguments))
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--rotate", True), ("--no-rotate", False)])
+def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
+    arguments = [
+        "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
+        "--levels", "4", "--trials", "4000", flag, "--output", "out",
+    ]  # fmt: skip
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert read_settings(here / "out" / "config.toml")["rotate"] is value
+
+
+def test_a_closed_pipe_ends_no_run(here: Path) -> None:
+    command = [
+        sys.executable, "-m", "diffsketch", "run", "--workers", "3", "--samples", "10",
+        "--rounds", "20", "--method", "none", "--output", "out",
+    ]  # fmt: skip
+    reading, writing = os.pipe()
+    os.close(reading)  # whoever read is gone
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(  # noqa: S603
+        command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False, timeout=120
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (here / "out" / "summary.json").exists()
+
+
+def test_help_tells_exit_status() -> None:
+    for command in ("run", "compare"):
+        printed = invoke(command, "--help", columns=200).output
+        assert "Exit status: 0 if all r" in printed
+
+
+def test_refusals_are_short(here: Path) -> None:
+    (here / "run.toml").write_text("xyzzy = 1\n")
+    said = refused(invoke("run", "--config", "run.toml"))
+    assert "unknown key 'xyzzy'; see --help for all of them" in said
+
+
+def reproduce(*arguments: str) -> Result:
+    return CliRunner().reproduce(app, ["reproduce", *arguments], env={"COLUMNS": "100"})
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory that commands are run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_list(here: Path) -> None:
+    result = reproduce("--list")
+    assert result.exit_code == 0, result.output
+    for name in names():
+        assert name in result.output
+    assert "Times are rough" in result.output
+    assert "with 3 processes" in reproduce("--list", "--jobs", "3").output
+    assert list(here.iterdir()) == []
+
+
+def test_help() -> None:
+    result = reproduce("--help")
+    assert result.exit_code == 0
+    for text in ("--quick", "--list", "--jobs", "--output", "a second run only draws"):
+        assert text in " ".join(result.output.split()), text
+
+
+def test_list_and_help_import_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom diffsketch.reproduction.listing import listing\nlisting(2)\n"
+        "import diffsketch.app.cli\nsys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0  # noqa: S603
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["mnst"],
+            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
+        ),
+        (["--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
+        (["--quick", "nothing-like-it"], "nothing-like-it"),
+    ],
+)
+def test_mistakes(here: Path, arguments: list[str], said: str) -> None:
+    result = reproduce(*arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert said in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_files_of_others_stay(here: Path) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "mine").write_text("mine")
+    result = reproduce("--quick", "--output", "out")
+    assert result.exit_code == 2
+    assert "--output must be new, empty, or of an earlier diffsketch reproduce" in result.stderr
+    assert [path.name for path in (here / "out").iterdir()] == ["mine"]

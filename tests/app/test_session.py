@@ -1,25 +1,56 @@
-"""`diffsketch run`: its files, what it prints, and errors in one line that write nothing."""
+"""`diffsketch run`: its files, what it prints, and what becomes of damage and signals."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import math
+import re
+import shutil
+import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
+from torch import Tensor
 
 from diffsketch import files
+from diffsketch.app import build as build_module
+from diffsketch.app import session as progress
 from diffsketch.app.build import build
-from diffsketch.app.session import epsilon_in_words
+from diffsketch.app.files import RunDirectory
+from diffsketch.app.session import (
+    Interrupts,
+    RunProgress,
+    epsilon_in_words,
+    progress_display,
+    progress_line,
+    session,
+)
 from diffsketch.app.settings import RunConfig, describe, read_settings
 from diffsketch.methods import SketchGaussian
-from diffsketch.privacy.claim import NoClaim
+from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
-from tests.app.commands import interrupted_in_round, invoke, plain, read, read_lines, refused
+from diffsketch.training.local.closed_form import ClosedForm
+from diffsketch.training.server import Model, Published, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import load_task
+from tests.app.commands import (
+    before_round,
+    interrupted_in_round,
+    invoke,
+    plain,
+    read,
+    read_lines,
+    refused,
+    uncoloured,
+)
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
 
@@ -327,3 +358,292 @@ def test_a_clip_that_moves_is_measured_and_continued(here: Path) -> None:
     assert "--clip-quantile must be a number > 0 and < 1" in refused(
         invoke("run", *SMALL, *noised, "--clip-quantile", "1")
     )
+
+
+SHORT = [
+    "--workers", "3", "--samples", "20", "--rounds", "12", "--evaluate-every", "2",
+    "--method", "none",
+]  # fmt: skip
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run with a checkpoint after 5 rounds."""
+    with interrupted_in_round(5):
+        assert invoke("run", *SHORT, "--output", tmp_path / "run").exit_code == 130
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("also", [[], ["times.json"], ["times.json", "metrics.jsonl"]])
+def test_a_lost_checkpoint_is_no_new_run(stopped: Path, also: list[str]) -> None:
+    for name in ("checkpoint.safetensors", *also):
+        (stopped / name).unlink()
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    result = invoke("run", "--resume", stopped)
+    if len(also) == 2:  # nothing is left of its rounds
+        assert result.exit_code == 0
+        return
+    assert "checkpoint.safetensors: missing, though the run had begun" in refused(result)
+    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+
+
+def test_a_run_is_begun_once_it_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before that, it begins again; there are no measurements of rounds without one."""
+
+    def fail(_: Simulation) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Simulation, "step", fail)
+        assert invoke("run", *SHORT, "--output", tmp_path / "run").exit_code == 130
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert invoke("run", "--resume", tmp_path / "run").exit_code == 0
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"training": "x", "total": 1}', "{}"])
+def test_times_are_not_needed(stopped: Path, content: str) -> None:
+    (stopped / "times.json").write_text(content)
+    result = invoke("run", "--resume", stopped)
+    assert result.exit_code == 0, result.output
+    (stopped / "times.json").write_text(content)
+    result = invoke("run", "--resume", stopped)
+    assert (result.exit_code, "time " in result.output) == (0, False)
+
+
+def test_damaged_summary(stopped: Path) -> None:
+    assert invoke("run", "--resume", stopped).exit_code == 0
+    summary = stopped / "summary.json"
+    for content in ("{", '{"accuracy": 1}', summary.read_text().replace("finished", "budget")):
+        summary.write_text(content)
+        assert "summary.json: damaged" in refused(invoke("run", "--resume", stopped))
+
+
+def test_a_lost_model_is_written_again(stopped: Path) -> None:
+    assert invoke("run", "--resume", stopped).exit_code == 0
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    (stopped / "model.safetensors").unlink()
+    assert invoke("run", "--resume", stopped).exit_code == 0
+    after = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    del before["times.json"], after["times.json"]
+    assert after == before
+
+
+def test_lost_measurements_are_not_made_up(stopped: Path) -> None:
+    (stopped / "metrics.jsonl").unlink()
+    assert "metrics.jsonl: missing" in refused(invoke("run", "--resume", stopped))
+    assert not (stopped / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_changed_data_is_said(stopped: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def load(*arguments: Any, **options: Any) -> Any:
+        task = load_task(*arguments, **options)
+        examples = task.test if part == "test" else task.devices.examples
+        examples.labels[0] = (examples.labels[0] + 1) % 10
+        return task
+
+    monkeypatch.setattr(build_module, "load_task", load)
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    said = refused(invoke("run", "--resume", stopped))
+    what = "the test data has" if part == "test" else "the data has"
+    assert f"{what} changed since the run began" in said
+    assert len(said) < 300
+    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with before_round(5, lambda: shutil.rmtree(path)):
+        said = refused(invoke("run", *SHORT, "--checkpoint-seconds", "0", "--output", stopped))
+    assert "the directory of the run is gone" in said
+    assert "intact" not in said
+
+
+def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        assert invoke("run", *SHORT, "--output", tmp_path / name).exit_code == 0
+    for item in (tmp_path / "one").iterdir():
+        if item.name not in ("command.txt", "times.json"):
+            assert item.read_bytes() == (tmp_path / "other" / item.name).read_bytes(), item.name
+
+
+def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, stopped = ServerOptimizer.advance, tmp_path / "run"
+
+    def advance(self: ServerOptimizer, model: Model, published: Published, **rest: Any) -> Model:
+        after = real(self, model, published, **rest)
+        if published.round_index == 2:
+            return Model(after.weights / 0, after.memory)
+        return after
+
+    monkeypatch.setattr(ServerOptimizer, "advance", advance)
+    result = invoke("run", *SHORT, "--output", stopped)
+    assert result.exit_code == 2, result.output
+    summary = read(stopped / "summary.json")
+    assert (summary["outcome"], summary["rounds"]) == ("diverged", 2)
+    assert summary["bytes_up"] == summary["bytes_down"] == 3 * 3 * (48 + 4 * 7850)
+
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
+
+
+def status(done: int) -> Any:
+    """A session after so many rounds, as far as a display looks at it."""
+    progress = RunProgress(bytes_up=1_234_000, bytes_down=567, loss=0.5, accuracy=0.875)
+    return SimpleNamespace(
+        round_index=done, rounds=10, progress=progress, shown_epsilon=lambda: SPENT
+    )
+
+
+def shown(console: Console) -> str:
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return uncoloured(stream.getvalue())
+
+
+def test_words() -> None:
+    assert progress_line(status(1)) == (
+        "loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
+    )
+    nothing = Epsilon(math.inf, 1e-5, 7, Basis.NONE, SCOPE)
+    assert epsilon_in_words(nothing) == "no claim"
+    narrow = "3.21\nat 1e-05\nproven;\nclient,\nreplace,\ndistributed"
+    assert epsilon_in_words(SPENT, narrow=True) == narrow
+    lost = Epsilon(math.inf, 1e-5, 7, Basis.PROVEN, SCOPE)
+    assert epsilon_in_words(lost, narrow=True) == (
+        "proven per round,\nnothing at 1e-05\nover 7 rounds\nclient,\nreplace,\ndistributed"
+    )
+    assert epsilon_in_words(lost) == (
+        "proven per round, nothing at 1e-05 over 7 rounds (client, replace, distributed)"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_bar_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_BAR_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    text = " ".join(shown(console).split())
+    assert "round 10/10" in text
+    assert "━" in text
+    assert "at 1e-05 (proven; client, replace, distributed)" in re.sub(r"\s+", " ", text)
+    assert "…" not in text
+
+
+def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert shown(console).splitlines() == [f"round 10/10 | {progress_line(status(10))}"]
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), width=40)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert len(shown(console).splitlines()) == 10
+
+
+def test_worker_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ClosedForm.gradients
+
+    def broken(self: ClosedForm, weights: Tensor, *rest: Any) -> Tensor:
+        vectors = real(self, weights, *rest)
+        return torch.cat([vectors[:1] * math.nan, vectors[1:]])
+
+    monkeypatch.setattr(ClosedForm, "gradients", broken)
+    path = tmp_path / "run"
+    arguments = ["run", "--workers", "3", "--samples", "10", "--rounds", "6", "--method", "none"]
+    result = invoke(*arguments, "--output", path, columns=200)
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.output.splitlines() if line.startswith("warning: round")]
+    assert len(warnings) == 3  # and not one for each round
+    assert "'worker-0'" in warnings[0]
+    assert "left out of the mean" in warnings[0]
+    summary = read(path / "summary.json")
+    assert (summary["left_out"], summary["messages"]) == (6, 12)
+    assert summary["accuracy"] > 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_is_noted(number: signal.Signals, status: int) -> None:
+    before = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        assert (interrupts.signal, interrupts.exit_status) == (None, 0)
+        signal.raise_signal(number)
+        assert (interrupts.signal, interrupts.exit_status) == (number, status)
+        assert signal.getsignal(number) == before  # so that a second one acts
+    assert signal.getsignal(number) == before
+
+
+def test_second_interrupt_acts() -> None:
+    # A shell starts what it runs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interrupts(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_handlers_come_back_after_an_error() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), Interrupts():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_other_threads_are_left_alone() -> None:
+    def enter() -> None:
+        with Interrupts() as interrupts:
+            assert interrupts.signal is None
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+
+FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "uniform"}
+
+
+def summary_of(path: Path, **settings: Any) -> dict[str, Any]:
+    built = build(RunConfig(workers=6, samples=10, rounds=8, **settings))
+    with RunDirectory.create(path, built.config, command=["x"]) as directory:
+        session(built, directory, show=lambda _: None, stop=lambda: False)
+        return directory.summary() or {}
+
+
+@pytest.mark.parametrize("settings", [{}, FEDAVG, {**FEDAVG, "momentum": 0.5}])
+def test_without_compression_it_is_one_at_most(tmp_path: Path, settings: dict[str, Any]) -> None:
+    summary = summary_of(tmp_path / "none", method="none", **settings)
+    for name in ("compression", "compression_up", "compression_down"):
+        assert 0.4 < summary[name] <= 1, name
+    if "momentum" not in settings:  # which has to be downloaded as well
+        assert summary["compression_down"] == pytest.approx(4 * 7850 / (48 + 4 * 7850))
+
+
+def test_same_devices_same_raw_bytes(tmp_path: Path) -> None:
+    none = summary_of(tmp_path / "none", method="none", **FEDAVG)
+    sketch = summary_of(tmp_path / "sketch", method="sketch", **FEDAVG)
+    for way in ("up", "down"):
+        assert none[f"uncompressed_bytes_{way}"] == sketch[f"uncompressed_bytes_{way}"]
+        raw = sketch[f"uncompressed_bytes_{way}"]
+        assert sketch[f"compression_{way}"] == pytest.approx(raw / sketch[f"bytes_{way}"])
+    # Nobody downloads anything before the first round.
+    assert sketch["uncompressed_bytes_down"] < sketch["uncompressed_bytes_up"]
+
+
+def test_whole_numbers_as_they_are(tmp_path: Path) -> None:
+    """What the method chose where nothing was given."""
+    settings = {"clip": 1.0, "noise_multiplier": 2.0, "rows": 1, "cols": 16}
+    summary = summary_of(tmp_path / "run", method="sketch-skellam", **settings)
+    assert "bits" not in summary["config"]
+    assert summary["message_bytes"] == 48 + 2 * summary["bits"]
+    assert 0 < summary["granularity"] < 1
