@@ -1,22 +1,15 @@
 """The errors this package raises on purpose, and one-line argument checks.
 
-Everything here derives from `DiffSketchError`, so a caller (the command line, for one) can tell a
-mistake that has a clear message from a bug. Imports nothing of ours; anyone may import it.
+Every error derives from `DiffSketchError`, so a caller (the command line, for one) can tell a
+mistake that has a clear message from a bug. A check raises an `ArgumentError` that names the
+argument, the requirement and the value.
 """
 
 from __future__ import annotations
 
 import math
-from enum import Enum
-
-__all__ = [
-    "ArgumentError",
-    "DataError",
-    "DiffSketchError",
-    "MismatchError",
-    "check",
-    "check_positive",
-]
+from enum import Enum, StrEnum
+from typing import TypeVar
 
 
 class DiffSketchError(Exception):
@@ -60,3 +53,46 @@ def check_positive(name: str, value: float) -> None:
     """
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     check(plain and 0 < value < math.inf, name, "be a number > 0 and finite", value)
+
+
+def check_whole(name: str, value: int, *, least: int, most: int | None = None) -> None:
+    """Raise an `ArgumentError` unless the value is a plain int from `least` to `most`.
+
+    >>> check_whole("rows", 0, least=1)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: rows must be >= 1, got rows=0
+    """
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    check(plain, name, "be an int", value)
+    if most is None:
+        check(value >= least, name, f"be >= {least}", value)
+        return
+    limits = f"{least}..{most}"
+    if most > 2**53 and most.bit_count() == most.bit_length():  # a power of two, less one
+        limits = f"[{least}, 2**{most.bit_length()})"
+    check(least <= value <= most, name, f"be in {limits}", value)
+
+
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    """Raise an `ArgumentError` unless the value is a plain number > 0 in `[least, most]`."""
+    check_positive(name, value)
+    check(least <= value <= most, name, f"be in [{least:g}, {most:g}]", value)
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise an `ArgumentError` unless the value is an instance of `kind`."""
+    check(isinstance(value, kind), name, f"be of type {kind.__name__}", value)
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def check_choice(name: str, value: str, kind: type[_Choice]) -> _Choice:
+    """Return the option of an enumeration that the value names.
+
+    Raises:
+        ArgumentError: It names none.
+    """
+    check(value in list(kind), name, f"be one of {', '.join(kind)}", value)
+    return kind(value)

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check, check_positive
+from diffsketch.errors import ArgumentError, MismatchError, check_whole
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import check_seed
@@ -31,10 +31,8 @@ __all__ = [
     "FALSE_REFUSAL",
     "Encoded",
     "Method",
-    "check_between",
     "check_out",
     "check_sums",
-    "check_whole",
     "fitted",
     "is_finite",
     "mean_of",
@@ -329,19 +327,6 @@ class Method(ABC):
                 f"total must be in [{least}, {end}), as publish makes it, got values from "
                 f"{low} to {high}"
             )
-
-
-def check_whole(name: str, value: int, *, least: int) -> None:
-    """Raise an `ArgumentError` unless the value is a plain int, not below the least one."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
-    check(value >= least, name, f"be >= {least}", value)
-
-
-def check_between(name: str, value: float, least: float, most: float) -> None:
-    """Raise an `ArgumentError` unless the value is a number in `[least, most]`."""
-    check_positive(name, value)
-    check(least <= value <= most, name, f"be in [{least:g}, {most:g}]", value)
 
 
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:

@@ -12,15 +12,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import (
-    FALSE_REFUSAL,
-    Encoded,
-    check_between,
-    check_sums,
-    check_whole,
-    fitted,
-)
+from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_sums, fitted
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,

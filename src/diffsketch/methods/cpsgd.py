@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_whole
+from diffsketch.errors import ArgumentError, check, check_positive, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from diffsketch.errors import check_positive
-from diffsketch.methods.base import Encoded, check_whole
+from diffsketch.errors import check_positive, check_whole
+from diffsketch.methods.base import Encoded
 from diffsketch.methods.laplace import add_laplace, paper_claim
 from diffsketch.methods.plain import TableMethod, largest_table
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim, Relation, Scope, Trust, Unit

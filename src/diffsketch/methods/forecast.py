@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from diffsketch.errors import check, check_positive
-from diffsketch.methods.base import Method, check_whole
+from diffsketch.errors import check, check_positive, check_whole
+from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Scope
 from diffsketch.sketch.hashing import Geometry
 

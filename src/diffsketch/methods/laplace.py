@@ -25,14 +25,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check_positive
-from diffsketch.methods.base import (
-    FALSE_REFUSAL,
-    Encoded,
-    check_between,
-    fitted,
-    mean_of,
-)
+from diffsketch.errors import ArgumentError, check_between, check_positive
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, mean_of
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,

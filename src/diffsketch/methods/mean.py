@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import Method, check_whole
+from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.methods.base import Method
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from diffsketch.errors import check, check_positive
-from diffsketch.methods.base import Encoded, check_whole
+from diffsketch.errors import check, check_positive, check_whole
+from diffsketch.methods.base import Encoded
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
 from diffsketch.privacy.claim import ProvenClaim, Scope, Trust, Unit, rounded_down
 from diffsketch.privacy.mechanisms.privunit import MAX_PER_MESSAGE, ProjUnit

@@ -1,21 +1,17 @@
-"""What may be said about privacy, and the noise that earns it.
+"""Privacy: claims, the mechanisms that earn them, and the accounting of rounds.
 
 * `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
-* `digits`: its number, short enough for a reader and rounded to the side that stays true.
+* `clipping`: bounds that clip and state the sensitivity that is left.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
-* `accounting`: what rounds add up to: events, their composition, budgets, a ledger on disk.
-* `noise`: where noise comes from: fast and reproducible, or secure and exact.
-* `paper`: the paper's theorems as calculators; what they say is claimed, not proven.
+* `accounting`: events, their composition, budgets, a ledger on disk.
+* `noise`: sources of noise: fast and reproducible, or secure and exact.
+* `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
 
-Imports the sketch, on whose tables some mechanisms work. `docs/privacy.md` is the introduction.
+`docs/privacy.md` is the introduction.
 """
 
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import (
-    calibrate,
-    gaussian_multiplier,
-    laplace_multiplier,
-)
+from diffsketch.privacy.accounting.calibration import calibrate, gaussian_multiplier
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import (
@@ -49,12 +45,7 @@ from diffsketch.privacy.mechanisms import (
     table_noise_like_padding,
 )
 from diffsketch.privacy.noise import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
-from diffsketch.privacy.theorems import (
-    estimate_alpha,
-    estimate_sigma,
-    padding_for,
-    theorem1,
-)
+from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
 
 __all__ = [
     "Accountant",
@@ -98,7 +89,6 @@ __all__ = [
     "estimate_alpha",
     "estimate_sigma",
     "gaussian_multiplier",
-    "laplace_multiplier",
     "padding_for",
     "table_noise_like_padding",
     "theorem1",

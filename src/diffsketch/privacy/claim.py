@@ -1,4 +1,10 @@
-"""Privacy claims as types: an epsilon with its basis, unit, relation and trust."""
+"""Privacy claims as types: an epsilon with its basis, unit, relation and trust.
+
+An epsilon means nothing without four terms: its *basis* (a theorem that holds, a claim that may
+not, or a measurement), the *unit* that it protects, the *relation* of the data sets that it
+compares, and whom one has to *trust*. A `Claim` carries them, and hands out an `Epsilon` that
+carries them too. `Epsilon` is the one place where an epsilon becomes text.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,9 @@ import decimal
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import check, check_choice, check_type, check_whole
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
 
@@ -38,7 +44,7 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
 
 
 class Basis(StrEnum):
-    """Why one should believe it."""
+    """Reason to believe an epsilon."""
 
     PROVEN = "proven"
     CLAIMED = "claimed"
@@ -48,7 +54,7 @@ class Basis(StrEnum):
 
 
 class Unit(StrEnum):
-    """What differs between two neighbouring data sets."""
+    """Part in which two neighbouring data sets differ."""
 
     COORDINATE = "coordinate"
     EXAMPLE = "example"
@@ -56,14 +62,19 @@ class Unit(StrEnum):
 
 
 class Relation(StrEnum):
-    """How it differs: the unit is there or not, or it has another value."""
+    """Kind of difference: the unit is there or not, or it has another value."""
 
     ADD_OR_REMOVE = "add-or-remove"
     REPLACE = "replace"
 
+    @property
+    def values(self) -> int:
+        """Values that differ: one and another, 2, or one and nothing, 1."""
+        return 2 if self is Relation.REPLACE else 1
+
 
 class Trust(StrEnum):
-    """Who may see less noise: nobody, the members of a secure sum, or the server."""
+    """Those who may see less noise: nobody, the members of a secure sum, or the server."""
 
     LOCAL = "local"
     DISTRIBUTED = "distributed"
@@ -92,7 +103,7 @@ _VIEWERS = {
 
 @dataclass(frozen=True)
 class Scope:
-    """What a claim is about.
+    """Unit, relation and trust: the scope of a claim.
 
     >>> print(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL).sentence)
     how well anyone who sees a client's message can tell which of two data sets one client holds
@@ -104,33 +115,58 @@ class Scope:
 
     def __post_init__(self) -> None:
         for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust)):
-            value = getattr(self, name)
-            if value not in list(kind):
-                options = ", ".join(kind)
-                raise ArgumentError(f"{name} must be one of {options}, got {name}={value!r}")
-            object.__setattr__(self, name, kind(value))
+            object.__setattr__(self, name, check_choice(name, getattr(self, name), kind))
 
     def __str__(self) -> str:
         return f"{self.unit} unit, {self.relation}, {self.trust} trust"
 
     @property
+    def short(self) -> str:
+        """The three terms alone: `client, replace, local`."""
+        return f"{self.unit}, {self.relation}, {self.trust}"
+
+    @property
     def sentence(self) -> str:
-        """In words that need no glossary, for rounds whose members are known."""
+        """The scope without terms of the field, for rounds whose participants are known."""
         return _telling(self.trust, _QUESTIONS[self.unit, self.relation])
+
+
+def check_samplable(scope: Scope) -> None:
+    """Raise an `ArgumentError` unless a secret sample is known to help a claim of this scope."""
+    check(scope.trust is Trust.CENTRAL, "trust", "be central for a sample", scope.trust)
+    added = scope.relation is Relation.ADD_OR_REMOVE
+    check(added, "relation", "be add-or-remove for a sample", scope.relation)
+
+
+Style: TypeAlias = Literal["plain", "symbols", "short"]
 
 
 @dataclass(frozen=True)
 class Epsilon:
     """A number that still says what it is. `float()` of it is the bare number.
 
+    Text of any length comes from here, rounded to the side that stays true: `str()` and `text` in
+    full, `quantity` and `terms` for its two halves, `shown` for the bare number.
+
     Args:
         value: Epsilon itself; infinite if nothing is limited.
         delta: The probability that is not covered.
-        rounds: How many rounds it is about; 0 if nothing was released yet.
+        rounds: Number of rounds that it is about; 0 if nothing was released yet.
         basis: Why one should believe it.
-        scope: What it is about.
+        scope: Unit, relation and trust.
         simulated: Whether the noise came from a seed, or is on real numbers: then it says what
             exact noise would guarantee, and nothing of the numbers at hand.
+
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+    >>> epsilon = Epsilon(7.9812, 1e-5, 100, Basis.PROVEN, scope)
+    >>> print(epsilon)
+    epsilon = 7.982 at delta = 1e-05 over 100 rounds (proven; client unit, replace, central trust)
+    >>> epsilon.text("symbols")
+    'ε = 7.99 at δ = 1e-05 over 100 rounds (proven; client unit, replace, central trust)'
+    >>> epsilon.text("short")
+    'eps 7.99 at 1e-05 (proven; client, replace, central)'
+    >>> Epsilon(7.9892, 1e-5, 100, Basis.MEASURED, scope).shown()
+    '7.98'
     """
 
     value: float
@@ -143,42 +179,84 @@ class Epsilon:
     def __post_init__(self) -> None:
         check(self.value >= 0, "value", "be >= 0", self.value)
         check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
-        _check_rounds(self.rounds, least=0)
-        _check_type("scope", self.scope, Scope)
-        check(self.basis in list(Basis), "basis", f"be one of {', '.join(Basis)}", self.basis)
-        object.__setattr__(self, "basis", Basis(self.basis))
+        check_whole("rounds", self.rounds, least=0)
+        check_type("scope", self.scope, Scope)
+        object.__setattr__(self, "basis", check_choice("basis", self.basis, Basis))
 
     def __float__(self) -> float:
         return float(self.value)
 
+    def __str__(self) -> str:
+        return self.text(digits=4)
+
+    def text(self, style: Style = "plain", *, digits: int = 3, quantity: str = "") -> str:
+        """The epsilon in full: numbers, basis, unit, relation, trust.
+
+        Args:
+            style: `plain`, `symbols` (Greek letters, for pages) or `short` (for a terminal line).
+            digits: Significant digits of the number.
+            quantity: Text in place of the numbers, where there are none for the whole.
+
+        >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        >>> Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope).text("short")
+        'eps 1 per round at 1e-05 (claimed; client, replace, local)'
+        >>> Epsilon(math.inf, 1e-5, 100, Basis.PROVEN, scope).text("short")
+        'proven per round, nothing at 1e-05 over 100 rounds (client, replace, local)'
+        """
+        if style == "short" and self.basis is Basis.NONE:
+            return "no claim"
+        quantity = quantity or self.quantity(style, digits=digits)
+        if style == "short" and math.isinf(self.value):
+            return f"{quantity} ({self.scope.short})"
+        return f"{quantity} ({self.terms(style)})"
+
+    def quantity(self, style: Style = "plain", *, digits: int = 3) -> str:
+        """The half of it that is numbers: value, delta and rounds.
+
+        >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
+        >>> Epsilon(1.0, 0.0, 1, Basis.CLAIMED, scope).quantity("symbols")
+        'ε = 1 per round'
+        >>> Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope).quantity("symbols")
+        'ε ≥ 2.5 after 1 round'
+        """
+        measured, unlimited = self.basis is Basis.MEASURED, math.isinf(self.value)
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
+        if style == "plain":
+            sign = ">=" if measured else "="
+            return f"epsilon {sign} {self.shown(digits)} at delta = {self.delta:g} over {rounds}"
+        if style == "short":
+            if unlimited:
+                return f"{self.basis_text} per round, nothing at {self.delta:g} over {rounds}"
+            times = " per round" if self.basis is Basis.CLAIMED else ""
+            return f"eps {self.shown(digits)}{times} at {self.delta:g}"
+        if self.basis is Basis.NONE:
+            return "ε unlimited"
+        head = "ε unlimited" if unlimited else f"ε {'≥' if measured else '='} {self.shown(digits)}"
+        delta = f" at δ = {self.delta:g}" if self.delta > 0 else ""
+        if self.rounds == 1 and not measured:
+            return f"{head}{delta} per round"
+        return f"{head}{delta} {'after' if measured else 'over'} {rounds}"
+
+    def terms(self, style: Style = "plain") -> str:
+        """The half of it that is terms: basis; unit, relation, trust."""
+        return f"{self.basis_text}; {self.scope.short if style == 'short' else self.scope}"
+
     @property
     def basis_text(self) -> str:
         """The basis as it is printed: `proven, simulated` where noise came from a seed."""
+        if self.basis is Basis.NONE:
+            return "no claim"
         return f"{self.basis}, simulated" if self.simulated else str(self.basis)
 
     def shown(self, digits: int = 3) -> str:
         """The bare number in so many digits: an upper bound rounded up, a measured one down.
 
-        Guarantees (`tests/privacy/test_digits.py`): what is shown follows from what is known.
-
-        >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
-        >>> Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope).shown()
-        '7.99'
-        >>> Epsilon(7.989, 1e-5, 100, Basis.MEASURED, scope).shown()
-        '7.98'
+        Guarantees (`tests/privacy/test_claim.py`): the text follows from what is known.
         """
         if math.isinf(self.value):
             return "inf"
         rounded = rounded_down if self.basis is Basis.MEASURED else rounded_up
         return rounded(self.value, digits)
-
-    def __str__(self) -> str:
-        sign = ">=" if self.basis is Basis.MEASURED else "="
-        rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
-        return (
-            f"epsilon {sign} {self.shown(4)} at delta = {self.delta:g} over {rounds} "
-            f"({self.basis_text}; {self.scope})"
-        )
 
 
 @dataclass(frozen=True)
@@ -186,9 +264,9 @@ class ProvenClaim:
     """A theorem that holds: the event of one round, which accountants compose.
 
     Args:
-        scope: What it is about.
-        event: What one round does, made by `diffsketch.privacy.accounting.events`.
-        mechanism: What limits the leak, in words: "Gaussian noise of ...".
+        scope: Unit, relation and trust.
+        event: One round, made by `diffsketch.privacy.accounting.events`.
+        mechanism: Description of what limits the leak: "Gaussian noise of ...".
 
     Raises:
         ArgumentError: The event is not one of ours, or is sampled where sampling gains nothing:
@@ -209,19 +287,16 @@ class ProvenClaim:
     basis: ClassVar[Basis] = Basis.PROVEN
 
     def __post_init__(self) -> None:
-        _check_type("scope", self.scope, Scope)
+        check_type("scope", self.scope, Scope)
         _check_text("mechanism", self.mechanism)
         check_event(self.event)
         check(any(True for _ in leaves(self.event)), "event", "do something", self.event)
         if is_sampled(self.event):
-            scope = self.scope
-            check(scope.trust is Trust.CENTRAL, "trust", "be central if sampled", scope.trust)
-            added = scope.relation is Relation.ADD_OR_REMOVE
-            check(added, "relation", "be add-or-remove if sampled", scope.relation)
+            check_samplable(self.scope)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """The epsilon of so many rounds, composed."""
-        _check_rounds(rounds)
+        check_whole("rounds", rounds, least=1)
         value = epsilon_for(repeated(self.event, rounds), delta)
         return Epsilon(value, delta, rounds, self.basis, self.scope)
 
@@ -261,7 +336,7 @@ class PaperClaim:
     """An epsilon that a paper claims for one round without a proof that holds. No guarantee.
 
     Args:
-        scope: What it is about.
+        scope: Unit, relation and trust.
         per_round: The claimed number, for one round.
         source: Who claims it.
     """
@@ -272,7 +347,7 @@ class PaperClaim:
     basis: ClassVar[Basis] = Basis.CLAIMED
 
     def __post_init__(self) -> None:
-        _check_type("scope", self.scope, Scope)
+        check_type("scope", self.scope, Scope)
         _check_text("source", self.source)
         _check_number("per_round", self.per_round, self.basis, self.scope)
         rounds = self.per_round.rounds
@@ -280,7 +355,7 @@ class PaperClaim:
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """The claim, for one round: it says nothing about several."""
-        _check_rounds(rounds)
+        check_whole("rounds", rounds, least=1)
         least = self.per_round.delta
         check(least <= delta < 1, "delta", f"be in [{least:g}, 1)", delta)
         check(rounds == 1, "rounds", "be 1, since a claim without proof does not compose", rounds)
@@ -297,13 +372,13 @@ class PaperClaim:
 
 @dataclass(frozen=True)
 class MeasuredClaim:
-    """What an attack achieved: the true epsilon is at least this, with so much confidence.
+    """Result of an attack: the true epsilon is at least this, with so much confidence.
 
     Args:
-        scope: What it is about.
+        scope: Unit, relation and trust.
         lower_bound: The least epsilon that fits what was seen.
         confidence: The probability that such an experiment gives a bound that is true.
-        attack: What was done, in words: "an attack that ...".
+        attack: Description of it: "an attack that ...".
     """
 
     scope: Scope
@@ -313,7 +388,7 @@ class MeasuredClaim:
     basis: ClassVar[Basis] = Basis.MEASURED
 
     def __post_init__(self) -> None:
-        _check_type("scope", self.scope, Scope)
+        check_type("scope", self.scope, Scope)
         _check_text("attack", self.attack)
         check(0 < self.confidence < 1, "confidence", "be in (0, 1)", self.confidence)
         _check_number("lower_bound", self.lower_bound, self.basis, self.scope)
@@ -344,12 +419,12 @@ class NoClaim:
     basis: ClassVar[Basis] = Basis.NONE
 
     def __post_init__(self) -> None:
-        _check_type("scope", self.scope, Scope)
+        check_type("scope", self.scope, Scope)
         _check_text("reason", self.reason)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """Infinite: whatever the data is, it may be told."""
-        _check_rounds(rounds)
+        check_whole("rounds", rounds, least=1)
         return Epsilon(math.inf, delta, rounds, self.basis, self.scope)
 
     def __str__(self) -> str:
@@ -363,24 +438,13 @@ def _telling(trust: Trust, question: str) -> str:
     return f"how well {_VIEWERS[trust]} can tell {question}"
 
 
-def _check_rounds(rounds: int, *, least: int = 1) -> None:
-    if isinstance(rounds, bool) or not isinstance(rounds, int):
-        raise ArgumentError(f"rounds must be an int, got {type(rounds).__name__}")
-    check(rounds >= least, "rounds", f"be >= {least}", rounds)
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise ArgumentError(f"{name} must be of type {kind.__name__}, got {name}={value!r}")
-
-
 def _check_text(name: str, value: str) -> None:
-    _check_type(name, value, str)
+    check_type(name, value, str)
     check(bool(value.strip()), name, "not be empty", value)
 
 
 def _check_number(name: str, value: Epsilon, basis: Basis, scope: Scope) -> None:
-    """A number inside a claim must not say other words than the claim does."""
-    _check_type(name, value, Epsilon)
+    """Raise unless a number inside a claim has the basis and scope of the claim."""
+    check_type(name, value, Epsilon)
     check(value.basis is basis, name, f"have the basis {basis}", value.basis)
     check(value.scope == scope, name, f"be about {scope}", value.scope)

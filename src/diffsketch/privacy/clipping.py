@@ -1,16 +1,21 @@
-"""Clipping of vectors and tables, and the sensitivity that it leaves."""
+"""Clipping of vectors and tables, and the sensitivity that it leaves.
+
+A bound both clips and states the sensitivity, so that the two cannot drift apart. A vector is
+bounded before it is encoded (its coordinates) or after (the norm of the table that is sent: do not
+bound the vector's norm and assume that a sketch keeps it).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive
+from diffsketch.errors import ArgumentError, check, check_choice, check_positive, check_whole
 from diffsketch.privacy.claim import Relation, Unit
 
 _ONE = 1 << 1074  # in units of the smallest float64, so that every float64 is a whole number
@@ -26,7 +31,7 @@ def clip_coordinates(values: Tensor, limit: float) -> Tensor:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64, or
             a value is NaN or infinite.
     """
-    check(0 < limit < math.inf, "limit", "be > 0 and finite", limit)
+    check_positive("limit", limit)
     _check_values(values)
     held = float(_towards_zero(torch.tensor(limit, dtype=torch.float64), values.dtype))
     return values.detach().clamp(-held, held)
@@ -51,7 +56,7 @@ def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: i
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64 or
             have too few dimensions, or a value is NaN or infinite.
     """
-    check(0 < limit < math.inf, "limit", "be > 0 and finite", limit)
+    check_positive("limit", limit)
     check(order in (1, 2), "order", "be 1 or 2", order)
     check(dims >= 0, "dims", "be >= 0", dims)
     _check_values(values)
@@ -86,14 +91,13 @@ def _clip_rows(rows: Tensor, limit: float, order: Literal[1, 2]) -> Tensor:
 
 def _exceeds(row: list[float], limit: float, order: Literal[1, 2]) -> bool:
     """Whether the norm is above the limit, with no rounding at all."""
-    total: int = sum(_whole(value) ** order for value in row)
-    return total > int(_whole(limit) ** order)
 
+    def whole(value: float) -> int:
+        numerator, denominator = abs(value).as_integer_ratio()
+        return numerator * (_ONE // denominator)
 
-def _whole(value: float) -> int:
-    """The size of a float in units of the smallest one."""
-    numerator, denominator = abs(float(value)).as_integer_ratio()
-    return numerator * (_ONE // denominator)
+    total: int = sum(whole(value) ** order for value in row)
+    return total > int(whole(float(limit)) ** order)
 
 
 def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -110,21 +114,7 @@ def _check_values(values: Tensor) -> None:
         raise ArgumentError("values must be finite, got NaN or infinity among them")
 
 
-Encode = Callable[[Tensor], Tensor]
-
-
-class Bound(Protocol):
-    """What every bound can do."""
-
-    @property
-    def unit(self) -> Unit:
-        """Whose influence is bounded."""
-
-    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
-        """The largest change of the released value in the norm of this order."""
-
-    def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
-        """What is released but for the noise: `(..., dim)`, encoded if need be, and bounded."""
+Encode: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -143,23 +133,17 @@ class CoordinateBound:
     limit: float
     rows: int = 1
 
+    unit: ClassVar[Unit] = Unit.COORDINATE
     measure: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_positive("limit", self.limit)
-        if isinstance(self.rows, bool) or not isinstance(self.rows, int):
-            raise ArgumentError(f"rows must be an int, got {type(self.rows).__name__}")
-        check(self.rows >= 1, "rows", "be >= 1", self.rows)
-
-    @property
-    def unit(self) -> Unit:
-        """One coordinate."""
-        return Unit.COORDINATE
+        check_whole("rows", self.rows, least=1)
 
     def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
         """`2 limit rows` or `2 limit sqrt(rows)` for `replace`, half of it for add-or-remove."""
         _check_order(order)
-        change = self.limit * _values_that_differ(relation)
+        change = self.limit * check_choice("relation", relation, Relation).values
         return change * (self.rows if order == 1 else math.sqrt(self.rows))
 
     def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
@@ -208,7 +192,7 @@ class NormBound:
         _check_order(order)
         if order < self.order:
             raise ArgumentError(f"a bound on the L{self.order} norm gives no L{order} sensitivity")
-        return self.limit * _values_that_differ(relation)
+        return self.limit * check_choice("relation", relation, Relation).values
 
     def apply(self, vectors: Tensor, encode: Encode | None) -> Tensor:
         """Encode, then clip."""
@@ -243,7 +227,7 @@ class FlaggedBound:
 
     def __post_init__(self) -> None:
         check_positive("share", self.share)
-        _values_that_differ(self.relation)
+        object.__setattr__(self, "relation", check_choice("relation", self.relation, Relation))
 
     @property
     def limit(self) -> float:
@@ -264,18 +248,15 @@ class FlaggedBound:
         return torch.cat([clipped, flags], dim=-1)
 
 
+Bound: TypeAlias = CoordinateBound | NormBound
+
+
 def _tables(encode: Encode, vectors: Tensor) -> Tensor:
     tables = encode(vectors)
     if tables.dim() != vectors.dim() + 1 or tables.shape[:-2] != vectors.shape[:-1]:
         shapes = f"shape {tuple(tables.shape)} from {tuple(vectors.shape)}"
         raise ArgumentError(f"encode must return a table for each vector, got {shapes}")
     return tables
-
-
-def _values_that_differ(relation: Relation) -> int:
-    """A value and another, 2, or a value and nothing, 1; names of relations count as well."""
-    check(relation in list(Relation), "relation", f"be one of {', '.join(Relation)}", relation)
-    return 2 if Relation(relation) is Relation.REPLACE else 1
 
 
 def _check_order(order: int) -> None:

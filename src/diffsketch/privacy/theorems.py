@@ -1,4 +1,23 @@
-"""The paper's theorems as calculators: Theorem 1 (claimed), Lemma 1 and Theorem 2."""
+"""The paper's theorems as calculators: Theorem 1 (claimed), Lemma 1 and Theorem 2.
+
+**Theorem 1** is about the privacy of a bare Count Sketch. The authors themselves disown the proof,
+so all of it is *claimed*, never proven: it averages over the data and the hashes, though privacy
+fixes the data and every worker knows the hashes; its rows share the data, so that multiplying by
+their number is no composition; it protects a single coordinate; and alpha and sigma are taken from
+the private vector. `mechanisms.padding` is what the same appended noise really gives.
+
+With alpha a bound on the coordinates and sigma their standard deviation, let
+
+    x = (alpha / sigma)^2 * cols * (cols - 1) * (1 + ln(dim - cols)) / (dim - 2).
+
+The claim is `rows * ln(1 + beta x)` for a constant beta with `x <= 1/2 - 1/beta`. The best one,
+`beta = 1 / (1/2 - x)`, makes it `-rows * ln(1 - 2x)`; from x = 1/2 on there is none. The paper
+appends numbers drawn "from the same Gaussian" to the vector: `padding` of them change the length,
+`dim + padding`, and leave alpha and sigma as they are.
+
+**Lemma 1** is about the error of a sketch's estimates, **Theorem 2** about the convergence of
+training with them. Hash words are taken to be independent and uniform, as everywhere here.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +25,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
@@ -32,7 +49,7 @@ _SOURCE = "Theorem 1 of the paper"
 def theorem1(
     dim: int, rows: int, cols: int, *, alpha: float, sigma: float, beta: float | None = None
 ) -> PaperClaim | NoClaim:
-    """What Theorem 1 claims for one message, or why it claims nothing.
+    """The claim of Theorem 1 about one message, or why it claims nothing.
 
     Where the theorem's conditions fail, that is the result and not an error. Three of them are
     only implicit in its proof: a row has two columns or more (it counts the ways to fill the
@@ -56,7 +73,7 @@ def theorem1(
     for name, value in (("alpha", alpha), ("sigma", sigma)):
         check(0 <= value < math.inf, name, "be >= 0 and finite", value)
     if beta is not None:
-        check(0 < beta < math.inf, "beta", "be > 0 and finite", beta)
+        check_positive("beta", beta)
     if (reason := _failed_condition(dim, cols, alpha, sigma)) is not None:
         return NoClaim(_SCOPE, reason)
     x = _loss(dim, cols, alpha / sigma)
@@ -85,7 +102,7 @@ def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: T
     """
     _check_sizes(dim, rows, cols)
     # In NumPy: for the few numbers of a round, torch takes three times as long.
-    bound, spread = _numbers(alpha), _numbers(sigma)
+    bound, spread = (values.detach().cpu().double().numpy() for values in (alpha, sigma))
     for name, values in (("alpha", bound), ("sigma", spread)):
         if values.size and not (values.min() >= 0 and values.max() < math.inf):
             raise ArgumentError(f"{name} must be >= 0 and finite, got {name}={values}")
@@ -96,12 +113,6 @@ def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: T
         x = np.square(bound / spread) * _loss(dim, cols, 1.0)
         claimed = np.where((x < 0.5) & (bound > 0), -rows * np.log1p(-2 * x), math.inf)
     return torch.from_numpy(claimed).to(alpha.device)
-
-
-def _numbers(values: Tensor) -> npt.NDArray[np.float64]:
-    plain = values.dtype == torch.float64 and values.device.type == "cpu"
-    found: npt.NDArray[np.float64] = (values if plain else values.detach().cpu().double()).numpy()
-    return found
 
 
 def padding_for(
@@ -126,7 +137,7 @@ def padding_for(
     >>> padding_for(1.0, 7850, 7, 22, alpha=1.645, sigma=1.0)
     244566
     """
-    check(0 < target_claimed < math.inf, "target_claimed", "be > 0 and finite", target_claimed)
+    check_positive("target_claimed", target_claimed)
 
     def suffices(length: int) -> bool:
         claim = theorem1(length, rows, cols, alpha=alpha, sigma=sigma)
@@ -194,7 +205,7 @@ def _sigma(values: Tensor) -> Tensor:
 
 
 def _alpha_and_sigma(values: Tensor) -> tuple[Tensor, Tensor | None]:
-    """With sigma only where it comes for free: in float32, whose squares float64 can hold."""
+    """Alpha; and sigma where it comes for free: in float32, whose squares float64 can hold."""
     *lead, length = values.shape
     position = 0.9 * (length - 1)
     place = math.floor(position)
@@ -239,16 +250,14 @@ def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | 
 
 
 def _loss(dim: int, cols: int, ratio: float) -> float:
-    """The `x` above."""
+    """The `x` of Theorem 1."""
     return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
 
 
 def _check_sizes(dim: int, rows: int, cols: int) -> None:
     sizes = (("dim", dim, MAX_DIM), ("rows", rows, MAX_ROWS), ("cols", cols, MAX_COLS))
     for name, value, limit in sizes:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
-        check(1 <= value <= limit, name, f"be in 1..{limit}", value)
+        check_whole(name, value, least=1, most=limit)
 
 
 def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
@@ -268,11 +277,13 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     >>> round(lemma1_error(sketch.rows, sketch.cols, failure=0.01), 4)
     0.0494
     """
+    from scipy.special import betaincinv
+
     sketch = CountSketch(1, rows, cols)  # checks the sizes
     check(0 < failure < 1, "failure", "be in (0, 1)", failure)
     half = (rows + 1) // 2
     # P(at least `half` of `rows` miss) is the distribution function of a beta variable.
-    row_miss = float(beta.ppf(failure, half, rows - half + 1))
+    row_miss = float(betaincinv(half, rows - half + 1, failure))
     return 1 / math.sqrt(row_miss * sketch.cols)
 
 
@@ -293,7 +304,7 @@ def query_variance(sketch: CountSketch, *, combine: Combine) -> float:
 
 @dataclass(frozen=True)
 class ConvexProblem:
-    """What Theorem 2 assumes of the problem and of how it is solved.
+    """Assumptions of Theorem 2 about the problem and how it is solved.
 
     * The objective F is the plain average of the workers' objectives, each of them convex.
     * In round `i` each worker computes a gradient whose expectation is that of its objective at
@@ -316,12 +327,9 @@ class ConvexProblem:
     step: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
-            raise ArgumentError(f"dim must be an int, got dim={self.dim!r}")
-        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        check_whole("dim", self.dim, least=1)
         for name in ("gradient_norm", "distance", "step"):
-            value = getattr(self, name)
-            check(0 < value < math.inf, name, "be > 0 and finite", value)
+            check_positive(name, getattr(self, name))
 
 
 def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
@@ -342,14 +350,14 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
         rounds: How many points are averaged, the first being the start.
         error: Lemma 1's relative error of a coordinate.
     """
-    _check_rounds(rounds)
+    check_whole("rounds", rounds, least=1)
     check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
     start, noise = _terms(problem, problem.dim * error**2)
     return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
 
 
 def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> float:
-    """What is proven: the *expected* `F(average of x_1..x_rounds) - F(optimum)` is at most this.
+    """The proven bound: the *expected* `F(average of x_1..x_rounds) - F(optimum)` is at most this.
 
         (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
 
@@ -361,25 +369,11 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
         rounds: How many points are averaged, the first being the start.
         variance: `query_variance` of the sketch, or 0 without one.
     """
-    _check_rounds(rounds)
+    check_whole("rounds", rounds, least=1)
     check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
     return sum(_terms(problem, variance)) / math.sqrt(rounds)
-
-
-def gap_with_probability(
-    problem: ConvexProblem, rounds: int, *, variance: float, failure: float
-) -> float:
-    """A bound on the gap itself that holds with probability `1 - failure`: Markov's inequality."""
-    check(0 < failure < 1, "failure", "be in (0, 1)", failure)
-    return expected_gap(problem, rounds, variance=variance) / failure
 
 
 def _terms(problem: ConvexProblem, variance: float) -> tuple[float, float]:
     start = problem.distance**2 / (2 * problem.step)
     return start, problem.step * (1 + variance) * problem.gradient_norm**2
-
-
-def _check_rounds(rounds: int) -> None:
-    if isinstance(rounds, bool) or not isinstance(rounds, int):
-        raise ArgumentError(f"rounds must be an int, got rounds={rounds!r}")
-    check(rounds >= 1, "rounds", "be >= 1", rounds)

@@ -1,4 +1,8 @@
-"""Accountants: privacy spent over rounds, and a hard stop at a budget."""
+"""Accountants: privacy spent over rounds, and a hard stop at a budget.
+
+Only proven claims can be spent: they are about events, and events compose. All rounds of one
+accountant are about the same unit, relation and trust.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_positive
+from diffsketch.errors import (
+    ArgumentError,
+    DiffSketchError,
+    MismatchError,
+    check,
+    check_positive,
+    check_type,
+)
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for, no_better
 from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope, SimulatedClaim
 
-_Key: TypeAlias = tuple[tuple[events.Event, int], ...]  # an event's leaves, which can be hashed
-Rounds: TypeAlias = tuple[events.Event, int]
+_Key: TypeAlias = tuple[tuple[events.Leaf, int], ...]  # an event's leaves
+_Rounds: TypeAlias = tuple[events.Event, int]
 _MOST_ROUNDS = 10**6
 _ALIKE = 1.02  # ratio of the noise of events that may share a reserve
 
@@ -39,7 +50,7 @@ class Lookahead:
         self._alike: dict[_Key, _Key] = {}  # by key, so as not to be computed again
 
     def admits(
-        self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[Rounds]]
+        self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[_Rounds]]
     ) -> bool:
         """Whether the rounds fit; if so they count as spent from now on.
 
@@ -52,7 +63,7 @@ class Lookahead:
             return True
         total = _counted([*spent(), (event, rounds)])
         self._reserve.clear()
-        groups = self._groups(total, _key(event))
+        groups = self._groups(total, tuple(events.leaves(event)))
         while reserve := {key: n for key in groups if (n := int(self._share * groups[key]))}:
             if self._total(total + Counter(reserve)) <= self._epsilon:
                 self._reserve.update(reserve)
@@ -64,16 +75,16 @@ class Lookahead:
 
     def takes(self, event: events.Event, rounds: int) -> bool:
         """Whether the rounds were reserved; if so they count as spent from now on."""
-        exact = _key(event)
+        exact = tuple(events.leaves(event))
         for key in (exact, self._alike_to(exact)):
             if self._reserve[key] >= rounds:
                 self._reserve[key] -= rounds
                 return True
         return False
 
-    def most(self, event: events.Event, *, spent: Iterable[Rounds]) -> int:
+    def most(self, event: events.Event, *, spent: Iterable[_Rounds]) -> int:
         """How many such rounds fit, up to a million."""
-        known, key = _counted(spent), _key(event)
+        known, key = _counted(spent), tuple(events.leaves(event))
         return _last_within(lambda n: self._total(known + Counter({key: n})), self._epsilon)
 
     def copy(self) -> Lookahead:
@@ -84,7 +95,7 @@ class Lookahead:
         return other
 
     def _alike_to(self, key: _Key) -> _Key:
-        """Of a slightly less private event, that others have as well."""
+        """The key of a slightly less private event, which others have as well."""
         if key not in self._alike:
             self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
         return self._alike[key]
@@ -106,22 +117,18 @@ class Lookahead:
         return found
 
     def _total(self, rounds: Counter[_Key]) -> float:
-        parts = [
-            events.repeated(leaf, count * number)
-            for key, number in rounds.items()
-            for leaf, count in key
-        ]
-        return epsilon_for(events.composed(*parts), self._delta)
+        parts = [(leaf, count * n) for key, n in rounds.items() for leaf, count in key]
+        return epsilon_for(_composed(parts), self._delta)
 
 
-def _key(event: events.Event) -> _Key:
-    return tuple(events.leaves(event))
+def _composed(rounds: Iterable[_Rounds]) -> events.Event:
+    return events.composed(*(events.repeated(event, count) for event, count in rounds))
 
 
-def _counted(rounds: Iterable[Rounds]) -> Counter[_Key]:
+def _counted(rounds: Iterable[_Rounds]) -> Counter[_Key]:
     total: Counter[_Key] = Counter()
     for event, count in rounds:
-        total[_key(event)] += count
+        total[tuple(events.leaves(event))] += count
     return total
 
 
@@ -187,7 +194,7 @@ class Spending:
 
     @property
     def kind(self) -> str:
-        """What the claim says, as JSON text: the same for equal claims, and only for those."""
+        """The claim as JSON text: the same for equal claims, and only for those."""
         data = {"event": events.to_json(self.claim.event), "mechanism": self.claim.mechanism}
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
@@ -215,8 +222,7 @@ class Accountant:
     """
 
     def __init__(self, scope: Scope, budget: Budget | None = None) -> None:
-        if not isinstance(scope, Scope):
-            raise ArgumentError(f"scope must be of type Scope, got scope={scope!r}")
+        check_type("scope", scope, Scope)
         self._scope, self._budget = scope, budget
         self._spent: dict[str, Spending] = {}  # by kind: composition knows no order
         self._lookahead = None if budget is None else Lookahead(budget.epsilon, budget.delta)
@@ -234,12 +240,12 @@ class Accountant:
 
     @property
     def scope(self) -> Scope:
-        """What all of it is about."""
+        """The unit, relation and trust that all claims are about."""
         return self._scope
 
     @property
     def budget(self) -> Budget | None:
-        """Where it stops."""
+        """The budget at which it stops."""
         return self._budget
 
     @property
@@ -249,17 +255,17 @@ class Accountant:
 
     @property
     def rounds(self) -> int:
-        """How many rounds were spent."""
+        """Number of rounds spent."""
         return sum(item.rounds for item in self._spent.values())
 
     @property
     def kinds(self) -> Mapping[str, int]:
-        """How many rounds of each kind (see `Spending`) were spent."""
+        """Number of rounds spent of each kind (see `Spending`)."""
         return {kind: item.rounds for kind, item in self._spent.items()}
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What all rounds so far amount to."""
-        value = epsilon_for(self._event(), delta)
+        """The epsilon that all rounds so far amount to."""
+        value = epsilon_for(_composed(self._events()), delta)
         if self._watched and self._budget is not None and delta >= self._budget.delta:
             value = min(value, self._budget.epsilon)  # or no round would have been spent
         simulated = any(isinstance(each.claim, SimulatedClaim) for each in self.spent)
@@ -275,9 +281,15 @@ class Accountant:
         """
         self._check(claim)
         more = Spending(claim, rounds)
-        ahead = self._lookahead
-        if ahead is not None and not ahead.admits(claim.event, rounds, spent=self._events):
-            raise BudgetExceeded(self._refusal(more))
+        ahead, budget = self._lookahead, self._budget
+        if ahead and budget and not ahead.admits(claim.event, rounds, spent=self._events):
+            event = _composed([*self._events(), (claim.event, rounds)])
+            total = epsilon_for(event, budget.delta)
+            many = "1 more round" if rounds == 1 else f"{rounds:,} more rounds"
+            raise BudgetExceeded(
+                f"{many} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above "
+                f"the budget of {budget.epsilon:g} ({self._scope}); nothing was spent"
+            )
         self._record(more)
 
     def rounds_left(self, claim: ProvenClaim) -> int:
@@ -330,18 +342,5 @@ class Accountant:
             more = Spending(more.claim, self._spent[kind].rounds + more.rounds)
         self._spent[kind] = more
 
-    def _events(self) -> list[tuple[events.Event, int]]:
+    def _events(self) -> list[_Rounds]:
         return [(item.claim.event, item.rounds) for item in self._spent.values()]
-
-    def _event(self) -> events.Event:
-        return events.composed(*(events.repeated(*one) for one in self._events()))
-
-    def _refusal(self, more: Spending) -> str:
-        budget = cast(Budget, self._budget)
-        event = events.composed(self._event(), events.repeated(more.claim.event, more.rounds))
-        total = epsilon_for(event, budget.delta)
-        rounds = "1 more round" if more.rounds == 1 else f"{more.rounds:,} more rounds"
-        return (
-            f"{rounds} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above the "
-            f"budget of {budget.epsilon:g} ({self._scope}); nothing was spent"
-        )

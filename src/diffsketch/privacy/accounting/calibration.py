@@ -1,20 +1,14 @@
-"""How much noise a target needs. What comes back meets the target, and hardly more.
-
-`gaussian_multiplier` and `laplace_multiplier` are for the usual cases, `calibrate` for any event
-with a number in it.
-"""
+"""Calibration: the noise that a target needs. It meets the target, and hardly more."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.composition import epsilon_for
-
-__all__ = ["calibrate", "gaussian_multiplier", "laplace_multiplier"]
 
 _LEAST, _MOST = 1e-6, 1e12  # noise multipliers that are looked at
 _TIGHT = 1e-4  # where each look takes a Fourier transform
@@ -52,7 +46,7 @@ def calibrate(
     """
     check(0 < least < most < math.inf, "least", f"be in (0, {most:g})", least)
     check(1e-12 <= tolerance < 1, "tolerance", "be in [1e-12, 1)", tolerance)
-    check(rounds >= 1, "rounds", "be >= 1", rounds)
+    check_whole("rounds", rounds, least=1)
 
     # Whoever spends the rounds one by one adds in another order: rounding must not refuse the last.
     limit = budget.epsilon * (1 - 1e-12)
@@ -90,31 +84,6 @@ def gaussian_multiplier(*, epsilon: float, delta: float, rounds: int, rate: floa
         Budget(epsilon, delta),
         rounds=rounds,
         tolerance=_EXACT if rate == 1 else _TIGHT,
-    )
-
-
-def laplace_multiplier(
-    *, epsilon: float, delta: float, rounds: int, rate: float = 1.0, count: int = 1
-) -> float:
-    """The noise multiplier of Laplace noise for a target over all rounds.
-
-    Args:
-        epsilon: The target.
-        delta: Its probability of failure; may be 0.
-        rounds: How many rounds there are.
-        rate: Probability with which a unit is in a round, if `PoissonSampler` draws it.
-        count: How many numbers of a round a unit can move, each by a sensitivity of its own (the
-            rows of a sketch). Only with a `rate` of 1.
-
-    >>> round(laplace_multiplier(epsilon=0.5, delta=0.0, rounds=10), 6)
-    20.0
-    """
-    check(rate == 1 or count == 1, "rate", "be 1 if a unit moves several numbers", rate)
-    return calibrate(
-        lambda b: events.repeated(events.poisson_sampled(rate, events.laplace(b)), count),
-        Budget(epsilon, delta),
-        rounds=rounds,
-        tolerance=_EXACT if delta == 0 else _TIGHT,
     )
 
 

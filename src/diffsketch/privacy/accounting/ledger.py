@@ -30,8 +30,6 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, Spending
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Scope, SimulatedClaim
 
-__all__ = ["Ledger", "LedgerBusy"]
-
 _FORMAT = "diffsketch privacy ledger"
 _VERSION = 2
 
@@ -41,7 +39,7 @@ class LedgerBusy(DiffSketchError):  # noqa: N818 - it says what happened
 
 
 class Ledger:
-    """What has been spent, in a file. Make it with `create` or `open`.
+    """An accountant's record in a file. Make it with `create` or `open`.
 
     Guarantees: when `charge` returns, the rounds are in the file and synchronised to the disk;
     when it raises, they may be released under no circumstances. Several processes may charge the
@@ -218,8 +216,8 @@ def _encode(accountant: Accountant) -> bytes:
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
         "scope": {"unit": scope.unit, "relation": scope.relation, "trust": scope.trust},
     }
-    # Put together from the texts of the kinds, which are known: it is what `_checksum` is of, but
-    # for the ends of lines.
+    # Put together from the texts of the kinds, which are known: the checksum is that of the same
+    # text without line ends.
     start = f'{_text(parts)[:-1]},"spent":['
     spent = [f'{kind[:-1]},"rounds":{rounds}}}' for kind, rounds in accountant.kinds.items()]
     checksum = _digest(f"{start}{','.join(spent)}]}}")
@@ -248,7 +246,7 @@ def _check_head(data: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
     if set(data) != {"format", "version", "checksum", "ledger"}:
         raise ValueError(f"unexpected fields among {sorted(data)}")
-    if data["checksum"] != _checksum(data["ledger"]):
+    if data["checksum"] != _digest(_text(data["ledger"])):
         raise ValueError("its checksum does not fit its content")
 
 
@@ -262,10 +260,6 @@ def _rebuild(body: Mapping[str, Any]) -> Accountant:
         for item in body["spent"]
     ]
     return Accountant.restored(scope, budget, spent)
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return _digest(_text(body))
 
 
 def _text(data: Mapping[str, Any]) -> str:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import MismatchError, check, check_type, check_whole
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.claim import ProvenClaim, Unit, check_samplable
 from diffsketch.privacy.noise import Noise
-
-__all__ = ["PoissonSampler"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class PoissonSampler:
         rate: The probability of each.
         unit: What the members are: clients, or examples.
 
-    >>> from diffsketch.privacy.claim import Scope
+    >>> from diffsketch.privacy.claim import Relation, Scope, Trust
     >>> scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
     >>> claim = ProvenClaim(scope, events.gaussian(1.0), "Gaussian noise")
     >>> sampler = PoissonSampler(members=10_000, rate=0.01)
@@ -51,9 +49,7 @@ class PoissonSampler:
     unit: Unit = Unit.CLIENT
 
     def __post_init__(self) -> None:
-        if isinstance(self.members, bool) or not isinstance(self.members, int):
-            raise ArgumentError(f"members must be an int, got {type(self.members).__name__}")
-        check(self.members >= 1, "members", "be >= 1", self.members)
+        check_whole("members", self.members, least=1)
         check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
         check(self.unit in (Unit.CLIENT, Unit.EXAMPLE), "unit", "be client or example", self.unit)
         object.__setattr__(self, "unit", Unit(self.unit))
@@ -69,7 +65,7 @@ class PoissonSampler:
         return noise.bernoulli(odds).nonzero().squeeze(1)
 
     def amplified(self, claim: ProvenClaim) -> ProvenClaim:
-        """What a round on such a sample guarantees, if it does what `claim` says.
+        """The claim of a round on such a sample, if it does what `claim` says.
 
         Raises:
             ArgumentError: Sampling gains nothing that is proven: the claim is not proven itself,
@@ -79,14 +75,11 @@ class PoissonSampler:
             MismatchError: The claim is about another unit. To draw clients does not hide an
                 example among those that its client holds.
         """
-        if not isinstance(claim, ProvenClaim):
-            raise ArgumentError(f"claim must be a ProvenClaim, got {type(claim).__name__}")
+        check_type("claim", claim, ProvenClaim)
         scope = claim.scope
-        check(scope.trust is Trust.CENTRAL, "trust", "be central for poisson sampling", scope.trust)
-        added = scope.relation is Relation.ADD_OR_REMOVE
-        check(added, "relation", "be add-or-remove for poisson sampling", scope.relation)
+        check_samplable(scope)
         if scope.unit is not self.unit:
             raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
-        event = events.poisson_sampled(self.rate, claim.event)
+        event = events.poisson_sampled(self.rate, claim.event)  # type: ignore[arg-type]
         text = f"{claim.mechanism}, on a secret sample that each {self.unit} joins with "
         return replace(claim, event=event, mechanism=text + f"probability {self.rate:.4g},")

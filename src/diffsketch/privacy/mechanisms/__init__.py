@@ -1,8 +1,7 @@
 """Mechanisms: each one clips, adds noise and states what that proves, all from one object.
 
 `mechanism.release(vectors, noise, encode=...)` is what may be sent; `mechanism.claim` is what that
-guarantees. One file a mechanism; `bounds` (clipping and sensitivity) and `quantize` (whole numbers)
-are shared by them. Imports the rest of `diffsketch.privacy` and the sketch.
+guarantees.
 """
 
 from diffsketch.privacy.clipping import CoordinateBound, NormBound

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive
+from diffsketch.errors import ArgumentError, check, check_positive, check_type
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
-from diffsketch.privacy.clipping import Bound, CoordinateBound, Encode, NormBound
+from diffsketch.privacy.clipping import Bound, CoordinateBound, Encode
 from diffsketch.privacy.noise import Noise
 
 
@@ -36,8 +36,7 @@ class AdditiveMechanism(ABC):
     """Of the norm in which the sensitivity counts."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bound, CoordinateBound | NormBound):
-            raise ArgumentError(f"bound must be a bound, got bound={self.bound!r}")
+        check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)
         check_positive("noise_multiplier", self.noise_multiplier)
         scope = Scope(self.bound.unit, self.relation, self.trust)  # checks, and converts names
         check(scope.trust is not Trust.DISTRIBUTED, "trust", "be local or central", scope.trust)
@@ -52,7 +51,7 @@ class AdditiveMechanism(ABC):
 
     @property
     def claim(self) -> SimulatedClaim:
-        """What one release would guarantee with real numbers: noise in floating point is simulated.
+        """The claim of one release on real numbers: noise in floating point is simulated.
 
         For releases there is noise on whole numbers: `DiscreteGaussianMechanism` and its kin.
         """
@@ -71,13 +70,14 @@ class AdditiveMechanism(ABC):
         Raises:
             ArgumentError: A value is not finite, or several vectors came unannounced.
         """
-        _check_noise(noise)
+        check_type("noise", noise, Noise)
         if encode is None and not batch and vectors.dim() != 1:
             raise ArgumentError(
                 f"vectors must be one vector (dim,), or batch=True said for several, got shape "
                 f"{tuple(vectors.shape)}; a table is clipped as a whole by passing encode"
             )
-        return self._add_noise(self.bound.apply(vectors, encode), noise)
+        values = self.bound.apply(vectors, encode)
+        return values + self._draw(values, noise).to(values.device)
 
     def release_sum(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
         """The sum of `(units, dim)` vectors, each bounded and encoded, with noise added once.
@@ -88,33 +88,25 @@ class AdditiveMechanism(ABC):
         Raises:
             ArgumentError: The claim is about single messages of clients, which nothing would hide.
         """
-        _check_noise(noise)
+        check_type("noise", noise, Noise)
         check(vectors.dim() == 2, "vectors", "be a batch (units, dim)", tuple(vectors.shape))
         own = self.bound.unit is Unit.EXAMPLE
         check(own or self.trust is Trust.CENTRAL, "trust", "be central for a sum", self.trust)
-        return self._add_noise(self.bound.apply(vectors, encode).sum(dim=0), noise)
-
-    def _add_noise(self, values: Tensor, noise: Noise) -> Tensor:
-        return values + self._draw(values, noise).to(values.device)
+        total = self.bound.apply(vectors, encode).sum(dim=0)
+        return total + self._draw(total, noise).to(total.device)
 
     @property
     @abstractmethod
     def _name(self) -> str:
-        """Of the noise, with its size."""
+        """Name of the noise, with its size."""
 
     @abstractmethod
     def _event(self) -> Event:
-        """What one release is to an accountant."""
+        """The event of one release."""
 
     @abstractmethod
     def _draw(self, values: Tensor, noise: Noise) -> Tensor:
         """Noise of the shape and type of `values`."""
-
-
-def _check_noise(noise: Noise) -> None:
-    if not isinstance(noise, Noise):
-        kind = type(noise).__name__
-        raise ArgumentError(f"noise must be a Noise, such as NoiseKey.source gives, got a {kind}")
 
 
 @dataclass(frozen=True)
@@ -130,8 +122,8 @@ class GaussianMechanism(AdditiveMechanism):
         bound: How values are clipped, and with that the sensitivity.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
         relation: Which data sets are neighbours.
-        trust: Who adds the noise. For `local` each worker does, with `release`; for `central` a
-            server that all trust, once, with `release_sum`.
+        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
+            with `release_sum` (`central`).
 
     >>> from diffsketch.privacy.clipping import NormBound
     >>> mechanism = GaussianMechanism(NormBound(limit=2.0), noise_multiplier=3.0)
@@ -196,8 +188,8 @@ class LaplaceMechanism(AdditiveMechanism):
         bound: How values are clipped, and with that the sensitivity: coordinates, or an L1 norm.
         noise_multiplier: Scale of the noise, in L1 sensitivities.
         relation: Which data sets are neighbours.
-        trust: Who adds the noise. For `local` each worker does, with `release`; for `central` a
-            server that all trust, once, with `release_sum`.
+        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
+            with `release_sum` (`central`).
 
     >>> mechanism = LaplaceMechanism(CoordinateBound(limit=0.5, rows=4), noise_multiplier=2.0)
     >>> mechanism.scale

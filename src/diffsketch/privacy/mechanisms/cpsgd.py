@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import MismatchError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
     Basis,
@@ -31,8 +31,6 @@ from diffsketch.privacy.mechanisms.rounding import (
     stochastic_round,
 )
 from diffsketch.privacy.noise import Noise
-
-__all__ = ["PAPER_SETTINGS", "BinomialMechanism", "PaperSetting", "Shift"]
 
 
 class PaperSetting(NamedTuple):
@@ -140,12 +138,10 @@ class BinomialMechanism:
     claimed: float | None = None
 
     def __post_init__(self) -> None:
-        check(self.dim >= 1, "dim", "be >= 1", self.dim)
-        check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
-        check(0 < self.limit < math.inf, "limit", "be > 0 and finite", self.limit)
-        check(self.levels >= 2, "levels", "be >= 2", self.levels)
-        check(self.trials >= 1, "trials", "be >= 1", self.trials)
-        check(self.cohort >= 1, "cohort", "be >= 1", self.cohort)
+        for name, least in (("dim", 1), ("levels", 2), ("trials", 1), ("cohort", 1)):
+            check_whole(name, getattr(self, name), least=least)
+        check_positive("clip", self.clip)
+        check_positive("limit", self.limit)
         check(0 < self.delta < 1, "delta", "be in (0, 1)", self.delta)
         check(0 < self.probability < 1, "probability", "be in (0, 1)", self.probability)
         check(self.unit != Unit.COORDINATE, "unit", "be example or client", self.unit)
@@ -178,19 +174,14 @@ class BinomialMechanism:
         """Standard deviation of the noise in a coordinate of the cohort's sum."""
         return self.step * math.sqrt(self._noise_variance(self.cohort))
 
-    def variance(self, count: int) -> float:
-        """Of a coordinate of the decoded mean of `count` messages, at most: noise and rounding."""
-        self._check_count("count", count)
-        return self.step**2 * (self._noise_variance(count) + count / 4) / count**2
-
     @property
     def claim(self) -> ProvenClaim | PaperClaim | NoClaim:
-        """What one round guarantees if the whole cohort contributed."""
+        """The claim of one round if the whole cohort contributed."""
         return self.claim_for(self.cohort)
 
     def claim_for(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
-        """What one round guarantees if only `present` members did, made for `delta`."""
-        self._check_count("present", present)
+        """The claim of one round, for `delta`, if only `present` members contributed."""
+        check_whole("present", present, least=1, most=self.cohort)
         scope = Scope(self.unit, self.relation, Trust.DISTRIBUTED)
         variance = self._noise_variance(present)
         proven = [
@@ -213,9 +204,9 @@ class BinomialMechanism:
 
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
-        root, doubled = math.sqrt(self.length), self.relation is Relation.REPLACE
-        r = self.clip / self.step * (2 if doubled else 1)
-        span = (self.levels - 1) * (1.0 if doubled else 0.5)
+        root, values = math.sqrt(self.length), self.relation.values
+        r = self.clip / self.step * values
+        span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
         failure = self.delta / 2
         log = math.log(3 / failure)
@@ -260,7 +251,7 @@ class BinomialMechanism:
 
     def decode(self, total: Tensor, count: int) -> Tensor:
         """The mean (float64) of `count` messages from their sum."""
-        self._check_count("count", count)
+        check_whole("count", count, least=1, most=self.cohort)
         if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.length:
             raise MismatchError(f"expected int64 sums of {self.length}, got {tuple(total.shape)}")
         mean = self.centred(total, count) / count
@@ -270,11 +261,6 @@ class BinomialMechanism:
 
     def _noise_variance(self, count: int) -> float:
         return count * self.trials * self.probability * (1 - self.probability)
-
-    def _check_count(self, name: str, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentError(f"{name} must be an int, got {type(value).__name__}")
-        check(1 <= value <= self.cohort, name, f"be in 1..{self.cohort}", value)
 
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:

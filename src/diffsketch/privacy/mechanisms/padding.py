@@ -1,4 +1,25 @@
-"""The paper's appended noise, repaired into a mechanism with a proof."""
+"""The paper's appended noise, repaired into a mechanism with a proof.
+
+The paper appends Gaussian numbers to the vector and sketches both together. For hashes that
+everybody knows, with the vector clipped, the noise's standard deviation fixed beforehand and fresh
+noise in each message, this is exactly Gaussian noise on the table: with `S_real` and `S_pad` the
+parts of the sketch's matrix that meet the vector and the noise,
+
+    table = S_real g + S_pad z  ~  N(S_real g, std^2 G),    G = S_pad S_pad'.
+
+So two vectors that differ by d are told apart as well as two Gaussians of variance 1 at a distance
+of `mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
+
+*Two ways to draw it.* Nothing else about how the noise was made is left in a table. Hence it is
+either made so, `padding` numbers for each worker; or it is drawn from that very distribution as
+`std L z`, with `L L' = G` and as many standard Gaussian numbers z as the table has cells. L belongs
+to the round's hashes and is computed once for all workers. Both have the same distribution, up to
+rounding.
+
+*The weakest direction.* Small tables are factored. For large ones, bounds on the eigenvalues of G
+are *certified* without forming it (`_proves_above`), by multiplying a few random vectors with a
+polynomial of it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +28,14 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
@@ -24,7 +45,8 @@ from diffsketch.privacy.noise.base import float_type
 from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 
-Matrix = npt.NDArray[np.float64]
+_Matrix: TypeAlias = npt.NDArray[np.float64]
+_Apply: TypeAlias = Callable[[Tensor], Tensor]
 
 # Nanoseconds, on a processor of 2.5 GHz: what appending numbers costs and what a factor does.
 _APPENDED = 12  # to draw a number and to add it to all rows
@@ -34,7 +56,7 @@ _FACTORED = 0.012  # of a factorisation, times cells^3
 _WORKERS = 10  # of a small cohort, who share a factor
 
 
-def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> Matrix:
+def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
     """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
     from diffsketch.sketch.kernels import cpu_gram  # at first use: it takes Numba
 
@@ -78,8 +100,6 @@ def is_factored(sketch: CountSketch, start: int) -> bool:
     return counted + _CELL * cells**2 + _FACTORED * cells**3 < _WORKERS * _APPENDED * padding
 
 
-Apply = Callable[[Tensor], Tensor]
-
 EXACT_CELLS = 4096  # tables up to this size are factored: a dense matrix of 128 MiB
 _PIECE = 1 << 18  # coordinates that are hashed, or expanded from a table, at a time
 _UNIT = 2.0**-53  # of rounding
@@ -92,7 +112,7 @@ _FAILURE = len(_ATTEMPTS) * (_WEIGHT * math.sqrt(2 / math.pi)) ** _PROBES
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a change of the vector is seen through the noise, at most.
+    """Bound on how far a change of the vector is seen through the noise.
 
     Args:
         squared: Bound on `d' S' G^-1 S d` over the changes d of length 1.
@@ -105,7 +125,7 @@ class Reach:
 
 
 def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
-    """For changes of one of the first `dim` coordinates, if the others are noise.
+    """Reach of changes of one of the first `dim` coordinates, if the others are noise.
 
     The exact maximum, up to rounding, for tables of up to `EXACT_CELLS` cells; else
     `rows / lambda_min(G)`. None if no bound is found, as where G is singular or nearly so.
@@ -117,7 +137,7 @@ def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | N
 
 
 def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
-    """For changes of all of the first `dim` coordinates, if the others are noise.
+    """Reach of changes of all of the first `dim` coordinates, if the others are noise.
 
     The largest eigenvalue of `G^-1 S_real S_real'`, up to 1e-6 of it where the tables are small;
     else `lambda_max(S_real S_real') / lambda_min(G)`. None as for `coordinate_reach`.
@@ -133,14 +153,11 @@ def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
 
 def _hashes(
     sketch: CountSketch, seed: HashSeed, start: int, stop: int
-) -> Iterator[tuple[npt.NDArray[np.int64], Matrix]]:
+) -> Iterator[tuple[npt.NDArray[np.int64], _Matrix]]:
     for first in range(start, stop, _PIECE):
         some = np.arange(first, min(first + _PIECE, stop))
         columns, signs = columns_and_signs(some, seed, layout=sketch.layout)
         yield columns, signs.astype(np.float64)
-
-
-# Small tables
 
 
 def _exact_coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
@@ -177,21 +194,23 @@ def _exact_vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach 
         return None
     half = torch.linalg.solve_triangular(lower, real, upper=False)
     whitened = torch.linalg.solve_triangular(lower, half.T, upper=False)
-    largest = _largest_eigenvalue((whitened + whitened.T) / 2)
+    whitened = (whitened + whitened.T) / 2
+    if len(whitened) <= 256:
+        largest = float(torch.linalg.eigvalsh(whitened)[-1])
+    else:
+        from scipy.sparse.linalg import eigsh
+
+        start = np.random.default_rng(0).standard_normal(len(whitened))  # any start will do
+        (value,) = eigsh(
+            whitened.numpy(), k=1, which="LA", v0=start, tol=1e-8, return_eigenvectors=False
+        )
+        largest = float(value)
     # The estimate may be a little too small; what is returned has been proven.
     for slack in (1e-6, 1e-4, 1e-2):
         bound = largest * (1 + slack)
         if _proves_positive(bound * noise - real):
             return Reach(bound)
     return None
-
-
-def _largest_eigenvalue(matrix: Tensor) -> float:
-    if len(matrix) <= 256:
-        return float(torch.linalg.eigvalsh(matrix)[-1])
-    start = np.random.default_rng(0).standard_normal(len(matrix))  # any start will do
-    (value,) = eigsh(matrix.numpy(), k=1, which="LA", v0=start, tol=1e-8, return_eigenvectors=False)
-    return float(value)
 
 
 def _proves_positive(matrix: Tensor) -> bool:
@@ -204,9 +223,6 @@ def _proves_positive(matrix: Tensor) -> bool:
     margin = 4 * (len(matrix) + 2) * _UNIT * float(matrix.trace())
     shifted = matrix - margin * torch.eye(len(matrix), dtype=matrix.dtype)
     return margin >= 0 and int(torch.linalg.cholesky_ex(shifted).info) == 0
-
-
-# Large tables
 
 
 def _certified_floor(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> float | None:
@@ -243,7 +259,7 @@ def _expected_spectrum(sketch: CountSketch, length: int) -> tuple[float, float]:
     return length / sketch.cols, math.sqrt(sketch.rows * sketch.cols / length)
 
 
-def _operator(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> tuple[Apply, float]:
+def _operator(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> tuple[_Apply, float]:
     """`G v` for tables v in float64, and a bound on its rounding, in units of `||v||`.
 
     A cell is a sum of at most `count` terms, in as many roundings; the terms' absolute values
@@ -268,7 +284,7 @@ def _operator(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> tup
 
 
 def _proves_above(
-    apply: Apply, sketch: CountSketch, floor: float, *, low: float, high: float, rounding: float
+    apply: _Apply, sketch: CountSketch, floor: float, *, low: float, high: float, rounding: float
 ) -> bool:
     """Whether it is proven that a symmetric matrix has no eigenvalue below `floor`.
 
@@ -312,7 +328,7 @@ def padded_tables(
 ) -> Tensor:
     """Tables of vectors that are as long as the sketch's once Gaussian numbers are appended.
 
-    Guarantees (`tests/privacy/test_appended.py`): both ways have the same distribution, a worker's
+    Guarantees (`tests/privacy/test_padding.py`): both ways have the same distribution, a worker's
     table is the same alone and in any batch, and which way is taken follows from the sizes and the
     hashes alone.
 
@@ -327,17 +343,13 @@ def padded_tables(
     lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
     if lower is None:
         return _extended(vectors, sketch, seed, std, noise)
-    drawn = _drawn(lower, len(vectors), noise) * std.cpu().double()[:, None]
-    own = sketch.encode(vectors, seed, offset=0)
-    return own + drawn.reshape(own.shape).to(own)
-
-
-def _drawn(lower: Tensor, workers: int, noise: Noise) -> Tensor:
-    """`L z` for each worker, in float64."""
     from diffsketch.sketch.kernels import cpu_gram
 
-    normals = noise.normal((workers, len(lower)), 1.0, dtype=torch.float64)
-    return torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
+    normals = noise.normal((len(vectors), len(lower)), 1.0, dtype=torch.float64)
+    products = torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
+    drawn = products * std.cpu().double()[:, None]
+    own = sketch.encode(vectors, seed, offset=0)
+    return own + drawn.reshape(own.shape).to(own)
 
 
 def _extended(
@@ -345,22 +357,15 @@ def _extended(
 ) -> Tensor:
     workers, dim = vectors.shape
     tables = vectors.new_empty(workers, sketch.rows, sketch.cols)
-    for some, own in in_groups(workers, sketch.dim, noise):
+    size = max(1, _GROUP // sketch.dim)  # workers whose vectors fit into memory
+    for start in range(0, workers, size):
+        some = slice(start, min(start + size, workers))
+        own = noise if workers <= size else noise.part(torch.arange(some.start, some.stop))
         shape = some.stop - some.start, sketch.dim - dim
         appended = own.normal(shape, 1.0, dtype=vectors.dtype).to(vectors.device)
         appended *= std[some, None].to(appended)
         tables[some] = sketch.encode(torch.cat([vectors[some], appended], dim=-1), seed)
     return tables
-
-
-def in_groups(workers: int, length: int, noise: Noise) -> list[tuple[slice, Noise]]:
-    """Groups of workers whose vectors of this length fit into memory, with the noise of each."""
-    size = max(1, _GROUP // length)
-    if workers <= size:
-        return [(slice(0, workers), noise)]
-    starts = range(0, workers, size)
-    groups = [slice(start, min(start + size, workers)) for start in starts]
-    return [(some, noise.part(torch.arange(some.start, some.stop))) for some in groups]
 
 
 @dataclass(frozen=True)
@@ -374,9 +379,9 @@ class PaddedGaussian:
     the vector is sound here, since what the sketch makes of it is computed and not assumed.
 
     Guarantees (`tests/privacy/test_padding.py`):
-        * what is released is the sketch of the extended vector, or has the distribution of it
-          (`mechanisms.appended`), and its covariance is `std^2 G`;
-        * mu is exact for tables of up to `spectrum.EXACT_CELLS` cells; above it is a bound that
+        * what is released is the sketch of the extended vector, or has the distribution of it, and
+          its covariance is `std^2 G`;
+        * mu is exact for tables of up to `EXACT_CELLS` cells; above it is a bound that
           holds except with a probability below 1e-11 over the random numbers of the check, which
           the claim adds to delta.
 
@@ -408,13 +413,11 @@ replace, local trust)
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if isinstance(self.padding, bool) or not isinstance(self.padding, int):
-            raise ArgumentError(f"padding must be an int, got padding={self.padding!r}")
-        check(self.padding >= 1, "padding", "be >= 1", self.padding)
-        check(0 < self.std < math.inf, "std", "be > 0 and finite", self.std)
-        if isinstance(self.bound, CoordinateBound) and self.bound.rows != 1:
-            requirement = "bound.rows must be 1, since the vector is clipped and not the table"
-            raise ArgumentError(f"{requirement}, got bound.rows={self.bound.rows}")
+        check_whole("padding", self.padding, least=1)
+        check_positive("std", self.std)
+        if isinstance(self.bound, CoordinateBound):
+            rows, need = self.bound.rows, "be 1, since the vector is clipped and not the table"
+            check(rows == 1, "bound.rows", need, rows)
         object.__setattr__(self, "relation", self._scope.relation)
 
     @property
@@ -429,19 +432,22 @@ replace, local trust)
 
     @cached_property
     def claim(self) -> SimulatedClaim | NoClaim:
-        """What one release guarantees. Computed once: it takes a factorisation."""
+        """The claim of one release. Computed once: it takes a factorisation."""
         cells = self.sketch.rows * self.sketch.cols
         if self.padding < cells:
             few = f"{self.padding} appended numbers leave {cells} cells partly without noise"
             return NoClaim(self._scope, few)
-        reach = self._reach
+        # The farthest points of a ball in the L1 norm are on its axes: single coordinates.
+        single = isinstance(self.bound, CoordinateBound) or self.bound.order == 1
+        find = coordinate_reach if single else vector_reach
+        reach = find(self.padded_sketch, self.seed, self.sketch.dim)
         if reach is None:
             return NoClaim(
                 self._scope, "the appended noise could not be shown to cover the whole table"
             )
         order = self.bound.order if isinstance(self.bound, NormBound) else 2
         change = self.bound.sensitivity(order, self.relation)
-        event = events.gaussian(self.std / (change * math.sqrt(reach.squared)))
+        event: events.Event = events.gaussian(self.std / (change * math.sqrt(reach.squared)))
         if reach.failure > 0:
             event = events.composed(event, events.approximate(0.0, reach.failure))
         text = (
@@ -449,13 +455,6 @@ replace, local trust)
             "the vector before it is sketched,"
         )
         return SimulatedClaim(self._scope, event, text)
-
-    @property
-    def _reach(self) -> Reach | None:
-        # The farthest points of a ball in the L1 norm are on its axes: single coordinates.
-        single = isinstance(self.bound, CoordinateBound) or self.bound.order == 1
-        reach = coordinate_reach if single else vector_reach
-        return reach(self.padded_sketch, self.seed, self.sketch.dim)
 
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """Clip `(dim,)` or `(batch, dim)`, append fresh noise, and sketch."""
@@ -492,8 +491,8 @@ def table_noise_like_padding(
     works for any `padding`, and its guarantee is a little stronger. For one coordinate, clipped to
     `[-limit, limit]`, it is `mu = change / std * sqrt(rows * cols / padding)`.
     """
-    check(padding >= 1, "padding", "be >= 1", padding)
-    check(0 < std < math.inf, "std", "be > 0 and finite", std)
+    check_whole("padding", padding, least=1)
+    check_positive("std", std)
     bound = CoordinateBound(limit, sketch.rows)
     cell = std * math.sqrt(padding / sketch.cols)
     return GaussianMechanism(bound, cell / bound.sensitivity(2, relation), relation)

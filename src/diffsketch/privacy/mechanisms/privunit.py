@@ -10,13 +10,13 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import optimize, special
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import MismatchError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
@@ -24,41 +24,31 @@ from diffsketch.privacy.mechanisms.integer import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
-__all__ = ["MAX_PER_MESSAGE", "PrivUnitG", "ProjUnit"]
-
 _SMALLEST = 1e-150  # of the clipped norm: what is smaller counts as zero
 MAX_PER_MESSAGE = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof
 
 
-@dataclass(frozen=True)
-class _Cap:
-    """A cap `a >= gamma` of a standard normal number, entered with probability `inside`.
-
-    `mean` and `square` are the mean of `a` and of `a**2` under that mixture.
-    """
+class _Cap(NamedTuple):
+    """A cap `a >= gamma` of a standard normal number, entered with probability `inside`."""
 
     gamma: float
     outside_mass: float
     mass: float
     inside: float
+    mean: float
+    """Mean of `a` under that mixture."""
+    square: float
+    """Mean of `a**2`."""
 
     @classmethod
     def at(cls, gamma: float, epsilon: float) -> _Cap:
-        mass, rest = float(special.ndtr(-gamma)), float(special.ndtr(gamma))
+        from scipy.special import ndtr
+
+        mass, rest = float(ndtr(-gamma)), float(ndtr(gamma))
         inside = math.exp(epsilon) * mass / (rest + math.exp(epsilon) * mass)
-        return cls(gamma, rest, mass, inside)
-
-    @property
-    def _density(self) -> float:
-        return math.exp(-(self.gamma**2) / 2) / math.sqrt(2 * math.pi)
-
-    @property
-    def mean(self) -> float:
-        return self._density * (self.inside / self.mass - (1 - self.inside) / self.outside_mass)
-
-    @property
-    def square(self) -> float:
-        return 1 + self.gamma * self.mean
+        density = math.exp(-(gamma**2) / 2) / math.sqrt(2 * math.pi)
+        mean = density * (inside / mass - (1 - inside) / rest)
+        return cls(gamma, rest, mass, inside, mean, 1 + gamma * mean)
 
 
 @dataclass(frozen=True)
@@ -93,19 +83,21 @@ class PrivUnitG:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self.dim >= 1, "dim", "be >= 1", self.dim)
+        check_whole("dim", self.dim, least=1)
         good = 0 < self.per_message <= MAX_PER_MESSAGE
         check(good, "per_message", f"be in (0, {MAX_PER_MESSAGE:g}]", self.per_message)
-        check(0 < self.clip < math.inf, "clip", "be > 0 and finite", self.clip)
+        check_positive("clip", self.clip)
 
     @property
     def claim(self) -> SimulatedClaim:
-        """What one message guarantees its client."""
+        """The claim of one message."""
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         return SimulatedClaim(scope, events.approximate(self.per_message), "a PrivUnitG message")
 
     @cached_property
     def _cap(self) -> _Cap:
+        from scipy.optimize import minimize_scalar
+
         def error(gamma: float) -> float:
             cap = _Cap.at(gamma, self.per_message)
             return self._length(cap) / cap.mean**2
@@ -115,7 +107,7 @@ class PrivUnitG:
         grid = np.linspace(-2.0, min(highest, 37.0), 400)
         start = int(np.argmin([error(float(gamma)) for gamma in grid]))
         low, high = grid[max(0, start - 1)], grid[min(len(grid) - 1, start + 1)]
-        found = optimize.minimize_scalar(error, bounds=(low, high), method="bounded")
+        found = minimize_scalar(error, bounds=(low, high), method="bounded")
         return _Cap.at(float(found.x), self.per_message)
 
     def _length(self, cap: _Cap) -> float:
@@ -141,6 +133,8 @@ class PrivUnitG:
             ArgumentError: A value is not finite, or the noise is of the secure kind: these are
                 real numbers, which no exact sampler gives.
         """
+        from scipy import special
+
         if vectors.dim() == 0 or vectors.shape[-1] != self.dim:
             raise MismatchError(f"vectors must have {self.dim} entries, got {tuple(vectors.shape)}")
         clipped = clip_norm(vectors, self.clip).to("cpu", torch.float64)
@@ -192,8 +186,8 @@ class ProjUnit:
 
     def __post_init__(self) -> None:
         check(isinstance(self.shared, bool), "shared", "be true or false", self.shared)
-        check(1 <= self.size <= self.dim, "size", f"be in 1..{self.dim}", self.size)
-        PrivUnitG(self.dim, self.per_message, self.clip)  # checks the rest
+        PrivUnitG(self.dim, self.per_message, self.clip)  # checks its arguments
+        check_whole("size", self.size, least=1, most=self.dim)
 
     @cached_property
     def _inner(self) -> PrivUnitG:
@@ -201,7 +195,7 @@ class ProjUnit:
 
     @property
     def claim(self) -> SimulatedClaim:
-        """What one message guarantees its client."""
+        """The claim of one message."""
         scope = self._inner.claim.scope
         return SimulatedClaim(scope, events.approximate(self.per_message), "a ProjUnit message")
 
@@ -272,9 +266,9 @@ class ProjUnit:
 
     def _matrix(self, seed: HashSeed, worker: int, like: Tensor) -> Tensor:
         """A worker's projection, of the type and on the device of `like`."""
-        if like.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(f"dtype must be float32 or float64, got {like.dtype}")
-        check(0 <= worker < 1 << 64, "first_worker", "be in [0, 2**64)", worker)
+        good = like.dtype in (torch.float32, torch.float64)
+        check(good, "dtype", "be float32 or float64", like.dtype)
+        check_whole("first_worker", worker, least=0, most=2**64 - 1)
         text = worker.to_bytes(8, "little")
         digest = hashlib.blake2b(text, key=seed.value, digest_size=32, person=b"ds-projunit")
         rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest.digest(), "little")))

@@ -1,4 +1,9 @@
-"""Stochastic rounding to whole numbers for secure sums, and the rotation before it."""
+"""Stochastic rounding to whole numbers for secure sums, and the rotation before it.
+
+A table of real numbers is clipped, divided by a step (the `granularity`) and rounded at random, so
+that integer noise can be added and messages summed modulo a power of two. Rounding can enlarge
+the norm; the `Quantizer` that rounds also states the norm that it never exceeds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import MismatchError, check, check_choice, check_positive, check_whole
 from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.clipping import (
     CoordinateBound,
@@ -24,7 +29,7 @@ from diffsketch.privacy.noise import Noise
 
 def power_of_two(dim: int) -> int:
     """The least power of two that is `dim` or more."""
-    check(dim >= 1, "dim", "be >= 1", dim)
+    check_whole("dim", dim, least=1)
     return 1 << (dim - 1).bit_length()
 
 
@@ -40,7 +45,7 @@ def rotate(vectors: Tensor, seed: int) -> Tensor:
 
 
 def rotate_back(rotated: Tensor, seed: int, *, dim: int) -> Tensor:
-    """The first `dim` entries of what `rotate` made `rotated` of."""
+    """The first `dim` entries of the vectors that `rotate` turned into `rotated`."""
     size = rotated.shape[-1]
     if size != power_of_two(dim):
         raise MismatchError(f"expected {power_of_two(dim)} entries for dim={dim}, got {size}")
@@ -85,7 +90,8 @@ def wrap(values: Tensor, bits: int) -> Tensor:
 
     Sums of wrapped values may overflow an int64 without harm: its own modulus is a multiple.
     """
-    _check_integers(values, bits)
+    check_whole("bits", bits, least=1, most=MAX_BITS)
+    check(values.dtype == torch.int64, "values", "be int64", values.dtype)
     return values & ((1 << bits) - 1)
 
 
@@ -131,9 +137,8 @@ class Quantizer:
     rejection: float = 1e-4
 
     def __post_init__(self) -> None:
-        good = 0 < self.granularity < math.inf
-        check(good, "granularity", "be > 0 and finite", self.granularity)
-        check(self.cells >= 1, "cells", "be >= 1", self.cells)
+        check_positive("granularity", self.granularity)
+        check_whole("cells", self.cells, least=1)
         check(0 <= self.rejection < 1, "rejection", "be in [0, 1)", self.rejection)
         least = self.bound.limit / _MAX_STEPS
         check(self.granularity >= least, "granularity", f"be >= {least:g}", self.granularity)
@@ -142,17 +147,13 @@ class Quantizer:
     def largest(self) -> int:
         """The largest sum of squares (L2 bound) or of absolute values (L1 bound) of a message."""
         steps, cells = self.bound.limit / self.granularity, float(self.cells)
-        likely = math.inf
         tail = math.log(1 / self.rejection) if self.rejection else math.inf
         if self.bound.order == 2:
             worst = (steps + math.sqrt(cells)) ** 2
-            if self.rejection:
-                spread = math.sqrt(2 * tail) * (steps + math.sqrt(cells) / 2)
-                likely = steps**2 + cells / 4 + spread
+            spread = math.sqrt(2 * tail) * (steps + math.sqrt(cells) / 2)
+            likely = steps**2 + cells / 4 + spread
         else:
-            worst = steps + cells
-            if self.rejection:
-                likely = steps + math.sqrt(cells * tail / 2)
+            worst, likely = steps + cells, steps + math.sqrt(cells * tail / 2)
         return max(1, math.floor(min(worst, likely)))
 
     def norm(self, order: Literal[1, 2]) -> float:
@@ -180,8 +181,7 @@ class Quantizer:
 
     def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
         """The largest change of a sum of messages, in steps: the norm, or twice for `replace`."""
-        check(relation in list(Relation), "relation", f"be one of {', '.join(Relation)}", relation)
-        return self.norm(order) * (2 if Relation(relation) is Relation.REPLACE else 1)
+        return self.norm(order) * check_choice("relation", relation, Relation).values
 
     def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
         """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out.
@@ -241,7 +241,7 @@ class CoordinateQuantizer:
 
     def __post_init__(self) -> None:
         for name in ("steps", "cells", "load"):
-            check(getattr(self, name) >= 1, name, "be >= 1", getattr(self, name))
+            check_whole(name, getattr(self, name), least=1)
         most = 2**53 // (self.dim or 1)  # or sums in float64 were not exact
         check(self.steps <= most, "steps", f"be <= {most} for dim={self.dim}", self.steps)
 
@@ -278,14 +278,7 @@ class CoordinateQuantizer:
         clipped = clip_coordinates(vectors, self.bound.limit).detach()
         # A quotient of size 1 at most, in floating point too, so that none exceeds `steps`.
         exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
-        rounded = stochastic_round(exact, noise)
-        rounded = rounded.to(vectors.device)
+        rounded = stochastic_round(exact, noise).to(vectors.device)
         if encode is None:
             return rounded
         return encode(rounded.double()).to(torch.int64)
-
-
-def _check_integers(values: Tensor, bits: int) -> None:
-    check(1 <= bits <= MAX_BITS, "bits", f"be in 1..{MAX_BITS}", bits)
-    if values.dtype != torch.int64:
-        raise ArgumentError(f"values must be int64, got {values.dtype}")

@@ -1,10 +1,9 @@
-"""Where noise comes from: private objects, never a global generator.
+"""Sources of noise: private objects, never a global generator.
 
-`fast` is for simulation: reproducible, and as exact as floating-point numbers are; `cohort` is the
-same for a whole round of workers at once. `secure` is for real releases: randomness of the
-operating system, exact samplers, whole numbers only, since noise in floating point can be attacked
-through its rounding. Their samplers of whole numbers are in
-`discrete_sampling` and `secure_sampling`.
+`simulated` is reproducible, and as exact as floating-point numbers are: for one message
+(`FastNoise`) or a whole round of workers (`CohortNoise`). `secure` is for real releases: randomness
+of the operating system, exact samplers, whole numbers only, since noise in floating point can be
+attacked through its rounding.
 """
 
 from diffsketch.privacy.noise.base import Noise

@@ -1,4 +1,10 @@
-"""Noise for real releases: exact samplers on the operating system's randomness."""
+"""Noise for real releases: exact samplers on the operating system's randomness.
+
+Every comparison of a random real number with a probability is decided by as many bits as it takes.
+Nearly always the first 32 or 64 and a bound in floating point are enough; the rest is decided in
+many digits. So all of them are exact, for the rational numbers that their float parameters stand
+for. None of them takes constant time.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +28,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.noise.base import (
     MAX_SCALE,
+    BlockSearch,
     Noise,
     check_scale,
     check_trials,
@@ -37,8 +44,6 @@ SLACK = 2.0**-40  # a bound on the error of `Law.weights`, with room for the ari
 MAX_BLOCKS = 1 << 13  # of a table
 _WORD = 64
 _PIECE = 1 << 16  # numbers that a thread draws at a time
-_GUIDE_BITS = 16  # of a random word that tell the block at once, in most cases
-_GUIDE_FROM = 1 << 12  # draws that searching without the guide would be slow for
 _TAIL = 44.0  # exp(-44) is about 2**-63.5: where tables end, and tails are drawn otherwise
 
 
@@ -81,7 +86,7 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class Gaussian(Law):
+class GaussianLaw(Law):
     """Weights `exp(-x**2 / (2 std**2))`."""
 
     std: float
@@ -94,8 +99,7 @@ class Gaussian(Law):
     def weights(self, x: Integers) -> Floats:
         """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
         with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
-            result: Floats = np.exp(-0.5 * np.square(x / self.std))
-        return result
+            return np.asarray(np.exp(-0.5 * np.square(x / self.std)))
 
     def digits(self, x: int, bits: int) -> int:
         """In so many binary digits."""
@@ -103,7 +107,7 @@ class Gaussian(Law):
 
 
 @dataclass(frozen=True)
-class Laplace(Law):
+class LaplaceLaw(Law):
     """Weights `exp(-abs(x) / scale)`."""
 
     scale: float
@@ -116,8 +120,7 @@ class Laplace(Law):
     def weights(self, x: Integers) -> Floats:
         """In floating point. An error of `t * 2**-51` in the exponent `t` is one below 2**-52."""
         with np.errstate(over="ignore"):
-            result: Floats = np.exp(-np.abs(x) / self.scale)
-        return result
+            return np.asarray(np.exp(-np.abs(x) / self.scale))
 
     def digits(self, x: int, bits: int) -> int:
         """In so many binary digits."""
@@ -139,7 +142,7 @@ def _decimals(bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class Skellam(Law):
+class SkellamLaw(Law):
     """Weights `2**shift * exp(-v) I(x, v)`, with the variance `v` and the Bessel function `I`.
 
     `p(x) = exp(-v) I(x, v)` are the coefficients of the Fourier series of the characteristic
@@ -179,8 +182,7 @@ class Skellam(Law):
         """In floating point. The parts add up to the weight of 0, so errors stay of their size."""
         size, j, parts = self._angles
         turns = (np.abs(x)[:, None] * j) % size / size
-        result: Floats = np.cos(2 * np.pi * turns) @ parts
-        return result
+        return np.asarray(np.cos(2 * np.pi * turns) @ parts)
 
     def digits(self, x: int, bits: int) -> int:
         """In so many binary digits."""
@@ -292,6 +294,10 @@ class ExactTable:
             array.setflags(write=False)
         return cls(law, shift, -half << shift, factor, starts, sure)
 
+    @cached_property
+    def _search(self) -> BlockSearch:
+        return BlockSearch(self.starts[1:])
+
     def draw(self, count: int) -> Integers:
         """So many integers, independent of each other."""
         result = np.empty(count, np.int64)
@@ -309,7 +315,7 @@ class ExactTable:
     def _propose(self, count: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """Integers, and whether they are kept."""
         words = random_words(count)
-        index = self._find(words)
+        index = self._search.find(words)
         values = (index << self.shift) + self.lowest
         if self.shift:
             bits = 32 if self.shift <= 32 else _WORD
@@ -321,27 +327,6 @@ class ExactTable:
             places = words[doubtful] - self.starts[at]
             values[doubtful], kept[doubtful] = self._decide(values[doubtful], at, places)
         return values, kept
-
-    def _find(self, words: Words) -> Integers:
-        """The blocks of words. The guide saves most searches and changes no result."""
-        if len(words) < _GUIDE_FROM:
-            return np.searchsorted(self.starts[1:], words, side="right")
-        index = self._guide[(words >> np.uint64(_WORD - _GUIDE_BITS)).view(np.int64)].astype(
-            np.int64
-        )
-        (doubtful,) = np.nonzero(index < 0)
-        index[doubtful] = np.searchsorted(self.starts[1:], words[doubtful], side="right")
-        return index
-
-    @cached_property
-    def _guide(self) -> npt.NDArray[np.int16]:
-        """For the first bits of a word: the block, or -1 if more bits are needed."""
-        rest = np.uint64(_WORD - _GUIDE_BITS)
-        firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
-        low = np.searchsorted(self.starts[1:], firsts, side="right")
-        lasts = firsts | np.uint64((1 << int(rest)) - 1)
-        high = np.searchsorted(self.starts[1:], lasts, side="right")
-        return np.where(low == high, low, -1).astype(np.int16)
 
     def _decide(
         self, values: Integers, index: Integers, places: Words
@@ -422,26 +407,21 @@ def binomial(count: int, trials: int, probability: float) -> Integers:
     gives the next bit of those that are still equal to it: where `probability` has a 1, the zeros
     are below and succeed; where it has a 0, the ones are above and fail.
     """
-    result = np.empty(count, np.int64)
+    result = np.zeros(count, np.int64)
+    if probability == 1:
+        return result + trials
 
     def fill(piece: slice) -> None:
-        result[piece] = _binomial_piece(piece.stop - piece.start, trials, probability)
+        rest, undecided = probability, np.full(piece.stop - piece.start, trials, np.int64)
+        while rest > 0 and undecided.any():
+            equal = _coins(undecided)
+            rest *= 2
+            if rest >= 1:
+                rest -= 1
+                result[piece] += undecided - equal
+            undecided = equal
 
     in_pieces(fill, count)
-    return result
-
-
-def _binomial_piece(count: int, trials: int, probability: float) -> Integers:
-    if probability == 1:
-        return np.full(count, trials, np.int64)
-    undecided, result = np.full(count, trials, np.int64), np.zeros(count, np.int64)
-    while probability > 0 and undecided.any():
-        equal = _coins(undecided)
-        probability *= 2
-        if probability >= 1:
-            probability -= 1
-            result += undecided - equal
-        undecided = equal
     return result
 
 
@@ -472,15 +452,13 @@ class SecureNoise(Noise):
     All samplers are exact for the rational number that a float stands for (not for a decimal that
     it was written as: a scale of 0.1 means 3602879701896397 / 2**55), given that the operating
     system's bits are even and independent: their distance from the ideal distributions is 0, and
-    nothing is to be added to a delta. `noise/py` says how.
+    nothing is to be added to a delta.
 
     Whoever can time the calls is not defended against.
 
     >>> SecureNoise().discrete_gaussian((2, 3), std=4.0).dtype
     torch.int64
     """
-
-    secure = True
 
     def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
         """Refused: rounded normal noise gives values away."""
@@ -497,21 +475,21 @@ class SecureNoise(Noise):
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check_scale("std", std, MAX_SCALE)
-        return _draw(Gaussian(float(std)) if std else None, shape)
+        check_scale("std", std)
+        return _draw(GaussianLaw(float(std)) if std else None, shape)
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check_scale("scale", scale, MAX_SCALE)
-        return _draw(Laplace(float(scale)) if scale else None, shape)
+        check_scale("scale", scale)
+        return _draw(LaplaceLaw(float(scale)) if scale else None, shape)
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
         check_scale("variance", variance, MAX_SCALE**2)
-        return _draw(Skellam(float(variance)) if variance else None, shape)
+        return _draw(SkellamLaw(float(variance)) if variance else None, shape)
 
     def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """How many of so many trials succeed (int64); costs random bits for each trial."""
+        """Successes (int64) among so many trials; costs random bits for each trial."""
         check_trials(trials, probability)
         values = binomial(count_cells(shape), trials, probability)
         return torch.from_numpy(values).reshape(shape)
