@@ -165,7 +165,6 @@ def test_nothing_proven_has_no_budget() -> None:
         build(RunConfig(method="laplace", budget=1.0, workers=3, samples=5))
 
 
-SMALL: dict[str, Any] = {"workers": 3, "samples": 10, "rounds": 2}
 GAUSSIAN: dict[str, Any] = {"method": "sketch-gaussian", "clip": 1.0, "rows": 1, "cols": 20}
 
 

@@ -322,7 +322,7 @@ def test_refusals_are_short(here: Path) -> None:
 
 
 def reproduce(*arguments: str) -> Result:
-    return CliRunner().reproduce(app, ["reproduce", *arguments], env={"COLUMNS": "100"})
+    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "100"})
 
 
 @pytest.fixture(autouse=True)
@@ -352,7 +352,8 @@ def test_help() -> None:
 def test_list_and_help_import_nothing_heavy() -> None:
     script = (
         "import sys\nfrom diffsketch.reproduction.listing import listing\nlisting(2)\n"
-        "import diffsketch.app.cli\nsys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+        "import diffsketch.app.cli\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0  # noqa: S603
 

@@ -28,7 +28,6 @@ from diffsketch.app.files import RunDirectory
 from diffsketch.app.session import (
     Interrupts,
     RunProgress,
-    epsilon_in_words,
     progress_display,
     progress_line,
     session,
@@ -284,7 +283,7 @@ def test_proven_rounds_that_add_up_to_nothing(here: Path) -> None:
     whole = dataclasses.replace(built.simulation.method, delta=1e-5)  # type: ignore[call-arg]
     lost = whole.claim_for(4, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=3)
     assert float(lost) == math.inf
-    assert epsilon_in_words(lost).startswith("proven per round, nothing at 1e-05 over 3 rounds")
+    assert lost.text("short").startswith("proven per round, nothing at 1e-05 over 3 rounds")
 
 
 def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,8 +453,8 @@ def test_changed_data_is_said(stopped: Path, monkeypatch: pytest.MonkeyPatch, pa
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with before_round(5, lambda: shutil.rmtree(path)):
+    stopped = tmp_path / "run"
+    with before_round(5, lambda: shutil.rmtree(stopped)):
         said = refused(invoke("run", *SHORT, "--checkpoint-seconds", "0", "--output", stopped))
     assert "the directory of the run is gone" in said
     assert "intact" not in said
@@ -508,17 +507,6 @@ def test_words() -> None:
     assert progress_line(status(1)) == (
         "loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
         "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
-    )
-    nothing = Epsilon(math.inf, 1e-5, 7, Basis.NONE, SCOPE)
-    assert epsilon_in_words(nothing) == "no claim"
-    narrow = "3.21\nat 1e-05\nproven;\nclient,\nreplace,\ndistributed"
-    assert epsilon_in_words(SPENT, narrow=True) == narrow
-    lost = Epsilon(math.inf, 1e-5, 7, Basis.PROVEN, SCOPE)
-    assert epsilon_in_words(lost, narrow=True) == (
-        "proven per round,\nnothing at 1e-05\nover 7 rounds\nclient,\nreplace,\ndistributed"
-    )
-    assert epsilon_in_words(lost) == (
-        "proven per round, nothing at 1e-05 over 7 rounds (client, replace, distributed)"
     )
 
 

@@ -37,7 +37,6 @@ from diffsketch.app.session import (
     Interrupts,
     bytes_in_words,
     epsilon_from_data,
-    epsilon_in_words,
     print_line,
     session,
     threads,
@@ -378,7 +377,7 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["bytes"] else "-",
-            epsilon_in_words(epsilon_from_data(row["epsilon"]), narrow=True),
+            _narrow(epsilon_from_data(row["epsilon"]).text("short")),
             end_section=True,
         )
         for text in row["assumes"]:
@@ -399,6 +398,20 @@ def _name(name: str) -> str:
     made = name.partition(":")[0] in METHOD_NAMES
     first, *rest = re.split("[:,]", name) if made else [name]
     return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
+
+
+def _narrow(text: str) -> str:
+    """The text of an epsilon on several lines.
+
+    >>> print(_narrow("eps 7.99 at 1e-05 (proven; client, replace, central)"))
+    eps 7.99
+    at 1e-05
+    proven;
+    client,
+    replace,
+    central
+    """
+    return re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", text).rstrip(")")
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:

@@ -110,34 +110,6 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def epsilon_in_words(epsilon: Epsilon, *, narrow: bool = False) -> str:
-    """An epsilon with its delta, basis, unit, relation and trust; on several lines if narrow.
-
-    A claimed epsilon is for one round, a proven one for all of them.
-
-    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
-    >>> epsilon_in_words(Epsilon(7.981, 1e-5, 100, Basis.PROVEN, scope, simulated=True))
-    'eps 7.99 at 1e-05 (proven, simulated; client, replace, distributed)'
-    >>> epsilon_in_words(Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope))
-    'eps 1 per round at 1e-05 (claimed; client, replace, distributed)'
-    >>> epsilon_in_words(Epsilon(math.inf, 1e-5, 100, Basis.PROVEN, scope))
-    'proven per round, nothing at 1e-05 over 100 rounds (client, replace, distributed)'
-    """
-    if epsilon.basis is Basis.NONE:
-        return "no claim"
-    scope, basis = epsilon.scope, epsilon.basis_text
-    about = (",\n" if narrow else ", ").join((scope.unit, scope.relation, scope.trust))
-    if math.isinf(float(epsilon)):
-        over = f"over {epsilon.rounds:,} rounds"
-        parts = [f"{basis} per round,", f"nothing at {epsilon.delta:g}", over]
-    else:
-        times = " per round" if epsilon.basis is Basis.CLAIMED else ""
-        parts = [f"{epsilon.shown()}{times}", f"at {epsilon.delta:g}"]
-        about = f"{basis};\n{about}" if narrow else f"{basis}; {about}"
-        parts[0] = parts[0] if narrow else f"eps {parts[0]}"
-    return "\n".join([*parts, about]) if narrow else f"{' '.join(parts)} ({about})"
-
-
 def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:
     """An epsilon for JSON, with everything that it means; an infinite value is null."""
     return {
@@ -484,7 +456,7 @@ def progress_line(session: TrainingSession) -> str:
     if progress.loss is not None and progress.accuracy is not None:
         parts += [f"loss {progress.loss:.4g}", f"accuracy {progress.accuracy:.1%}"]
     up, down = bytes_in_words(progress.bytes_up), bytes_in_words(progress.bytes_down)
-    return " | ".join([*parts, f"up {up}, down {down}", epsilon_in_words(session.shown_epsilon())])
+    return " | ".join([*parts, f"up {up}, down {down}", session.shown_epsilon().text("short")])
 
 
 def print_line(console: Console, text: str) -> None:
@@ -504,7 +476,7 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
         text, ratio = bytes_in_words(summary[f"bytes_{way}"]), summary[f"compression_{way}"]
         rows[f"bytes {way}"] = text if ratio is None else f"{text}, compression {ratio:.3g}x"
     rows["message"] = f"{summary['message_bytes']:,} B for {summary['dim']:,} numbers"
-    rows["epsilon"] = epsilon_in_words(epsilon_from_data(summary["epsilon"]))
+    rows["epsilon"] = epsilon_from_data(summary["epsilon"]).text("short")
     if summary["noised_share"] is not None:
         rows["noise needed"] = f"{summary['noised_share']:.1%} of messages"
     if summary["left_out"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diffsketch.app.files import versions
-from diffsketch.app.session import bytes_in_words, epsilon_in_words
+from diffsketch.app.session import bytes_in_words
 from diffsketch.pages.exhibits import Page, Section
 from diffsketch.pages.runs_found import find_runs
 from diffsketch.pages.runs_lines import Line, lines_of
@@ -96,7 +96,7 @@ def _most_accurate(lines: Sequence[Line], task: str) -> list[str]:
     head += "is the most accurate with" if len(known) > 1 else "has an accuracy of"
     spread = "" if best.spread is None else f" ± {100 * best.spread:.2f}"
     price = f"{best.rounds:,} rounds and {bytes_in_words(best.bytes)} up and down"
-    words = "" if epsilon is None else f", {epsilon_in_words(epsilon)}"
+    words = "" if epsilon is None else f", {epsilon.text('short')}"
     so_far = "" if all(run.ended for run in line.runs) else " so far,"
     return [f"{head} {100 * (best.accuracy or 0.0):.2f}%{spread}{so_far} after {price}{words}."]
 
