@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
+from pydantic import create_model
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
@@ -121,29 +122,32 @@ def command(
 ) -> Callable[[Callable[..., int | None]], Any]:
     """Make a function a command of `diffsketch`; its result is the exit status.
 
-    Each field of the model that the function's first parameter is annotated with becomes an option.
+    Each parameter becomes an option, which its default describes.
 
     Args:
         epilog: Below the help.
         without: If given, there is also an option for each setting of a run but these, and the
-            function's second parameter gets the given ones by name.
+            function's parameter `settings` gets the given ones by name.
     """
 
     def decorate(function: Callable[..., int | None]) -> Any:
-        model = next(iter(get_type_hints(function).values()))
-        own = describe(model)
-        more = {
-            name: one
-            for name, one in describe(RunConfig).items()
-            if without is not None and name not in without
+        hints, settings = get_type_hints(function), without is not None
+        fields: dict[str, Any] = {
+            name: (hints[name], parameter.default)
+            for name, parameter in inspect.signature(function).parameters.items()
+            if not (settings and name == "settings")
         }
+        model: type[Options] = create_model(function.__name__, __base__=Options, **fields)
+        own, more = describe(model), describe(RunConfig) if settings else {}
+        more = {name: one for name, one in more.items() if name not in (without or ())}
 
         def wrapper(context: typer.Context, **arguments: Any) -> None:
             given = {name: value for name, value in arguments.items() if value is not None}
             with errors_in_one_line(context):
-                options = model(**{name: given[name] for name in own if name in given})
-                rest = () if without is None else ({k: given[k] for k in more if k in given},)
-                if status := function(options, *rest):
+                options = dict(model(**{name: given[name] for name in own if name in given}))
+                if settings:
+                    options["settings"] = {name: given[name] for name in more if name in given}
+                if status := function(**options):
                     raise typer.Exit(status)
 
         context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
@@ -210,27 +214,25 @@ def _options(
     context.obj = debug
 
 
-class RunOptions(Options):
-    """Options of `diffsketch run` besides the settings."""
-
-    output: Path | None = option(
-        "Directory of the run; must be new or empty.",
-        means="the first free of runs/TASK-METHOD, -2, -3, ...",
-    )
-    config: Path | None = option("TOML file with any of the settings below; flags go first.")
-    resume: Path | None = option(
-        "Continue the run in this directory, with the settings that it has."
-    )
-    overwrite: bool = option("Replace the run that is in --output.", default=False)
-
-
 @command(
     "Examples: [bold]diffsketch run --method none[/bold], "
     "[bold]diffsketch run --task shakespeare --server-step 0.3 --rounds 100[/bold], "
     "[bold]diffsketch run --resume runs/mnist-diffsketch[/bold]",
     without=(),
 )
-def run(options: RunOptions, settings: dict[str, Any]) -> int:
+def run(
+    output: Path | None = option(
+        "Directory of the run; must be new or empty.",
+        means="the first free of runs/TASK-METHOD, -2, -3, ...",
+    ),
+    config: Path | None = option("TOML file with any of the settings below; flags go first."),
+    resume: Path | None = option(
+        "Continue the run in this directory, with the settings that it has."
+    ),
+    overwrite: bool = option("Replace the run that is in --output.", default=False),
+    *,
+    settings: dict[str, Any],
+) -> int:
     """Train a model with a method, and show accuracy, bytes and epsilon with its basis.
 
     Without options: MNIST over 10 workers by distributed SGD, each message a table of 7 x 22
@@ -244,46 +246,25 @@ def run(options: RunOptions, settings: dict[str, Any]) -> int:
     Exit status: 0 if all rounds are done or the budget is spent, 2 on an error or if training
     diverged, 130 after Ctrl-C and 143 after SIGTERM.
     """
-    console, resumed = LastingConsole(), options.resume
-    if resumed is not None:
-        others = {**dict(options), **settings}
-        given = [name for name, value in others.items() if value and name != "resume"]
+    console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
+    if resume is not None:
+        others = {"output": output, "config": config, "overwrite": overwrite or None, **settings}
+        given = [name for name, value in others.items() if value is not None]
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
             raise ArgumentError(
-                f"--resume takes all settings from {resumed / 'config.toml'}: leave out {flags}"
+                f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
             )
         from diffsketch.app import session
 
-        return session.resume(resumed, console)
-    if options.overwrite and options.output is None:
+        return session.resume(resume, console)
+    if overwrite and output is None:
         raise ArgumentError("overwrite needs --output: other runs get new directories")
-    values = read_settings(options.config) if options.config is not None else {}
-    config = RunConfig(**{**values, **settings})
+    values = read_settings(config) if config is not None else {}
+    chosen = RunConfig(**{**values, **settings})
     from diffsketch.app import session
 
-    words = ["diffsketch", *sys.argv[1:]]
-    return session.start(
-        config, options.output, console, overwrite=options.overwrite, command=words
-    )
-
-
-class CompareOptions(Options):
-    """Options of `diffsketch compare` besides the settings."""
-
-    method: list[str] = option(
-        "NAME or NAME:key=value,key=value with any of the settings below; repeat it.", default=[]
-    )
-    config: Path | None = option(
-        r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
-    )
-    seeds: int = option("How many seeds, from --seed on, each method is run with.", default=1)
-    jobs: int = option("Processes at a time.", default=1)
-    output: Path | None = option(
-        "Directory for comparison.json, comparison.csv and all runs; new or empty.",
-        means="the first free of runs/compare, -2, -3, ...",
-    )
-    resume: Path | None = option("Continue the comparison in this directory.")
+    return session.start(chosen, output, console, overwrite=overwrite, command=words)
 
 
 @command(
@@ -291,7 +272,23 @@ class CompareOptions(Options):
     "--method diffsketch:per_round=0.1[/bold]",
     without=("method",),
 )
-def compare(options: CompareOptions, settings: dict[str, Any]) -> int:
+def compare(
+    method: list[str] = option(
+        "NAME or NAME:key=value,key=value with any of the settings below; repeat it.", default=[]
+    ),
+    config: Path | None = option(
+        r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
+    ),
+    seeds: int = option("How many seeds, from --seed on, each method is run with.", default=1),
+    jobs: int = option("Processes at a time.", default=1),
+    output: Path | None = option(
+        "Directory for comparison.json, comparison.csv and all runs; new or empty.",
+        means="the first free of runs/compare, -2, -3, ...",
+    ),
+    resume: Path | None = option("Continue the comparison in this directory."),
+    *,
+    settings: dict[str, Any],
+) -> int:
     """Run several methods on the same batches and devices, and print one table.
 
     Settings below are for all runs; those of methods (such as --rows) for the methods that have
@@ -304,13 +301,13 @@ def compare(options: CompareOptions, settings: dict[str, Any]) -> int:
     from diffsketch.app import compare as comparisons
 
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
-    if options.resume is not None:
-        if settings or options.given().keys() - {"resume", "jobs"}:
+    if resume is not None:
+        if method or config or output or settings or seeds != 1:
             raise ArgumentError(
-                f"--resume takes everything from {options.resume}: leave out all but --jobs"
+                f"--resume takes everything from {resume}: leave out all but --jobs"
             )
-        return comparisons.resume(options.resume, console, jobs=options.jobs, command=words)
-    shared, each = comparisons.read_comparison(options.config) if options.config else ({}, [])
+        return comparisons.resume(resume, console, jobs=jobs, command=words)
+    shared, each = comparisons.read_comparison(config) if config else ({}, [])
     for name, own in each:  # neither a flag nor a table may lose silently
         for key, value in settings.items():
             if key in own and own[key] != value:
@@ -318,35 +315,25 @@ def compare(options: CompareOptions, settings: dict[str, Any]) -> int:
                     f"{key} must not be given on the command line and differently in the file's "
                     f"[[run]] {name!r}, got {key}={value!r} and {own[key]!r} there"
                 )
-    each += [comparisons.parse_method(text) for text in options.method]
+    each += [comparisons.parse_method(text) for text in method]
     return comparisons.start(
-        {**shared, **settings},
-        each,
-        options.output,
-        console,
-        seeds=options.seeds,
-        jobs=options.jobs,
-        command=words,
-    )
-
-
-class DemoOptions(Options):
-    """Options of `diffsketch demo`."""
-
-    output: Path = option(
-        "Directory for recovery.png and recovery.csv; made if missing.", default=Path("runs/demo")
-    )
-    seed: int = option("Number that fixes all hashes of the run.", default=0, ge=0)
-    family: FamilyName = option(
-        "Hash family: blocked is the fast one, pairwise hashes each coordinate.", default="blocked"
-    )
-    data_dir: Path | None = option(
-        "Directory with MNIST's idx files, instead of the copy in the package."
+        {**shared, **settings}, each, output, console, seeds=seeds, jobs=jobs, command=words
     )
 
 
 @command()
-def demo(options: DemoOptions) -> None:
+def demo(
+    output: Path = option(
+        "Directory for recovery.png and recovery.csv; made if missing.", default=Path("runs/demo")
+    ),
+    seed: int = option("Number that fixes all hashes of the run.", default=0, ge=0),
+    family: FamilyName = option(
+        "Hash family: blocked is the fast one, pairwise hashes each coordinate.", default="blocked"
+    ),
+    data_dir: Path | None = option(
+        "Directory with MNIST's idx files, instead of the copy in the package."
+    ),
+) -> None:
     """Sketch a gradient on MNIST at several compressions and measure how well it comes back.
 
     Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
@@ -357,54 +344,17 @@ def demo(options: DemoOptions) -> None:
     from diffsketch.files import prepare_output
 
     console = LastingConsole()
-    prepare_output(options.output)
+    prepare_output(output)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Sketching a gradient", total=1.0)
         result = logic.run_demo(
-            seed=options.seed,
-            family=options.family,
-            data_dir=options.data_dir,
+            seed=seed,
+            family=family,
+            data_dir=data_dir,
             on_progress=lambda done: progress.update(task, completed=done),
         )
-    paths = logic.write_results(result, options.output)
+    paths = logic.write_results(result, output)
     console.show(*logic.report(result), wrote=paths)
-
-
-class PlanOptions(Options):
-    """Options of `diffsketch plan`."""
-
-    dim: int = option("Length of the vectors, such as gradients.", default=...)
-    rounds: int = option("Rounds of the whole run.", default=...)
-    epsilon: float = option("Target: the most that the run may cost any client.", default=...)
-    message_bytes: int = option(
-        "The most bytes of one client's message in a round.", default=..., flag="--bytes"
-    )
-    workers: int | None = option("Workers, if all of them send a message in each round.")
-    population: int | None = option("Clients that the cohort of a round is drawn from.")
-    cohort: int | None = option("Clients that send a message in a round.")
-    sampling: SamplingName = option(
-        "How a cohort is drawn: in passes over all clients, uniformly, by examples, or each client "
-        "on its own and in secret.",
-        default="shuffled",
-    )
-    delta: float = option("Delta of the target; 0 for pure differential privacy.", default=1e-5)
-    unit: Literal["coordinate", "example", "client"] = option(
-        "What is protected: a client, or (far weaker) a coordinate.", default="client"
-    )
-    relation: RelationName = option(
-        "Whether neighbours lack the unit or have another one.", default="replace"
-    )
-    trust: TrustName = option(
-        "Whom to trust: nobody (local), a secure sum (distributed) or a server (central).",
-        default="distributed",
-    )
-    norm: float = option("Norm of a client's vector; longer ones are clipped.", default=1.0)
-    spread: float = option(
-        "Variance among the vectors over what they have in common; 0: all same.", default=0.0
-    )
-    alternatives: int = option("Other methods to list, at most.", default=5)
-    as_json: bool = option("Print JSON instead of a table.", default=False, flag="--json")
-    code: bool = option("Print Python code that runs the best plan.", default=False)
 
 
 @command(
@@ -412,7 +362,40 @@ class PlanOptions(Options):
     "--bytes 2000[/bold], [bold]diffsketch plan --dim 7850 --population 6000 --cohort 1000 "
     "--rounds 60 --epsilon 8 --bytes 500[/bold]"
 )
-def plan(options: PlanOptions) -> None:
+def plan(
+    dim: int = option("Length of the vectors, such as gradients.", default=...),
+    rounds: int = option("Rounds of the whole run.", default=...),
+    epsilon: float = option("Target: the most that the run may cost any client.", default=...),
+    message_bytes: int = option(
+        "The most bytes of one client's message in a round.", default=..., flag="--bytes"
+    ),
+    workers: int | None = option("Workers, if all of them send a message in each round."),
+    population: int | None = option("Clients that the cohort of a round is drawn from."),
+    cohort: int | None = option("Clients that send a message in a round."),
+    sampling: SamplingName = option(
+        "How a cohort is drawn: in passes over all clients, uniformly, by examples, or each client "
+        "on its own and in secret.",
+        default="shuffled",
+    ),
+    delta: float = option("Delta of the target; 0 for pure differential privacy.", default=1e-5),
+    unit: Literal["coordinate", "example", "client"] = option(
+        "What is protected: a client, or (far weaker) a coordinate.", default="client"
+    ),
+    relation: RelationName = option(
+        "Whether neighbours lack the unit or have another one.", default="replace"
+    ),
+    trust: TrustName = option(
+        "Whom to trust: nobody (local), a secure sum (distributed) or a server (central).",
+        default="distributed",
+    ),
+    norm: float = option("Norm of a client's vector; longer ones are clipped.", default=1.0),
+    spread: float = option(
+        "Variance among the vectors over what they have in common; 0: all same.", default=0.0
+    ),
+    alternatives: int = option("Other methods to list, at most.", default=5),
+    as_json: bool = option("Print JSON instead of a table.", default=False, flag="--json"),
+    code: bool = option("Print Python code that runs the best plan.", default=False),
+) -> None:
     """Find the private method with the least error for a budget of epsilon and of bytes.
 
     Compares the private methods of `diffsketch run`, each with its best settings, and predicts
@@ -420,69 +403,56 @@ def plan(options: PlanOptions) -> None:
     """
     from diffsketch import planning as logic
 
-    if options.as_json and options.code:
+    if as_json and code:
         raise ArgumentError("--json and --code do not go together: the JSON has the code, too")
-    if options.workers is not None and (options.cohort or options.population) is not None:
+    if workers is not None and not (cohort is None and population is None):
         raise ArgumentError("--workers stands for --cohort and --population: leave them out")
-    each = options.cohort if options.workers is None else options.workers
+    each = cohort if workers is None else workers
     if each is None:
         raise ArgumentError("--cohort must be given, or --workers if all take part each round")
     request = logic.PlanRequest(
-        dim=options.dim,
-        cohort=each,
-        population=options.population,
-        sampling=options.sampling,
-        rounds=options.rounds,
-        target_epsilon=options.epsilon,
-        delta=options.delta,
-        message_bytes=options.message_bytes,
-        unit=logic.Unit(options.unit),
-        relation=logic.Relation(options.relation),
-        trust=logic.Trust(options.trust),
-        vector_norm=options.norm,
-        spread=options.spread,
-    )
-    found = logic.plan(request, alternatives=options.alternatives)
-    if options.as_json:
+        dim=dim, cohort=each, population=population, sampling=sampling, rounds=rounds,
+        target_epsilon=epsilon, delta=delta, message_bytes=message_bytes, unit=logic.Unit(unit),
+        relation=logic.Relation(relation), trust=logic.Trust(trust), vector_norm=norm,
+        spread=spread,
+    )  # fmt: skip
+    found = logic.plan(request, alternatives=alternatives)
+    if as_json:
         typer.echo(json.dumps(logic.to_data(found), indent=2))
-    elif options.code:
+    elif code:
         typer.echo(logic.python_code(found.best, request), nl=False)
     else:
         LastingConsole().show(*logic.report(found))
-
-
-class AuditOptions(Options):
-    """Options of `diffsketch audit`."""
-
-    output: Path = option(
-        "Directory for audit.json, audit.png and inversion.png; made if missing.",
-        default=Path("runs/audit"),
-    )
-    case: list[str] = option("Only this case (see --list); may be repeated.", default=[])
-    plant: list[str] = option(
-        "Only cases that this error applies to, with it and without: small-noise, row-blind, "
-        "no-clip, reused-noise, no-draw or float-noise; may be repeated.",
-        default=[],
-    )
-    method: str | None = option("Only this method, with the settings that follow.")
-    settings: str = option("Of the method: name=value, with spaces between.", default="")
-    dim: int = option("Length of the method's vectors.", default=100)
-    cohort: int = option("Members of the method's round.", default=2)
-    show_list: bool = option("List the cases and exit.", default=False, flag="--list")
-    quick: bool = option("Hardly any planted errors, and half of the trials.", default=False)
-    trials: int | None = option("Trials of each world; by default what each case needs.")
-    confidence: float = option(
-        "With which each lower bound holds; the rest are false alarms.", default=0.999
-    )
-    delta: float | None = option("Where epsilon is bounded; by default where a case shows most.")
-    seed: int = option("Number that fixes all but exact noise.", default=0, ge=0)
 
 
 @command(
     "Example: [bold]diffsketch audit --method sketch-gaussian --dim 7850 "
     '--settings "rows=1 cols=154 clip=1 noise_multiplier=4"[/bold]'
 )
-def audit(options: AuditOptions) -> None:
+def audit(
+    output: Path = option(
+        "Directory for audit.json, audit.png and inversion.png; made if missing.",
+        default=Path("runs/audit"),
+    ),
+    case: list[str] = option("Only this case (see --list); may be repeated.", default=[]),
+    plant: list[str] = option(
+        "Only cases that this error applies to, with it and without: small-noise, row-blind, "
+        "no-clip, reused-noise, no-draw or float-noise; may be repeated.",
+        default=[],
+    ),
+    method: str | None = option("Only this method, with the settings that follow."),
+    settings: str = option("Of the method: name=value, with spaces between.", default=""),
+    dim: int = option("Length of the method's vectors.", default=100),
+    cohort: int = option("Members of the method's round.", default=2),
+    show_list: bool = option("List the cases and exit.", default=False, flag="--list"),
+    quick: bool = option("Hardly any planted errors, and half of the trials.", default=False),
+    trials: int | None = option("Trials of each world; by default what each case needs."),
+    confidence: float = option(
+        "With which each lower bound holds; the rest are false alarms.", default=0.999
+    ),
+    delta: float | None = option("Where epsilon is bounded; by default where a case shows most."),
+    seed: int = option("Number that fixes all but exact noise.", default=0, ge=0),
+) -> None:
     """Attack bare sketches, what methods send, and planted errors; measure epsilon from below.
 
     Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
@@ -498,24 +468,20 @@ def audit(options: AuditOptions) -> None:
     from diffsketch.files import prepare_output
 
     console = LastingConsole()
-    if options.show_list:
+    if show_list:
         console.print(reports.listing())
         return
     shared: dict[str, Any] = {
-        name: getattr(options, name) for name in ("trials", "confidence", "delta", "seed")
-    }
+        "trials": trials, "confidence": confidence, "delta": delta, "seed": seed,
+    }  # fmt: skip
     check_settings(**shared)
     release = None
-    if options.method is not None:
-        release = own_release(
-            options.method, options.settings, dim=options.dim, cohort=options.cohort
-        )
-    elif options.settings:
+    if method is not None:
+        release = own_release(method, settings, dim=dim, cohort=cohort)
+    elif settings:
         raise ArgumentError("--settings must come with --method")
-    selection = select(
-        names=options.case, plants=options.plant, release=release, is_quick=options.quick
-    )
-    prepare_output(options.output)
+    selection = select(names=case, plants=plant, release=release, is_quick=quick)
+    prepare_output(output)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Auditing", total=1.0)
         suite = run_suite(
@@ -525,31 +491,27 @@ def audit(options: AuditOptions) -> None:
             ),
             **shared,
         )
-    paths = reports.write_results(suite, options.output)
+    paths = reports.write_results(suite, output)
     console.show(*reports.report(suite), wrote=paths)
-
-
-class ReportOptions(Options):
-    """Options of `diffsketch report`."""
-
-    runs: list[Path] = option(
-        "Directories of runs or comparisons, or with some of them below.",
-        default=...,
-        argument="RUN_DIR...",
-    )
-    output: Path | None = option(
-        "Directory for index.html, figures and data; must be new or empty.",
-        means="the first free of runs/report, -2, -3, ...",
-    )
-    title: str = option("Of the page.", default="", means="from the tasks")
-    no_pictures: bool = option("No SVG and PNG files: faster.", default=False)
 
 
 @command(
     "Examples: [bold]diffsketch report runs[/bold], "
     "[bold]diffsketch report runs/compare runs/mnist-none --output pages/first[/bold]"
 )
-def report(options: ReportOptions) -> None:
+def report(
+    runs: list[Path] = option(
+        "Directories of runs or comparisons, or with some of them below.",
+        default=...,
+        argument="RUN_DIR...",
+    ),
+    output: Path | None = option(
+        "Directory for index.html, figures and data; must be new or empty.",
+        means="the first free of runs/report, -2, -3, ...",
+    ),
+    title: str = option("Of the page.", default="", means="from the tasks"),
+    no_pictures: bool = option("No SVG and PNG files: faster.", default=False),
+) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
 
     One HTML file that needs no network, with interactive plots; also SVG and PNG pictures, and all
@@ -558,7 +520,6 @@ def report(options: ReportOptions) -> None:
 
     Exit status: 0, or 2 on an error; then nothing was written.
     """
-    output = options.output
     if output is not None and output.is_dir() and any(output.iterdir()):
         raise ArgumentError(f"output must be a new or empty directory, got output={str(output)!r}")
     from diffsketch.app.files import free_name
@@ -566,36 +527,32 @@ def report(options: ReportOptions) -> None:
     from diffsketch.pages.write import write_page
 
     words = shlex.join(["diffsketch", *sys.argv[1:]])
-    page = page_of_runs(options.runs, title=options.title, command=words)
+    page = page_of_runs(runs, title=title, command=words)
     path = output or free_name(Path("runs") / "report")
-    written = write_page(page, path, pictures=not options.no_pictures)
+    written = write_page(page, path, pictures=not no_pictures)
     folders = [file.parent for file in written]
     below = [f"{one} ({folders.count(one)} files)" for one in dict.fromkeys(folders) if one != path]
     LastingConsole().show(wrote=[*(file for file in written if file.parent == path), *below])
-
-
-class ReproduceOptions(Options):
-    """Options of `diffsketch reproduce`."""
-
-    name: list[str] = option(
-        "Only these experiments (see --list); all without.", default=[], argument="NAME"
-    )
-    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False)
-    output: Path | None = option(
-        "Directory for the page, the numbers and the cache; continued if it has them.",
-        means="runs/reproduction, or runs/reproduction-quick with --quick",
-    )
-    jobs: int | None = option("Processes at a time.", means="as many as there are cores")
-    show_list: bool = option(
-        "List the experiments, with rough times, and exit.", default=False, flag="--list"
-    )
 
 
 @command(
     "Examples: [bold]diffsketch reproduce --quick[/bold], "
     "[bold]diffsketch reproduce mnist audit[/bold]"
 )
-def reproduce(options: ReproduceOptions) -> int:
+def reproduce(
+    name: list[str] = option(
+        "Only these experiments (see --list); all without.", default=[], argument="NAME"
+    ),
+    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False),
+    output: Path | None = option(
+        "Directory for the page, the numbers and the cache; continued if it has them.",
+        means="runs/reproduction, or runs/reproduction-quick with --quick",
+    ),
+    jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
+    show_list: bool = option(
+        "List the experiments, with rough times, and exit.", default=False, flag="--list"
+    ),
+) -> int:
     """Run the paper's evaluation again, and make a page of it: what it claims, and what is true.
 
     Writes index.html, which needs no network, pictures, all numbers as CSV and results.json.
@@ -606,17 +563,16 @@ def reproduce(options: ReproduceOptions) -> int:
     after Ctrl-C and 143 after SIGTERM.
     """
     console = LastingConsole()
-    processes = options.jobs if options.jobs is not None else len(os.sched_getaffinity(0))
-    if options.show_list:  # which needs neither PyTorch nor pictures
+    processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    if show_list:  # which needs neither PyTorch nor pictures
         from diffsketch.reproduction.listing import listing
 
         console.show(*listing(processes))
         return 0
     from diffsketch.reproduction import reproduce as logic
 
-    folder = "reproduction-quick" if options.quick else "reproduction"
-    output = options.output or Path("runs") / folder
-    return logic.reproduce(options.name, output, console, reduced=options.quick, jobs=processes)
+    default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
+    return logic.reproduce(name, output or default, console, reduced=quick, jobs=processes)
 
 
 def main() -> None:

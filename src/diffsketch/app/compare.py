@@ -176,12 +176,7 @@ def contenders_of(
 ) -> list[Contender]:
     """The rows of the comparison.
 
-    A shared setting of methods (such as `rows`) goes to the methods that have it.
-
-    Args:
-        shared: For all of them.
-        each: Name and settings of each.
-        fields_of: The settings of each method.
+    A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`.
 
     Raises:
         ArgumentError: There are none, two have one name, or nobody uses a shared setting.
@@ -267,34 +262,25 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
         MismatchError: What is there is not this run.
     """
     with threads(member.config.threads):
+        built = None
         if recovered(member.path):
             directory = RunDirectory.open(member.path)
-            built = None
         elif stop():
             return Result(member.name, member.seed, None, {}, [])
         else:
             built = build(member.config)
             directory = RunDirectory.create(member.path, built.config, command=command)
         with directory:
-            if built is None:
-                _check_member(member, directory)
-                built = build(directory.config)
-            session(
-                built,
-                directory,
-                show=lambda training: tell(training.round_index / max(training.rounds, 1)),
-                stop=stop,
-            )
-            return _result(member, directory)
-
-
-def _finished(member: Member) -> Result | None:
-    """The result of a run, if it is finished; raises if it is damaged or not this run."""
-    if not recovered(member.path):
-        return None
-    with RunDirectory.open(member.path) as directory:
-        _check_member(member, directory)
-        return _result(member, directory) if directory.finished else None
+            _check_member(member, directory)
+            if not directory.finished:
+                session(
+                    built or build(directory.config),
+                    directory,
+                    show=lambda training: tell(training.round_index / max(training.rounds, 1)),
+                    stop=stop,
+                )
+            curve = read_metrics(directory.metrics)
+            return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
@@ -311,11 +297,6 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
                 f"{directory.path}: is no run of this comparison, whose plan has {name}={wanted!r} "
                 f"for it: it has {name}={found!r}"
             )
-
-
-def _result(member: Member, directory: RunDirectory) -> Result:
-    curve = read_metrics(directory.metrics)
-    return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -459,14 +440,14 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare runs of so many seeds, from the shared one on; the exit status.
+    """Compare runs with so many seeds, from the shared one on; the exit status.
 
     Args:
         shared: Settings of all runs.
         each: Name and settings of each.
         output: A new or empty directory; by default a new one below `runs`.
         console: Where to show it.
-        seeds: How many there are.
+        seeds: Number of seeds.
         jobs: Processes at a time.
         command: For the record.
 
@@ -540,20 +521,17 @@ def _run(
         warnings_in_lines(progress.console),
     ):
         task = progress.add_task("Comparing", total=1.0)
-        done = {member: found for member in members if (found := _finished(member)) is not None}
-        rest = [member for member in members if member not in done]
 
         def watch(shares: Sequence[float | None]) -> None:
-            part = sum(share or 0.0 for share in shares)
-            begun = zip(rest, shares, strict=True)
+            begun = zip(members, shares, strict=True)
             now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
-            share = (len(members) - len(rest) + part) / len(members)
+            share = sum(share or 0.0 for share in shares) / len(members)
             progress.update(task, completed=share, description=f"Comparing {'; '.join(now)}")
 
         try:
-            made = run_all(
+            results = run_all(
                 partial(run_one, command=command),
-                rest,
+                members,
                 processes=jobs,
                 watch=watch,
                 stop=lambda: interrupts.signal is not None,
@@ -561,8 +539,6 @@ def _run(
             )
         except PoolBroken as error:
             raise ComparisonBroken("a process of the comparison was ended") from error
-    done |= dict(zip(rest, made, strict=True))
-    results = [done[member] for member in members]
     if any(result.summary is None for result in results):
         print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
         return interrupts.exit_status

@@ -81,10 +81,6 @@ def run_demo(
         family: The hash family of the sketches.
         data_dir: Where MNIST's idx files are; None takes the copy in the package.
         on_progress: Called with the share of the work that is done, from 0 to 1.
-
-    Raises:
-        ArgumentError: `seed` or `family` is not valid.
-        DataError: The data cannot be read, or has nothing to learn from.
     """
     key = SketchKey.from_integer(seed)
     gradient = logistic_gradient(load_mnist(data_dir, split="train"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from diffsketch.errors import DiffSketchError
 
@@ -26,9 +26,7 @@ Watch = Callable[[Sequence[float | None]], None]
 """Told the share of each item that is done; None before it is begun."""
 
 _Item = TypeVar("_Item")
-_Given = TypeVar("_Given", contravariant=True)
 _Result = TypeVar("_Result")
-_Made = TypeVar("_Made", covariant=True)
 
 _LOOK_SECONDS, _TELL_SECONDS = 0.25, 0.1
 _NOT_BEGUN = -1.0
@@ -38,15 +36,8 @@ class PoolBroken(DiffSketchError):  # noqa: N818 - it says what happened
     """A process that did a part of the work is gone."""
 
 
-class Work(Protocol[_Given, _Made]):
-    """A function of a module, so that processes can be given it."""
-
-    def __call__(self, item: _Given, *, tell: Tell, stop: Stop) -> _Made:
-        """The result; after `stop` says so, whatever stands for an item that is not done."""
-
-
 def run_all(
-    work: Work[_Item, _Result],
+    work: Callable[..., _Result],
     items: Sequence[_Item],
     *,
     processes: int,
@@ -63,14 +54,13 @@ def run_all(
     any number of processes.
 
     Args:
-        work: Called with each item.
+        work: Function of a module, called with each item, `tell` and `stop`. After `stop` says so
+            it returns something that stands for an item that is not done.
         items: Sent to the processes.
         processes: At a time.
         watch: Called now and then while the work goes on.
-        stop: Asked now and then; from then on `work` is told to stop, and called for the items
-            that are left, which it is to leave alone.
-        quiet: Warnings that are not shown by other processes than this one: their lines would get
-            into each other.
+        stop: Asked now and then.
+        quiet: Warnings that other processes do not show: their lines would get into each other.
 
     Raises:
         PoolBroken: A process was killed.
@@ -109,7 +99,7 @@ def run_all(
 
 
 def _in_this_process(
-    work: Work[_Item, _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
+    work: Callable[..., _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
 ) -> list[_Result]:
     shares, due, results = [_NOT_BEGUN] * len(items), 0.0, []
     for index, item in enumerate(items):
@@ -152,7 +142,7 @@ def _end_with_parent() -> None:
 
 
 def _in_process(
-    work: Work[_Item, _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
+    work: Callable[..., _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
 ) -> _Result:
     def tell(share: float) -> None:
         _shares[index] = share

@@ -53,16 +53,10 @@ def option(
     argument: str = "",
     **limits: Any,
 ) -> Any:
-    """Field of a model of options.
+    """Field of a model of options: `default=...` if it must be given, limits as pydantic has them.
 
-    Args:
-        text: Description for `--help`.
-        default: Its value if none is given; `...` if it must be.
-        section: Heading in `--help` and in files.
-        means: Meaning of the default, if it is not shown as it is.
-        flag: Name of the option, if it is not that of the field.
-        argument: Name of the argument, if it is one and no option.
-        limits: Of pydantic: `ge`, `gt`, `le`, `lt`, `min_length`.
+    `means` says what the default stands for, `flag` is given if it is not the field's name, and
+    `argument` is the name of an argument that is no option.
     """
     extra: Any = {"section": section, "means": means, "flag": flag, "argument": argument}
     return Field(default, description=text, json_schema_extra=extra, **limits)
@@ -252,29 +246,17 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One option, as the command line and tables need it.
-
-    Attributes:
-        name: Of the field.
-        kind: Type of its values, such as `int`; `str` if there are choices.
-        choices: The only texts allowed; empty if any is.
-        default: Its value if none is given; `PydanticUndefined` if it must be.
-        text: Description for `--help`.
-        section: Heading in `--help` and in files.
-        means: Meaning of the default, if it is not shown as it is.
-        flag: Option of the command line.
-        argument: Name of the argument, if it is one and no option.
-    """
+    """One option, as the command line and tables need it."""
 
     name: str
-    kind: Any
+    kind: Any  # type of its values; str if there are choices
     choices: tuple[str, ...]
-    default: Any
+    default: Any  # PydanticUndefined if it must be given
     text: str
-    section: str
-    means: str
+    section: str  # heading in --help and in files
+    means: str  # of the default, if it is not shown as it is
     flag: str
-    argument: str
+    argument: str  # name, if it is no option
 
 
 @cache
@@ -292,13 +274,10 @@ def describe(model: type[BaseModel]) -> dict[str, Setting]:
 
 
 def parse_setting(name: str, text: str) -> Value:
-    """The value of a setting from text, such as `7` or `true`.
+    """The value of a setting from text, such as `7` or `true`; an `ArgumentError` if it is none.
 
     >>> parse_setting("learning_rate", "1e-2")
     0.01
-
-    Raises:
-        ArgumentError: The text is no value of this setting.
     """
     value: object = text  # refused as text, if it is no number
     with contextlib.suppress(ValidationError):
@@ -347,12 +326,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def checked_table(table: Mapping[str, object], where: str) -> dict[str, Value]:
     """The table with values in the types of their settings.
 
-    Args:
-        table: Names and values, as they were read.
-        where: The file or the place in it, with which errors begin.
-
     Raises:
-        DataError: A key is unknown, or a value is not what its setting expects.
+        DataError: A key is unknown, or a value is not allowed; its text begins with `where`.
     """
     try:
         config = RunConfig(**table)  # type: ignore[arg-type]
@@ -438,11 +413,7 @@ have them."""
 
 
 def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfig:
-    """The settings completed with those of the task, where nothing is given.
-
-    Args:
-        config: Given settings.
-        fields: The settings of the method.
+    """The given settings completed with those of the task, for a method with these fields.
 
     Raises:
         ArgumentError: Something is given that the task, the algorithm or the method does not use.
