@@ -128,6 +128,7 @@ def rounds_of(config: RunConfig) -> int:
     return simulation.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUDGETED)
 def test_noise_lasts_for_all_rounds_and_not_for_more(name: str) -> None:
     config = RunConfig(**BUDGET, **BUDGETED[name])
@@ -228,15 +229,6 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranges(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         build(RunConfig(**{**SMALL, **settings}))
-
-
-def test_batches_larger_than_what_there_is() -> None:
-    one, other = (
-        build(RunConfig(method="none", batch_size=size, **SMALL)).simulation for size in (10, 2**40)
-    )
-    for simulation in (one, other):
-        simulation.step()
-    assert torch.equal(one.weights, other.weights)
 
 
 CENTRAL: dict[str, Any] = {

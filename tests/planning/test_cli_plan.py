@@ -7,13 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from diffsketch.cli import RelationName, SamplingName, TrustName, UnitName, app, main
+from diffsketch.app.cli import app, main
+from diffsketch.app.settings import RelationName, SamplingName, TrustName, UnitName
 from diffsketch.planning import SAMPLINGS, Relation, Trust, Unit
 from diffsketch.privacy import BudgetExceeded
 
@@ -187,8 +188,8 @@ def test_messages_that_are_larger_are_called_so() -> None:
 
 def test_names_are_those_of_the_library() -> None:
     for mine, theirs in ((UnitName, Unit), (RelationName, Relation), (TrustName, Trust)):
-        assert {name.value for name in mine} == {name.value for name in theirs}
-    assert {name.value for name in SamplingName} == set(SAMPLINGS)
+        assert set(get_args(mine)) == set(theirs)
+    assert set(get_args(SamplingName)) == set(SAMPLINGS)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from diffsketch.app.settings import (
     SamplingName,
     Setting,
     TrustName,
+    UnitName,
     describe,
     option,
     read_settings,
@@ -378,7 +379,7 @@ def plan(
         default="shuffled",
     ),
     delta: float = option("Delta of the target; 0 for pure differential privacy.", default=1e-5),
-    unit: Literal["coordinate", "example", "client"] = option(
+    unit: UnitName = option(
         "What is protected: a client, or (far weaker) a coordinate.", default="client"
     ),
     relation: RelationName = option(
@@ -441,14 +442,14 @@ def audit(
         default=[],
     ),
     method: str | None = option("Only this method, with the settings that follow."),
-    settings: str = option("Of the method: name=value, with spaces between.", default=""),
+    settings: str = option("Settings of the method: name=value, with spaces between.", default=""),
     dim: int = option("Length of the method's vectors.", default=100),
-    cohort: int = option("Members of the method's round.", default=2),
+    cohort: int = option("Clients of the method's round.", default=2),
     show_list: bool = option("List the cases and exit.", default=False, flag="--list"),
     quick: bool = option("Hardly any planted errors, and half of the trials.", default=False),
     trials: int | None = option("Trials of each world; by default what each case needs."),
     confidence: float = option(
-        "With which each lower bound holds; the rest are false alarms.", default=0.999
+        "Probability that a lower bound holds; the rest are false alarms.", default=0.999
     ),
     delta: float | None = option("Where epsilon is bounded; by default where a case shows most."),
     seed: int = option("Number that fixes all but exact noise.", default=0, ge=0),
@@ -509,7 +510,7 @@ def report(
         "Directory for index.html, figures and data; must be new or empty.",
         means="the first free of runs/report, -2, -3, ...",
     ),
-    title: str = option("Of the page.", default="", means="from the tasks"),
+    title: str = option("Title of the page.", default="", means="from the tasks"),
     no_pictures: bool = option("No SVG and PNG files: faster.", default=False),
 ) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.

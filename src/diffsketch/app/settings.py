@@ -36,6 +36,7 @@ MethodName: TypeAlias = Literal[
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
 RelationName: TypeAlias = Literal["replace", "add-or-remove"]
 TrustName: TypeAlias = Literal["local", "distributed", "central"]
+UnitName: TypeAlias = Literal["coordinate", "example", "client"]
 SamplingName: TypeAlias = Literal["weighted", "uniform", "shuffled", "poisson"]
 
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
@@ -185,9 +186,9 @@ class RunConfig(Options):
 
     server_step: float = _server("Factor of the mean update.", default=1.0, gt=0, le=1e38)
     schedule: Literal["constant", "sqrt", "linear", "cosine"] = _server(
-        "Of the steps over the rounds.", default="constant"
+        "Course of the steps over the rounds.", default="constant"
     )
-    momentum: float = _server("Of the mean update.", default=0.0, ge=0, lt=1)
+    momentum: float = _server("Momentum of the mean update.", default=0.0, ge=0, lt=1)
     update_clip: float | None = _server("Largest norm of the mean update.", means="no limit", gt=0)
     averaging: float = _server(
         "Weight of the past in the averaged model; 0 is off.", default=0.0, ge=0, lt=1
