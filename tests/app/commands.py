@@ -23,6 +23,13 @@ def invoke(*arguments: str | Path, columns: int = 100) -> Result:
     return CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
 
 
+def done(*arguments: str | Path, columns: int = 100) -> Result:
+    """Run `diffsketch` with these arguments, which has to succeed."""
+    result = invoke(*arguments, columns=columns)
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def refused(result: Result) -> str:
     """What a command said that failed: one line, and nothing but it on its standard error."""
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output

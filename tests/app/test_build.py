@@ -37,7 +37,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_resolved_settings_build_the_same(method: str, tmp_path: Path) -> None:
+def test_resolved_settings_build_the_same(method: Any, tmp_path: Path) -> None:
     built = build(RunConfig(method=method, **SMALL, **NEEDED.get(method, {})))
     path = tmp_path / "config.toml"
     path.write_text(to_toml(built.config), encoding="utf-8")

@@ -23,7 +23,7 @@ from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.loading import names
 from diffsketch.training.data import ImageDataset
-from tests.app.commands import invoke, refused
+from tests.app.commands import done, invoke, refused
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -285,8 +285,7 @@ def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
         "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
         "--levels", "4", "--trials", "4000", flag, "--output", "out",
     ]  # fmt: skip
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
+    done(*arguments)
     assert read_settings(here / "out" / "config.toml")["rotate"] is value
 
 

@@ -31,7 +31,7 @@ from diffsketch.app.pool import PoolBroken, run_all
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.training.simulation import Simulation
-from tests.app.commands import interrupted_in_round, invoke, read, refused
+from tests.app.commands import done, interrupted_in_round, invoke, read, refused
 
 # In a module of its own, so that a process can import it.
 WORK = """
@@ -134,7 +134,7 @@ NEEDED = {
 def compared(here: Path) -> Path:
     """A comparison that is finished."""
     methods = ["--method", "none", "--method", "none:learning_rate=0.5"]
-    assert invoke("compare", *SHORT, *methods, "--output", "out").exit_code == 0
+    done("compare", *SHORT, *methods, "--output", "out")
     return here / "out"
 
 
@@ -145,8 +145,7 @@ def test_flags_do_not_lose_silently(here: Path) -> None:
     assert "--rounds must not be given on the command line and differently" in said
     assert "[[run]] 'a', got --rounds=3 and 4 there" in said
     assert not (here / "out").exists()
-    same = invoke("compare", "--config", "all.toml", "--rounds", "4", "--output", "out")
-    assert same.exit_code == 0, same.output
+    done("compare", "--config", "all.toml", "--rounds", "4", "--output", "out")
 
 
 def test_a_changed_plan_is_refused(compared: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_changed_plan_is_refused(compared: Path) -> None:
         plan.write_text(changed)
         assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", compared))
     plan.write_text(content)
-    assert invoke("compare", "--resume", compared).exit_code == 0
+    done("compare", "--resume", compared)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_runs_of_others_are_refused(compared: Path, finished: bool) -> None:
 
 
 @pytest.mark.parametrize("method", ["diffsketch", "skellam", "cpsgd"])
-def test_own_runs_are_known(tmp_path: Path, method: str) -> None:
+def test_own_runs_are_known(tmp_path: Path, method: Any) -> None:
     """Whatever the task and the method have added to what the plan says."""
     config = RunConfig(
         method=method, workers=3, samples=10, rounds=2,
@@ -217,7 +216,7 @@ def test_damaged_measurements_of_a_member(compared: Path) -> None:
 
 def test_lost_times_of_a_member(compared: Path) -> None:
     (compared / "none" / "seed-0" / "times.json").write_text("{")
-    assert invoke("compare", "--resume", compared).exit_code == 0
+    done("compare", "--resume", compared)
     rows = read(compared / "comparison.json")["rows"]
     assert rows[0]["milliseconds_per_round"] is None
     assert rows[1]["milliseconds_per_round"] > 0
@@ -235,8 +234,7 @@ def test_one_process_at_a_time(compared: Path) -> None:
 
 def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
-    result = invoke("compare", *SHORT, "--rounds", "8", *methods, "--output", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    result = done("compare", *SHORT, "--rounds", "8", *methods, "--output", tmp_path / "out")
     assert result.output.rstrip().endswith("Diverged: 1 of 2 runs.")
     assert "warning: round 1: NaN or infinite values in the vectors of" in result.output
     assert result.stderr == ""
@@ -268,12 +266,11 @@ SMALL = ["--workers", "4", "--samples", "30", "--rounds", "20", "--evaluate-ever
 
 @pytest.mark.slow
 def test_table_and_files(here: Path) -> None:
-    result = invoke(
+    result = done(
         "compare", *SMALL, "--rows", "3", "--cols", "22", "--seeds", "2", "--seed", "5",
         "--method", "none", "--method", "sketch", "--method", "sketch-laplace:per_round=0.5,rows=1",
         "--method", "none:learning_rate=1e38", "--output", "out", columns=80,
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     assert all(len(line) <= 80 for line in result.stdout.splitlines() if "Wrote" not in line)
     assert "…" not in result.output
     for text in (
@@ -313,17 +310,16 @@ def test_table_and_files(here: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_the_same_and_can_be_interrupted(here: Path) -> None:
     arguments = ["compare", *SMALL, "--method", "none", "--method", "diffsketch"]
-    assert invoke(*arguments, "--output", "whole").exit_code == 0
+    done(*arguments, "--output", "whole")
     with interrupted_in_round(10):  # of the first run
         result = invoke(*arguments, "--output", "parts")
     assert result.exit_code == 130
     assert "Continue with: diffsketch compare --resume parts" in result.output
     assert not (here / "parts" / "comparison.json").exists()
-    result = invoke("compare", "--resume", "parts", "--jobs", "2")
-    assert result.exit_code == 0, result.output
+    result = done("compare", "--resume", "parts", "--jobs", "2")
     table = (here / "parts" / "comparison.csv").read_bytes()
     # What is finished is not run again.
-    assert invoke("compare", "--resume", "parts").exit_code == 0
+    done("compare", "--resume", "parts")
     assert (here / "parts" / "comparison.csv").read_bytes() == table
     for run in ("none/seed-0", "diffsketch/seed-0"):
         for name in ("metrics.jsonl", "model.safetensors", "config.toml"):
@@ -371,8 +367,7 @@ def test_file_with_tables(here: Path) -> None:
         'workers = 3\nsamples = 20\nrounds = 4\n[[run]]\nname = "plain"\nmethod = "none"\n'
         '[[run]]\nmethod = "sketch"\nrows = 1\ncols = 50\n'
     )
-    result = invoke("compare", "--config", "all.toml", "--rounds", "3", "--output", "out")
-    assert result.exit_code == 0, result.output
+    done("compare", "--config", "all.toml", "--rounds", "3", "--output", "out")
     rows = read(here / "out" / "comparison.json")["rows"]
     assert [row["name"] for row in rows] == ["plain", "sketch:rows=1,cols=50"]
     assert [row["rounds"] for row in rows] == [3, 3]

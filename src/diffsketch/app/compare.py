@@ -479,13 +479,8 @@ def start(
             )
     path = output or free_name(Path("runs") / "compare")
     prepare_output(path)
-    lock = locked(path)
-    try:
-        numbers = list(range(first, first + seeds))
-        write_plan(contenders, numbers, path)
-        return _run(contenders, numbers, path, console, jobs=jobs, command=command)
-    finally:
-        os.close(lock)
+    numbers = list(range(first, first + seeds))
+    return _run(contenders, numbers, path, console, jobs=jobs, command=command)
 
 
 def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> int:
@@ -498,11 +493,7 @@ def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> in
     """
     check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders, seeds = read_plan(path)
-    lock = locked(path)
-    try:
-        return _run(contenders, seeds, path, console, jobs=jobs, command=command)
-    finally:
-        os.close(lock)
+    return _run(contenders, seeds, path, console, jobs=jobs, command=command)
 
 
 def _run(
@@ -514,7 +505,32 @@ def _run(
     jobs: int,
     command: list[str],
 ) -> int:
-    members = members_of(contenders, seeds, path)
+    lock = locked(path)
+    try:
+        if not has_plan(path):
+            write_plan(contenders, seeds, path)
+        results, status = _results(members_of(contenders, seeds, path), console, jobs, command)
+        if any(result.summary is None for result in results):
+            print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
+            return status
+        rows = rows_of(results)
+        paths = write_results(results, rows, path)
+    finally:
+        os.close(lock)
+    for part in report(rows, seeds=seeds):
+        console.print(part, highlight=False)
+    for file in paths:
+        print_line(console, f"Wrote {file}")
+    outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
+    if diverged := outcomes.count("diverged"):
+        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
+    return 0
+
+
+def _results(
+    members: Sequence[Member], console: Console, jobs: int, command: list[str]
+) -> tuple[list[Result], int]:
+    """Run all members under a progress bar; also the exit status of a signal that came."""
     with (
         Interrupts() as interrupts,
         Progress(console=console, transient=True) as progress,
@@ -539,16 +555,4 @@ def _run(
             )
         except PoolBroken as error:
             raise ComparisonBroken("a process of the comparison was ended") from error
-    if any(result.summary is None for result in results):
-        print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
-        return interrupts.exit_status
-    rows = rows_of(results)
-    paths = write_results(results, rows, path)
-    for part in report(rows, seeds=seeds):
-        console.print(part, highlight=False)
-    for file in paths:
-        print_line(console, f"Wrote {file}")
-    outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
-    if diverged := outcomes.count("diverged"):
-        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
-    return 0
+    return results, interrupts.exit_status
