@@ -23,6 +23,7 @@ from diffsketch.app.files import (
     RunDirectory,
     RunFiles,
     check_versions,
+    free_name,
     has_run,
     locked,
     look,
@@ -305,6 +306,8 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
         assert (files.identity, files.start) == (directory.identity, directory.start)
         directory.write_results(model=b"model", summary={"accuracy": 0.5})
     assert (files.finished, files.summary()) == (True, {"accuracy": 0.5})
+    (tmp_path / "command.txt").unlink()
+    assert files.command == ""  # for the record only
 
 
 def test_nothing_is_locked_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +328,7 @@ def test_nothing_is_locked_or_changed(tmp_path: Path, monkeypatch: pytest.Monkey
         RunDirectory.open(tmp_path)
 
 
-def test_other_versions_are_shown(tmp_path: Path) -> None:
+def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
     begin(tmp_path)
     path = tmp_path / "run.json"
     start = json.loads(path.read_text())
@@ -333,6 +336,8 @@ def test_other_versions_are_shown(tmp_path: Path) -> None:
     start["versions"] = {"diffsketch": "0.0.1", "torch": 2}
     path.write_bytes(sealed(start))
     assert look(tmp_path).start["versions"] == {"diffsketch": "0.0.1", "torch": "2"}
+    with pytest.raises(MismatchError, match=r"begun with diffsketch 0\.0\.1"):
+        RunDirectory.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -378,3 +383,8 @@ def test_the_digest_is_of_all_source_or_of_parts(
     source_digest.cache_clear()
     assert source_digest() != whole
     source_digest.cache_clear()
+
+
+def test_free_names(tmp_path: Path) -> None:
+    names = [free_name(tmp_path / "runs" / "a").name for _ in range(3)]
+    assert names == ["a", "a-2", "a-3"]
