@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one, and locks. Imports nothing of ours."""
+"""Writing files so that a reader never sees half of one, and locks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-__all__ = [
-    "LockBusy",
-    "LockLost",
-    "LockUnavailable",
-    "leftovers",
-    "locked_beside",
-    "prepare_output",
-    "replace_file",
-    "replace_files",
-    "synchronise",
-]
 
 _PAUSE = 0.01  # seconds between looks at a lock
 
@@ -55,8 +43,18 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise LockUnavailable(f"{lock} cannot be opened ({error})") from error
+    deadline = time.monotonic() + wait
     try:
-        _acquire(handle, wait, path)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise LockBusy(
+                        f"another process holds the lock of {path}, for more than {wait:g} s"
+                    ) from None
+                time.sleep(_PAUSE)
         if not _is_file(handle, lock):
             raise LockBusy(f"{lock} was removed or replaced meanwhile")
         yield
@@ -67,11 +65,7 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
 
 
 def synchronise(folder: Path) -> None:
-    """Make sure that new names in a folder are on the disk, too.
-
-    Raises:
-        OSError: The folder cannot be opened.
-    """
+    """Make sure that new names in a folder are on the disk, too."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -80,11 +74,7 @@ def synchronise(folder: Path) -> None:
 
 
 def prepare_output(directory: Path) -> None:
-    """Make the output directory, before any time is spent on results that could not be kept.
-
-    Raises:
-        OSError: It cannot be made, or is something else.
-    """
+    """Make the output directory, before any time is spent on results that could not be kept."""
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "must be a directory", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
@@ -134,21 +124,6 @@ def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:
     """Temporary files of a process that was killed while it wrote files of these names."""
     found = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
     return [path for path in found if path.suffixes[-2][1:].isdecimal()]
-
-
-def _acquire(handle: int, wait: float, path: Path) -> None:
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise LockBusy(
-                    f"another process holds the lock of {path}, for more than {wait:g} s"
-                ) from None
-            time.sleep(_PAUSE)
-        else:
-            return
 
 
 def _is_file(handle: int, path: Path) -> bool:

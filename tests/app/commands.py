@@ -13,7 +13,7 @@ from unittest import mock
 
 from typer.testing import CliRunner, Result
 
-from diffsketch.cli import app
+from diffsketch.app.cli import app
 from diffsketch.training.simulation import Simulation
 
 
@@ -21,6 +21,13 @@ def invoke(*arguments: str | Path, columns: int = 100) -> Result:
     """Run `diffsketch` with these arguments, on a terminal of so many columns."""
     words = [str(argument) for argument in arguments]
     return CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+
+
+def done(*arguments: str | Path, columns: int = 100) -> Result:
+    """Run `diffsketch` with these arguments, which has to succeed."""
+    result = invoke(*arguments, columns=columns)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 def refused(result: Result) -> str:

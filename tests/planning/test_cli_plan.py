@@ -7,13 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from diffsketch.cli import RelationName, SamplingName, TrustName, UnitName, app, main
+from diffsketch.app.cli import app, main
+from diffsketch.app.settings import RelationName, SamplingName, TrustName, UnitName
 from diffsketch.planning import SAMPLINGS, Relation, Trust, Unit
 from diffsketch.privacy import BudgetExceeded
 
@@ -140,7 +141,7 @@ def test_help_is_quick_and_names_the_options() -> None:
         assert text in printed
     code = (
         "import sys\n"
-        "from diffsketch.cli import app\n"
+        "from diffsketch.app.cli import app\n"
         "app(['plan', '--help'], standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'dp_accounting')))\n"
     )
@@ -187,8 +188,8 @@ def test_messages_that_are_larger_are_called_so() -> None:
 
 def test_names_are_those_of_the_library() -> None:
     for mine, theirs in ((UnitName, Unit), (RelationName, Relation), (TrustName, Trust)):
-        assert {name.value for name in mine} == {name.value for name in theirs}
-    assert {name.value for name in SamplingName} == set(SAMPLINGS)
+        assert set(get_args(mine)) == set(theirs)
+    assert set(get_args(SamplingName)) == set(SAMPLINGS)
 
 
 @pytest.mark.parametrize(

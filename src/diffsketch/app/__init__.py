@@ -1,4 +1,1 @@
-"""A run: its settings, its directory, checkpoints, resuming, comparing.
-
-Imports `engines` and everything below it; only the command line imports it.
-"""
+"""Runs: settings, directories, checkpoints, comparisons and the command line."""

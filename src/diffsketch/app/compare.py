@@ -1,18 +1,17 @@
-"""Comparisons: several methods on the same batches and devices, over seeds."""
+"""Comparisons: several methods on the same batches and devices, over seeds, in one table."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,9 +35,9 @@ from diffsketch.app.files import (
 from diffsketch.app.pool import PoolBroken, Stop, Tell, run_all
 from diffsketch.app.session import (
     Interrupts,
-    Status,
     bytes_in_words,
     epsilon_from_data,
+    print_line,
     session,
     threads,
     warnings_in_lines,
@@ -49,30 +48,33 @@ from diffsketch.app.settings import (
     RunConfig,
     Value,
     checked_table,
-    describe,
     nearest,
+    parse_setting,
     read_toml,
     with_task_defaults,
 )
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
-from diffsketch.privacy.claim import Basis
 from diffsketch.training.aggregate import NonFiniteUpdate
 
-_PLAN = "comparison.plan.json"
-_TABLES, _NAME = "run", "name"
-_FORMAT = "diffsketch comparison 1"
+_PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
+_SEED_END = 2**63
+_COLUMNS = (
+    "name", "seed", "outcome", "diverging", "rounds", "loss", "accuracy", "best_accuracy",
+    "message_bytes", "bytes_up", "bytes_down", "compression", "epsilon", "delta", "basis", "unit",
+    "relation", "trust", "noised_share", "milliseconds_per_round",
+)  # fmt: skip
+_ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
+
+
+class ComparisonBroken(DiffSketchError):  # noqa: N818 - it says what happened
+    """A process that ran a part of a comparison is gone. Its checkpoints are kept."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table: a name, and settings for any seed.
-
-    Args:
-        name: For the table; different from the others'.
-        settings: By name, without the seed.
-    """
+    """One row of the table: a name that no other has, and settings for any seed."""
 
     name: str
     settings: Mapping[str, Value]
@@ -90,6 +92,27 @@ class Contender:
         return f"{text[:_KEPT].rstrip('-.')}-{hashlib.sha256(self.name.encode()).hexdigest()[:12]}"
 
 
+@dataclass(frozen=True)
+class Member:
+    """One run of a comparison."""
+
+    name: str
+    seed: int
+    path: Path
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one run, for the row of that name."""
+
+    name: str
+    seed: int
+    summary: dict[str, Any] | None  # None if it was interrupted
+    times: dict[str, float]  # empty if they are not known
+    curve: list[dict[str, Any]]  # its measurements
+
+
 def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     """A name and settings from `METHOD` or `METHOD:key=value,key=value`.
 
@@ -99,7 +122,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     Raises:
         ArgumentError: The method, a key or a value is none.
     """
-    known = describe(RunConfig)
+    known = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
     method, _, rest = text.partition(":")
     if method not in METHOD_NAMES:
         hint = nearest(method, METHOD_NAMES)
@@ -108,15 +131,14 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key not in known or key in ("method", "seed"):
-            hint = nearest(key, (name for name in known if name not in ("method", "seed")))
+        if not equals or key not in known:
             raise ArgumentError(
                 f"method must be NAME:key=value,..., got method={text!r}: {part!r} is no setting; "
-                f"{hint}"
+                f"{nearest(key, known)}"
             )
         if key in settings:
             raise ArgumentError(f"method must have {key} once, got method={text!r}")
-        settings[key] = known[key].parsed(value.strip())
+        settings[key] = parse_setting(key, value.strip())
     return text, settings
 
 
@@ -127,44 +149,23 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
         DataError: The file cannot be read, or something in it is no setting.
     """
     content = read_toml(path)
-    tables = content.pop(_TABLES, [])
+    tables = content.pop("run", [])
     shared = checked_table(content, f"{path}:")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise DataError(f"{path}: {_TABLES} must be tables, written as [[{_TABLES}]]")
+        raise DataError(f"{path}: run must be tables, written as [[run]]")
     found = []
     for number, table in enumerate(tables, start=1):
-        where = f"{path}: [[{_TABLES}]] {number}:"
-        name = table.pop(_NAME, None)
+        where = f"{path}: [[run]] {number}:"
+        name = table.pop("name", None)
         settings = checked_table(table, where)
         if "seed" in settings:
             raise DataError(f"{where} seed must be the same for all runs; give it at the top")
-        text = ",".join(f"{key}={value}" for key, value in settings.items() if key != "method")
-        default = f"{settings.get('method', shared.get('method', 'diffsketch'))}:{text}".strip(":")
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise DataError(f"{where} name must be text, got name={name!r}")
+        text = ",".join(f"{key}={value}" for key, value in settings.items() if key != "method")
+        default = f"{settings.get('method', shared.get('method', 'diffsketch'))}:{text}".strip(":")
         found.append((name or default, settings))
     return shared, found
-
-
-def check_flags(
-    flags: Mapping[str, Value], tables: Iterable[tuple[str, Mapping[str, Value]]]
-) -> None:
-    """Raise where a flag and a `[[run]]` table say different things: neither may lose silently.
-
-    Args:
-        flags: Given on the command line, for all runs.
-        tables: Name and settings of each.
-
-    Raises:
-        ArgumentError: A table has another value.
-    """
-    for name, settings in tables:
-        for key, value in flags.items():
-            if key in settings and settings[key] != value:
-                raise ArgumentError(
-                    f"{key} must not be given on the command line and differently in the file's "
-                    f"[[{_TABLES}]] {name!r}, got {key}={value!r} and {settings[key]!r} there"
-                )
 
 
 def contenders_of(
@@ -175,50 +176,33 @@ def contenders_of(
 ) -> list[Contender]:
     """The rows of the comparison.
 
-    A shared setting of methods (such as `rows`) goes to the methods that have it.
-
-    Args:
-        shared: For all of them.
-        each: Name and settings of each.
-        fields_of: The settings of each method.
+    A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`.
 
     Raises:
         ArgumentError: There are none, two have one name, or nobody uses a shared setting.
     """
     if not each:
         raise ArgumentError("method must be given, once for each run to compare, got method=None")
-    of_methods = frozenset[str]().union(*fields_of.values())
-    contenders, used = [], set[str]()
+    contenders: dict[str, Contender] = {}
+    unused = set(shared)
     for name, settings in each:
-        method = str(settings.get("method", shared.get("method", RunConfig().method)))
-        common = {
-            key: value
-            for key, value in shared.items()
-            if key not in of_methods or key in fields_of[method]
-        }
-        used |= set(common)
+        method = str(settings.get("method", shared.get("method", "diffsketch")))
+        others = METHOD_SETTINGS - fields_of[method]
+        common = {key: value for key, value in shared.items() if key not in others}
+        unused -= set(common)
         own = {**common, "method": method, **settings}
         if isinstance(own.get("data_dir"), str):
             # It may be continued from elsewhere.
             own["data_dir"] = str(Path(str(own["data_dir"])).resolve())
-        contenders.append(Contender(name, own))
-    _check_names(contenders)
-    for key in shared:
-        if key not in used:
-            raise ArgumentError(
-                f"{key} must be a setting of one of the methods at least, got {key}={shared[key]!r}"
-            )
-    return contenders
-
-
-def _check_names(contenders: Iterable[Contender]) -> None:
-    folders: dict[str, str] = {}
-    for contender in contenders:
-        if contender.folder in folders:
-            raise ArgumentError(
-                f"method must differ from run to run, got method={contender.name!r} twice"
-            )
-        folders[contender.folder] = contender.name
+        contender = Contender(name, own)
+        if contender.folder in contenders:
+            raise ArgumentError(f"method must differ from run to run, got method={name!r} twice")
+        contenders[contender.folder] = contender
+    for key in (key for key in shared if key in unused):
+        raise ArgumentError(
+            f"{key} must be a setting of one of the methods at least, got {key}={shared[key]!r}"
+        )
+    return list(contenders.values())
 
 
 def has_plan(directory: Path) -> bool:
@@ -226,18 +210,12 @@ def has_plan(directory: Path) -> bool:
     return (directory / _PLAN).is_file()
 
 
-def has_others(directory: Path) -> bool:
-    """Whether there is more in a directory than a killed process leaves of a plan it wrote."""
-    halves = leftovers(directory, [_PLAN])
-    return directory.is_dir() and any(path not in halves for path in directory.iterdir())
-
-
 def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
     runs = [{"name": item.name, "settings": dict(item.settings)} for item in contenders]
-    data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
     for half in leftovers(directory, [_PLAN]):
         half.unlink()
+    data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
     replace_file(directory / _PLAN, sealed(data))
 
 
@@ -258,44 +236,10 @@ def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
     try:
         runs = [Contender(item["name"], dict(item["settings"])) for item in data["runs"]]
         seeds = [int(seed) for seed in data["seeds"]]
-        for run, seed in itertools.product(runs, seeds):
-            run.config(seed)
+        members_of(runs, seeds, directory)  # which checks all settings
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged: {error!r}") from error
     return runs, seeds
-
-
-class ComparisonBroken(DiffSketchError):  # noqa: N818 - it says what happened
-    """A process that ran a part of a comparison is gone. What it had checkpointed is kept."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One run of a comparison."""
-
-    name: str
-    seed: int
-    path: Path
-    config: RunConfig
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one run came to.
-
-    Attributes:
-        name: Of the row in the table.
-        seed: Of the run.
-        summary: What its `summary.json` says; None if it was interrupted.
-        times: Its seconds; empty if they are not known.
-        curve: Its measurements.
-    """
-
-    name: str
-    seed: int
-    summary: dict[str, Any] | None
-    times: dict[str, float]
-    curve: list[dict[str, Any]]
 
 
 def members_of(
@@ -310,100 +254,42 @@ def members_of(
     ]
 
 
-def run_members(
-    members: Sequence[Member],
-    *,
-    jobs: int,
-    command: list[str],
-    on_progress: Callable[[float, str], None],
-    stop: Callable[[], bool],
-) -> list[Result]:
-    """Run those that are not finished, and read the results of all.
-
-    Args:
-        members: What to run.
-        jobs: Processes at a time.
-        command: For the record.
-        on_progress: Told the share of all rounds that is done, and what is being run.
-        stop: Asked now and then whether to interrupt.
-
-    Raises:
-        DiffSketchError: A run failed, for another reason than that it diverged.
-        MismatchError: What is there is not the run of a member.
-    """
-    results = {member: found for member in members if (found := finished(member)) is not None}
-    rest = [member for member in members if member not in results]
-
-    def watch(shares: Sequence[float | None]) -> None:
-        part = sum(share or 0.0 for share in shares)
-        begun = zip(rest, shares, strict=True)
-        now = [f"{one.name}, seed {one.seed}" for one, share in begun if share not in (None, 1.0)]
-        on_progress((len(results) + part) / len(members), "; ".join(now))
-
-    watch([None] * len(rest))
-    work = partial(run_one, command=command)
-    try:
-        # Counted in the summary.
-        quiet = (NonFiniteUpdate,)
-        made = run_all(work, rest, processes=jobs, watch=watch, stop=stop, quiet=quiet)
-    except PoolBroken as error:
-        raise ComparisonBroken("a process of the comparison was ended") from error
-    results |= dict(zip(rest, made, strict=True))
-    return [results[member] for member in members]
-
-
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one; its summary is None if interrupted.
-
-    Args:
-        member: What to run.
-        command: For the record.
-        tell: Told the share of its rounds that is done.
-        stop: Asked before every round whether to interrupt.
+    """Run it to its end, from its checkpoint if it has one, or until `stop`.
 
     Raises:
         DiffSketchError: It failed, for another reason than that it diverged.
         MismatchError: What is there is not this run.
     """
-
-    def show(status: Status) -> None:
-        tell(status.round_index / max(status.rounds, 1))
-
     with threads(member.config.threads):
+        built = None
         if recovered(member.path):
-            with RunDirectory.open(member.path) as directory:
-                _check_member(member, directory)
-                session(build(directory.config), directory, show=show, stop=stop)
-                return _result(member, directory)
-        if stop():
+            directory = RunDirectory.open(member.path)
+        elif stop():
             return Result(member.name, member.seed, None, {}, [])
-        built = build(member.config)
-        with RunDirectory.create(member.path, built.config, command=command) as directory:
-            session(built, directory, show=show, stop=stop)
-            return _result(member, directory)
-
-
-def finished(member: Member) -> Result | None:
-    """The result of a run, if it is finished.
-
-    Raises:
-        DataError: A file of it is damaged.
-        MismatchError: What is there is not this run, or was begun by another version.
-    """
-    if not recovered(member.path):
-        return None
-    with RunDirectory.open(member.path) as directory:
-        _check_member(member, directory)
-        return _result(member, directory) if directory.finished else None
+        else:
+            built = build(member.config)
+            directory = RunDirectory.create(member.path, built.config, command=command)
+        with directory:
+            _check_member(member, directory)
+            if not directory.finished:
+                session(
+                    built or build(directory.config),
+                    directory,
+                    show=lambda training: tell(training.round_index / max(training.rounds, 1)),
+                    stop=stop,
+                )
+            curve = read_metrics(directory.metrics)
+            return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
     """Raise unless the run that is there has the settings that the plan has for it.
 
-    What the data and the method decide is left out: it follows from the rest.
+    Settings that the data and the method decide are left out: they follow from the rest.
     """
     planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
-    for name, wanted in asdict(planned).items():
+    for name, wanted in planned:
         found = getattr(directory.config, name)
         decided = name == "workers" or name in METHOD_SETTINGS
         if found != wanted and not (wanted is None and decided):
@@ -413,28 +299,45 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
             )
 
 
-def _result(member: Member, directory: RunDirectory) -> Result:
-    curve = read_metrics(directory.metrics)
-    return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
-
-
-_COLUMNS = (
-    "name", "seed", "outcome", "diverging", "rounds", "loss", "accuracy", "best_accuracy",
-    "message_bytes", "bytes_up", "bytes_down", "compression", "epsilon", "delta", "basis", "unit",
-    "relation", "trust", "noised_share", "milliseconds_per_round",
-)  # fmt: skip
-
-_ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
-
-
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     """One row for each name: means over its seeds, and how far they spread.
 
     The spread is the standard deviation over the seeds; None for a single one. Epsilon is the
     largest of them.
     """
-    names = list(dict.fromkeys(result.name for result in results))
+    names = dict.fromkeys(result.name for result in results)
     return [_row(name, [one for one in results if one.name == name]) for name in names]
+
+
+def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:
+    ended = [(one.summary, one.times) for one in results if one.summary is not None]
+    summaries = [summary for summary, _ in ended]
+    accuracies = [one["accuracy"] for one in summaries]
+    bytes_of = [one["bytes_up"] + one["bytes_down"] for one in summaries]
+    raw = sum(one["uncompressed_bytes_up"] + one["uncompressed_bytes_down"] for one in summaries)
+    seconds = sum(times["training"] for _, times in ended if times)
+    steps = sum(summary["rounds"] for summary, times in ended if times)
+    endings = Counter(
+        "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
+        for one in summaries
+    )
+    return {
+        "name": name,
+        "seeds": len(summaries),
+        "accuracy": statistics.fmean(accuracies),
+        "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        "rounds": max(one["rounds"] for one in summaries),
+        "message_bytes": summaries[0]["message_bytes"],
+        "bytes": statistics.fmean(bytes_of),
+        "compression": raw / max(sum(bytes_of), 1),
+        "milliseconds_per_round": 1000 * seconds / steps if steps else None,
+        "epsilon": max(
+            (one["epsilon"] for one in summaries),
+            key=lambda one: math.inf if one["value"] is None else float(one["value"]),
+        ),
+        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
+        "ended": dict(endings),
+    }
 
 
 def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[Table | str, ...]:
@@ -446,16 +349,20 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     for heading in ("accuracy", "rounds,\nms each", "message,\nall bytes", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("epsilon", no_wrap=True)
+    assumed: dict[str, dict[str, None]] = {}
     for row in rows:
+        milliseconds = row["milliseconds_per_round"]
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
-            f"{row['rounds']:,}\n{_milliseconds(row)}",
+            f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["bytes"] else "-",
-            _epsilon(row),
+            _narrow(epsilon_from_data(row["epsilon"]).text("short")),
             end_section=True,
         )
+        for text in row["assumes"]:
+            assumed.setdefault(text, {})[row["name"].partition(":")[0]] = None
     reading = (
         "Runs with one seed have the same batches, devices and first weights. Accuracy is that of "
         "the last round"
@@ -463,79 +370,29 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
         + ". All bytes are those of the messages up and down with their headers; the ratio is that "
         "of vectors in float32 to them."
     )
-    return table, reading, *_assumed(rows)
-
-
-def write_results(
-    results: Sequence[Result], rows: Sequence[Mapping[str, Any]], directory: Path
-) -> list[Path]:
-    """Write `comparison.json` and `comparison.csv`; both or none."""
-    runs = [
-        {
-            "name": one.name,
-            "seed": one.seed,
-            "summary": one.summary,
-            "times": one.times,
-            "curve": one.curve,
-        }
-        for one in results
-    ]
-    text = json.dumps({"rows": list(rows), "runs": runs}, indent=1, allow_nan=False)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_csv_row(one) for one in results)
-    contents = {
-        directory / "comparison.json": text.encode() + b"\n",
-        directory / "comparison.csv": stream.getvalue().encode(),
-    }
-    replace_files(contents)
-    return list(contents)
-
-
-def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:
-    summaries = [one.summary for one in results if one.summary is not None]
-    accuracies = [one["accuracy"] for one in summaries]
-    largest = max((one["epsilon"] for one in summaries), key=_size)
-    bytes_of = [one["bytes_up"] + one["bytes_down"] for one in summaries]
-    raw = sum(one["uncompressed_bytes_up"] + one["uncompressed_bytes_down"] for one in summaries)
-    timed = [one for one in results if one.summary is not None and one.times]
-    seconds = sum(one.times["training"] for one in timed)
-    steps = sum(one.summary["rounds"] for one in timed if one.summary is not None)
-    ended: dict[str, int] = {}
-    for one in summaries:
-        kind = "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
-        ended[kind] = ended.get(kind, 0) + 1
-    return {
-        "name": name,
-        "seeds": len(summaries),
-        "accuracy": statistics.fmean(accuracies),
-        "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        "rounds": max(one["rounds"] for one in summaries),
-        "message_bytes": summaries[0]["message_bytes"],
-        "bytes": statistics.fmean(bytes_of),
-        "compression": raw / max(sum(bytes_of), 1),
-        "milliseconds_per_round": 1000 * seconds / steps if steps else None,
-        "epsilon": largest,
-        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
-        "ended": ended,
-    }
-
-
-def _size(epsilon: Mapping[str, Any]) -> float:
-    return math.inf if epsilon["value"] is None else float(epsilon["value"])
+    notes = (escape(f"{', '.join(names)}: {text}") for text, names in assumed.items())
+    return table, reading, *notes
 
 
 def _name(name: str) -> str:
-    """With its settings below each other, if it is made of them and not a name that was given."""
+    """The name, with its settings below each other if it is made of them."""
     made = name.partition(":")[0] in METHOD_NAMES
     first, *rest = re.split("[:,]", name) if made else [name]
     return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
 
 
-def _milliseconds(row: Mapping[str, Any]) -> str:
-    value = row["milliseconds_per_round"]
-    return "-" if value is None else f"{value:.3g}"
+def _narrow(text: str) -> str:
+    """The text of an epsilon on several lines.
+
+    >>> print(_narrow("eps 7.99 at 1e-05 (proven; client, replace, central)"))
+    eps 7.99
+    at 1e-05
+    proven;
+    client,
+    replace,
+    central
+    """
+    return re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", text).rstrip(")")
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -549,40 +406,28 @@ def _accuracy(row: Mapping[str, Any]) -> str:
     return text
 
 
-def _epsilon(row: Mapping[str, Any]) -> str:
-    """As `epsilon_in_words`, in a narrow column."""
-    epsilon = epsilon_from_data(row["epsilon"])
-    if epsilon.basis is Basis.NONE:
-        return "no claim"
-    scope, at = epsilon.scope, f"at {epsilon.delta:g}"
-    about = f"{scope.unit},\n{scope.relation},\n{scope.trust}"
-    if math.isinf(float(epsilon)):
-        rounds = f"over {epsilon.rounds:,} rounds"
-        return f"{epsilon.basis_text} per round,\nnothing {at}\n{rounds}\n{about}"
-    times = " a round" if epsilon.basis is Basis.CLAIMED else ""
-    return f"{epsilon.shown()}{times}\n{at}\n{epsilon.basis_text};\n{about}"
-
-
-def _assumed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What privacy rests on, and for which methods."""
-    methods: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for text in row["assumes"]:
-            methods.setdefault(text, {})[row["name"].partition(":")[0]] = None
-    return [escape(f"{', '.join(names)}: {text}") for text, names in methods.items()]
-
-
-def _csv_row(result: Result) -> dict[str, Any]:
-    summary = result.summary or {}
-    epsilon = summary.get("epsilon", {})
-    row: dict[str, Any] = {"name": result.name, "seed": result.seed}
-    for column in _COLUMNS[2:]:
-        row[column] = summary.get(column, epsilon.get(column))
-    row["epsilon"] = epsilon.get("value")
-    rounds = summary.get("rounds", 0)
-    if rounds and result.times:
-        row["milliseconds_per_round"] = 1000 * result.times["training"] / rounds
-    return row
+def write_results(
+    results: Sequence[Result], rows: Sequence[Mapping[str, Any]], directory: Path
+) -> list[Path]:
+    """Write `comparison.json` and `comparison.csv`; both or none."""
+    data = {"rows": list(rows), "runs": [asdict(one) for one in results]}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for one in results:
+        summary = one.summary or {}
+        epsilon, rounds = summary.get("epsilon", {}), summary.get("rounds", 0)
+        row = {column: summary.get(column, epsilon.get(column)) for column in _COLUMNS}
+        row |= {"name": one.name, "seed": one.seed, "epsilon": epsilon.get("value")}
+        if rounds and one.times:
+            row["milliseconds_per_round"] = 1000 * one.times["training"] / rounds
+        writer.writerow(row)
+    contents = {
+        directory / "comparison.json": json.dumps(data, indent=1, allow_nan=False).encode() + b"\n",
+        directory / "comparison.csv": stream.getvalue().encode(),
+    }
+    replace_files(contents)
+    return list(contents)
 
 
 def start(
@@ -595,44 +440,47 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare; the exit status.
+    """Compare runs with so many seeds, from the shared one on; the exit status.
 
     Args:
-        shared: Settings of all runs; the seed is the first one.
+        shared: Settings of all runs.
         each: Name and settings of each.
         output: A new or empty directory; by default a new one below `runs`.
         console: Where to show it.
-        seeds: How many there are.
+        seeds: Number of seeds.
         jobs: Processes at a time.
         command: For the record.
 
     Raises:
         DiffSketchError: Something that is given is wrong; nothing was written then.
     """
-    _check_count("seeds", seeds)
-    _check_count("jobs", jobs)
+    check(seeds >= 1, "seeds", "be a whole number >= 1", seeds)
+    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
-    end = describe(RunConfig)["seed"].metadata["below"]
-    if first + seeds > end:
+    if first + seeds > _SEED_END:
         raise ArgumentError(
-            f"seeds must be at most {end - first}, so that all are below {end}, got seeds={seeds} "
-            f"and seed={first}"
+            f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
+            f"seeds={seeds} and seed={first}"
         )
     contenders = contenders_of(common, each, fields_of=settings_of_methods())
-    numbers = list(range(first, first + seeds))
-    for contender in contenders:
-        _check(contender, first)
-    if output is not None and has_others(output):
-        raise ArgumentError(
-            f"output must be a new or empty directory, got output={str(output)!r}; a comparison "
-            "in it is continued with --resume"
-        )
+    for contender in contenders:  # so that a mistake is found before anything is run
+        try:
+            build(contender.config(first))
+        except DiffSketchError as error:
+            error.args = (f"{error} (in {contender.name})",)
+            raise
+    if output is not None and output.is_dir():
+        halves = leftovers(output, [_PLAN])  # of a process that was killed while it began
+        if any(path not in halves for path in output.iterdir()):
+            raise ArgumentError(
+                f"output must be a new or empty directory, got output={str(output)!r}; a "
+                "comparison in it is continued with --resume"
+            )
     path = output or free_name(Path("runs") / "compare")
     prepare_output(path)
-    with _alone(path):
-        write_plan(contenders, numbers, path)
-        return _run(contenders, numbers, path, console, jobs=jobs, command=command)
+    numbers = list(range(first, first + seeds))
+    return _run(contenders, numbers, path, console, jobs=jobs, command=command)
 
 
 def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> int:
@@ -643,20 +491,9 @@ def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> in
         MismatchError: A run that is there is not one of the plan.
         RunBusy: Another process is at it.
     """
-    _check_count("jobs", jobs)
+    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders, seeds = read_plan(path)
-    with _alone(path):
-        return _run(contenders, seeds, path, console, jobs=jobs, command=command)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes from this comparison."""
-    lock = locked(path)
-    try:
-        yield
-    finally:
-        os.close(lock)
+    return _run(contenders, seeds, path, console, jobs=jobs, command=command)
 
 
 def _run(
@@ -668,50 +505,54 @@ def _run(
     jobs: int,
     command: list[str],
 ) -> int:
-    members = members_of(contenders, seeds, path)
+    lock = locked(path)
+    try:
+        if not has_plan(path):
+            write_plan(contenders, seeds, path)
+        results, status = _results(members_of(contenders, seeds, path), console, jobs, command)
+        if any(result.summary is None for result in results):
+            print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
+            return status
+        rows = rows_of(results)
+        paths = write_results(results, rows, path)
+    finally:
+        os.close(lock)
+    for part in report(rows, seeds=seeds):
+        console.print(part, highlight=False)
+    for file in paths:
+        print_line(console, f"Wrote {file}")
+    outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
+    if diverged := outcomes.count("diverged"):
+        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
+    return 0
+
+
+def _results(
+    members: Sequence[Member], console: Console, jobs: int, command: list[str]
+) -> tuple[list[Result], int]:
+    """Run all members under a progress bar; also the exit status of a signal that came."""
     with (
         Interrupts() as interrupts,
         Progress(console=console, transient=True) as progress,
         warnings_in_lines(progress.console),
     ):
         task = progress.add_task("Comparing", total=1.0)
-        results = run_members(
-            members,
-            jobs=jobs,
-            command=command,
-            on_progress=lambda done, what: progress.update(
-                task, completed=done, description=f"Comparing {what}"
-            ),
-            stop=lambda: interrupts.signal is not None,
-        )
-    if any(result.summary is None for result in results):
-        text = f"Interrupted. Continue with: diffsketch compare --resume {path}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-        return interrupts.exit_status
-    rows = rows_of(results)
-    paths = write_results(results, rows, path)
-    for part in report(rows, seeds=seeds):
-        console.print(part, highlight=False)
-    for file in paths:
-        console.print(f"Wrote {file}", highlight=False, markup=False, soft_wrap=True)
-    if diverged := sum(_diverged(result) for result in results):
-        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
-    return 0
 
+        def watch(shares: Sequence[float | None]) -> None:
+            begun = zip(members, shares, strict=True)
+            now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
+            share = sum(share or 0.0 for share in shares) / len(members)
+            progress.update(task, completed=share, description=f"Comparing {'; '.join(now)}")
 
-def _diverged(result: Result) -> bool:
-    return result.summary is not None and result.summary["outcome"] == "diverged"
-
-
-def _check(contender: Contender, seed: int) -> None:
-    """Build its simulation once, so that a mistake is found before anything is run."""
-    try:
-        build(contender.config(seed))
-    except DiffSketchError as error:
-        error.args = (f"{error} (in {contender.name})",)
-        raise
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ArgumentError(f"{name} must be a whole number >= 1, got {name}={value}")
+        try:
+            results = run_all(
+                partial(run_one, command=command),
+                members,
+                processes=jobs,
+                watch=watch,
+                stop=lambda: interrupts.signal is not None,
+                quiet=(NonFiniteUpdate,),  # counted in the summary
+            )
+        except PoolBroken as error:
+            raise ComparisonBroken("a process of the comparison was ended") from error
+    return results, interrupts.exit_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from diffsketch.errors import DataError
 from diffsketch.files import replace_files
 from diffsketch.sketch import CountSketch, Family, SketchKey
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.training.data import ImageDataset, load_mnist
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _LEARNING_RATE = 0.5
 
 
 @dataclass(frozen=True)
-class Recovery:
+class GradientRecovery:
     """How well the average of `rounds` estimates, each with fresh hashes, matches the gradient.
 
     Errors are `||estimate - gradient|| / ||gradient||`, and cosines are those of the angle between
@@ -57,13 +58,13 @@ class Recovery:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What a run measured: one round at each compression, and many rounds at one of them."""
+    """Measurements: one round at each compression, and many rounds at one of them."""
 
     dim: int
     seed: int
     family: Family
-    by_compression: tuple[Recovery, ...]
-    by_rounds: tuple[Recovery, ...]
+    by_compression: tuple[GradientRecovery, ...]
+    by_rounds: tuple[GradientRecovery, ...]
 
 
 def run_demo(
@@ -80,25 +81,22 @@ def run_demo(
         family: The hash family of the sketches.
         data_dir: Where MNIST's idx files are; None takes the copy in the package.
         on_progress: Called with the share of the work that is done, from 0 to 1.
-
-    Raises:
-        ArgumentError: `seed` or `family` is not valid.
-        DataError: The data cannot be read, or has nothing to learn from.
     """
     key = SketchKey.from_integer(seed)
     gradient = logistic_gradient(load_mnist(data_dir, split="train"))
     dim = len(gradient)
     plan = [(compression, 1) for compression in COMPRESSIONS]
     plan += [(AVERAGED_COMPRESSION, rounds) for rounds in ROUNDS]
-    sizes = [_trials(rounds) * rounds for _, rounds in plan]
-    measured: list[Recovery] = []
-    for i, (compression, rounds) in enumerate(plan):
+    trials = [min(_TRIALS, _MAX_ROUNDS // rounds) for _, rounds in plan]
+    done, total = 0, sum(count * rounds for count, (_, rounds) in zip(trials, plan, strict=True))
+    measured: list[GradientRecovery] = []
+    for count, (compression, rounds) in zip(trials, plan, strict=True):
         sketch = CountSketch(dim, ROWS, max(1, round(dim / (ROWS * compression))), family)
         # No two measurements share a round, so no two share hashes.
-        measured.append(
-            _measure(gradient, sketch, key=key, rounds=rounds, first_round=sum(sizes[:i]))
-        )
-        on_progress(sum(sizes[: i + 1]) / sum(sizes))
+        seeds = [key.seed(done + index) for index in range(count * rounds)]
+        measured.append(_measure(gradient, sketch, seeds, trials=count))
+        done += len(seeds)
+        on_progress(done / total)
     one_round = tuple(measured[: len(COMPRESSIONS)])
     start = one_round[COMPRESSIONS.index(AVERAGED_COMPRESSION)]
     return DemoResult(dim, seed, family, one_round, (start, *measured[len(COMPRESSIONS) :]))
@@ -129,27 +127,21 @@ def logistic_gradient(dataset: ImageDataset) -> Tensor:
     return gradient.T.flatten()
 
 
-def _trials(rounds: int) -> int:
-    return min(_TRIALS, _MAX_ROUNDS // rounds)
-
-
 def _measure(
-    gradient: Tensor, sketch: CountSketch, *, key: SketchKey, rounds: int, first_round: int
-) -> Recovery:
-    """Average the estimates of `rounds` rounds, several times over, and compare."""
-    trials = _trials(rounds)
+    gradient: Tensor, sketch: CountSketch, seeds: Sequence[HashSeed], *, trials: int
+) -> GradientRecovery:
+    """Average the estimates of several rounds, one seed each, in each trial, and compare."""
+    rounds = len(seeds) // trials
     averages = torch.zeros(2, trials, len(gradient))
-    for trial in range(trials):
-        for index in range(rounds):
-            hashes = key.seed(first_round + trial * rounds + index)
-            table = sketch.encode(gradient, hashes)
-            averages[0, trial] += sketch.query(table, hashes, combine="median") / rounds
-            averages[1, trial] += sketch.query(table, hashes, combine="mean") / rounds
+    for index, seed in enumerate(seeds):
+        table, trial = sketch.encode(gradient, seed), index // rounds
+        averages[0, trial] += sketch.query(table, seed, combine="median") / rounds
+        averages[1, trial] += sketch.query(table, seed, combine="mean") / rounds
     errors = (averages - gradient).norm(dim=-1) / gradient.norm()
     median_error, mean_error = errors.mean(dim=-1).tolist()
     cosines = cosine_similarity(averages, gradient, dim=-1)
     median_cosine, mean_cosine = cosines.mean(dim=-1).tolist()
-    return Recovery(
+    return GradientRecovery(
         rows=sketch.rows,
         cols=sketch.cols,
         compression=sketch.compression,
@@ -167,17 +159,14 @@ def _measure(
 def write_results(result: DemoResult, directory: Path) -> tuple[Path, Path]:
     """Write `recovery.png` and `recovery.csv`, both or none of them."""
     picture, table = directory / "recovery.png", directory / "recovery.csv"
-    replace_files({picture: _png(result), table: _csv(result)})
-    return picture, table
-
-
-def _csv(result: DemoResult) -> bytes:
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Recovery)], lineterminator="\n")
+    names = [field.name for field in fields(GradientRecovery)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     # The first of by_rounds is one of by_compression.
-    writer.writerows(asdict(recovery) for recovery in result.by_compression + result.by_rounds[1:])
-    return text.getvalue().encode()
+    writer.writerows(asdict(one) for one in result.by_compression + result.by_rounds[1:])
+    replace_files({picture: _png(result), table: text.getvalue().encode()})
+    return picture, table
 
 
 def _png(result: DemoResult) -> bytes:
@@ -207,7 +196,7 @@ def _png(result: DemoResult) -> bytes:
     return stream.getvalue()
 
 
-def _draw(axes: Axes, recoveries: tuple[Recovery, ...], places: Sequence[float]) -> None:
+def _draw(axes: Axes, recoveries: tuple[GradientRecovery, ...], places: Sequence[float]) -> None:
     theory = [recovery.predicted_mean_error for recovery in recoveries]
     axes.plot(places, theory, color="0.8", linewidth=6, label="theory, mean query", zorder=1)
     for query, style in (("mean", "o"), ("median", "s")):
@@ -224,38 +213,41 @@ def _draw(axes: Axes, recoveries: tuple[Recovery, ...], places: Sequence[float])
 
 
 def report(result: DemoResult) -> tuple[Table | str, ...]:
-    """What to print: the two tables, and how to read them."""
-    one_round = _table(f"One sketch of a gradient with {result.dim:,} coordinates")
-    for recovery in result.by_compression:
-        one_round.add_row(f"{recovery.compression:.1f}x", *_cells(recovery))
+    """Parts to print: the two tables, and how to read them."""
     fixed = result.by_rounds[0].compression
-    averaged = _table(f"Average over rounds of fresh hashes at {fixed:.0f}x", first="rounds")
-    for recovery in result.by_rounds:
-        averaged.add_row(str(recovery.rounds), *_cells(recovery))
-    above = [r.compression for r in result.by_compression if r.mean_error > 1]
+    tables = [
+        _table(
+            f"One sketch of a gradient with {result.dim:,} coordinates",
+            "compression",
+            {f"{one.compression:.1f}x": one for one in result.by_compression},
+        ),
+        _table(
+            f"Average over rounds of fresh hashes at {fixed:.0f}x",
+            "rounds",
+            {str(one.rounds): one for one in result.by_rounds},
+        ),
+    ]
     reading = [
         "Error is ||estimate - gradient|| / ||gradient||; theory is sqrt(compression / rounds), "
         "for the mean query."
     ]
+    above = [one.compression for one in result.by_compression if one.mean_error > 1]
     if above:
         reading.append(
             f"From {min(above):.0f}x on, the error of one sketch exceeds 1. That is expected: the "
             "mean query is unbiased, so averaging over rounds with fresh hashes recovers the "
             "direction (here of one fixed gradient)."
         )
-    return (one_round, averaged, *reading, "A bare sketch gives no privacy guarantee.")
+    return (*tables, *reading, "A bare sketch gives no privacy guarantee.")
 
 
-def _table(title: str, *, first: str = "compression") -> Table:
+def _table(title: str, first: str, rows: Mapping[str, GradientRecovery]) -> Table:
     table = Table(title=title, title_justify="left")
     headings = ("table", "error\nmedian", "error\nmean", "theory\nmean", "cosine\nmedian")
     for heading in (first, *headings, "cosine\nmean"):
         table.add_column(heading, justify="right")
+    for name, one in rows.items():
+        errors = (one.median_error, one.mean_error, one.predicted_mean_error)
+        numbers = (*errors, one.median_cosine, one.mean_cosine)
+        table.add_row(name, f"{one.rows} x {one.cols}", *(f"{value:.2f}" for value in numbers))
     return table
-
-
-def _cells(recovery: Recovery) -> tuple[str, ...]:
-    errors = (recovery.median_error, recovery.mean_error, recovery.predicted_mean_error)
-    cosines = (recovery.median_cosine, recovery.mean_cosine)
-    numbers = tuple(f"{value:.2f}" for value in (*errors, *cosines))
-    return (f"{recovery.rows} x {recovery.cols}", *numbers)

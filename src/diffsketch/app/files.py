@@ -1,4 +1,4 @@
-"""Files of a run: names, locks, checkpoints, measurements, sealed JSON."""
+"""Files of a run: names, locks, checkpoints, measurements, JSON with a checksum."""
 
 from __future__ import annotations
 
@@ -25,31 +25,42 @@ from diffsketch import __version__
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
-from diffsketch.privacy.claim import Epsilon
 
-_SEAL = "sha256"
+START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
+METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
+MODEL, SUMMARY = "model.safetensors", "summary.json"
+
+_RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 2", "diffsketch checkpoint 1"
+_CHECKSUM, _ENTRY = "sha256", "checkpoint"
+_RESULTS = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES)
+_BEGINNING = (CONFIG, COMMAND, START)  # as they take their places: the last says there is a run
+_SOURCE = Path(__file__).parents[1]
+_LOCKS = Path("/proc/locks")
+
+
+class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
+    """Another process is writing to the directory. Nothing was changed."""
 
 
 def sealed(data: Mapping[str, Any]) -> bytes:
-    """The content of a file.
+    """The content of a JSON file with its own checksum.
 
-    Guarantees (`tests/app/test_sealed.py`): `read_sealed` gives the same back, and refuses a file
+    Guarantees (`tests/app/test_files.py`): `read_sealed` gives the same back, and refuses a file
     with anything changed or missing.
     """
-    content = {**data, _SEAL: _digest(data)}
-    return json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
+    return _json({**data, _CHECKSUM: _digest(data)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `sealed` was given.
+    """The data that `sealed` was given.
 
     Raises:
         FileNotFoundError: There is no such file.
         DataError: It is damaged, or was changed.
     """
     found = read_json(path)
-    seal = found.pop(_SEAL, None)
-    if seal != _digest(found):
+    checksum = found.pop(_CHECKSUM, None)
+    if checksum != _digest(found):
         raise DataError(f"{path}: damaged, or changed since it was written: its checksum differs")
     return found
 
@@ -72,24 +83,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def finite(value: float | None) -> float | None:
+    """The value, or None for a number that JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=2, allow_nan=False).encode() + b"\n"
+
+
 def _digest(data: Mapping[str, Any]) -> str:
     # As it will be read: keys are texts then, and tuples are lists.
     text = json.dumps(json.loads(json.dumps(data)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_FORMAT, _ENTRY = "diffsketch checkpoint 1", "checkpoint"
-
-
 def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str) -> bytes:
     """The content of a checkpoint.
 
-    Guarantees (`tests/app/test_checkpoint.py`): `unpack` gives the same back, bit by bit; a file
-    with any byte changed or missing is refused.
+    Guarantees (`tests/app/test_files.py`): `unpack` gives the same back, bit by bit; a file with
+    any byte changed or missing is refused.
 
     Args:
-        state: Of the simulation: tensors, and values that JSON can hold.
-        progress: Of the run around it: values that JSON can hold.
+        state: Tensors and JSON values of the simulation.
+        progress: JSON values of the run around it.
         identity: Of the run, so that another run's checkpoint is refused.
     """
     tensors = {
@@ -98,20 +115,15 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
         if isinstance(value, Tensor)
     }
     rest = {name: value for name, value in state.items() if name not in tensors}
-    content = {"format": _FORMAT, "identity": identity, "state": rest, "progress": dict(progress)}
-    text = json.dumps(content)
-    whole = json.dumps({"content": text, "sha256": _digest_checkpoint(tensors, text)})
+    head = {"format": _CHECKPOINT_FORMAT, "identity": identity}
+    text = json.dumps({**head, "state": rest, "progress": dict(progress)})
+    whole = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
     # One entry: several come in any order, and the same checkpoint shall have the same bytes.
     return safetensors.torch.save(tensors, metadata={_ENTRY: whole})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the progress of a checkpoint.
-
-    Args:
-        content: Of the file.
-        path: Its name, for errors.
-        identity: Of the run that it has to belong to.
+    """The state and the progress of a checkpoint of the run with this identity.
 
     Raises:
         DataError: The content is damaged.
@@ -122,31 +134,28 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         metadata = json.loads(header["__metadata__"][_ENTRY])
         text = metadata["content"]
-        if _digest_checkpoint(tensors, text) != metadata["sha256"]:
+        if _checkpoint_digest(tensors, text) != metadata["sha256"]:
             raise ValueError("its checksum differs")
         found = json.loads(text)
         kind, owner = found["format"], found["identity"]
         state, progress = {**found["state"], **tensors}, found["progress"]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged checkpoint ({error}); it was not changed") from error
-    if kind != _FORMAT:
-        raise MismatchError(f"{path}: must have the format {_FORMAT!r}, got {kind!r}")
+    if kind != _CHECKPOINT_FORMAT:
+        raise MismatchError(f"{path}: must have the format {_CHECKPOINT_FORMAT!r}, got {kind!r}")
     if owner != identity:
         raise MismatchError(f"{path}: is the checkpoint of a run with other settings")
     return state, progress
 
 
-def _digest_checkpoint(tensors: Mapping[str, Tensor], text: str) -> str:
+def _checkpoint_digest(tensors: Mapping[str, Tensor], text: str) -> str:
     digest = hashlib.sha256(text.encode())
     digest.update(safetensors.torch.save(dict(tensors)))
     return digest.hexdigest()
 
 
-_PLACE = Path(__file__).parents[1]
-
-
 def versions() -> dict[str, str]:
-    """Of this package and what it computes with, and a digest of its source."""
+    """Versions of this package and the libraries it computes with, and a digest of its source."""
     return {
         "diffsketch": __version__,
         "source": source_digest(),
@@ -158,15 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def check_versions(written: Mapping[str, str], path: Path) -> None:
-    """Raise unless what a run was begun with is what is here: else its result might be another.
-
-    Args:
-        written: Of `versions`, when the run was begun.
-        path: The file that has them, for errors.
-
-    Raises:
-        MismatchError: Something else is here.
-    """
+    """Raise a `MismatchError` if a run was begun with other versions: its result might differ."""
     here = versions()
     for name in ("diffsketch", "torch", "numpy", "machine"):
         if written.get(name) != here[name]:
@@ -186,18 +187,18 @@ def check_versions(written: Mapping[str, str], path: Path) -> None:
 def source_digest(*parts: str) -> str:
     """A digest of our own source: of all modules, or of those in some parts of the package.
 
-    Guarantees (`tests/app/test_versions.py`): it changes with every module's content and name.
+    Guarantees (`tests/app/test_files.py`): it changes with every module's content and name.
 
     Args:
-        parts: Folders, with all that is in them, and modules, as in "learning/tasks.py"; the whole
+        parts: Folders, with all that is in them, and modules, as in "training/tasks.py"; the whole
             package if none is given.
     """
-    places = [_PLACE / part for part in parts] or [_PLACE]
+    places = [_SOURCE / part for part in parts] or [_SOURCE]
     found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
     digest = hashlib.sha256()
     for path in sorted(path for some in found for path in some):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(_PLACE).as_posix()} {len(content)}\n".encode())
+        digest.update(f"{path.relative_to(_SOURCE).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
 
@@ -205,11 +206,11 @@ def source_digest(*parts: str) -> str:
 class Metrics:
     """The file of measurements of a run that is under way.
 
-    Guarantees (`tests/app/test_metrics.py`): after `restore`, the file is what it was when `state`
+    Guarantees (`tests/app/test_files.py`): after `restore`, the file is what it was when `state`
     was called, whatever was written since; if it cannot be, that is an error.
 
     Args:
-        path: The file; what it holds is kept until `restore` says otherwise.
+        path: The file; its content is kept until `restore` says otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -227,11 +228,7 @@ class Metrics:
         self._stream.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line.
-
-        Raises:
-            OSError: It cannot be written; half of it may be, which `restore` removes.
-        """
+        """Add a line; if that fails, half of it may be there, which `restore` removes."""
         line = json.dumps(dict(record), allow_nan=False).encode() + b"\n"
         written = self._stream.write(line)
         if written != len(line):
@@ -240,16 +237,12 @@ class Metrics:
         self._length += len(line)
 
     def state(self) -> dict[str, Any]:
-        """How much there is, after it is safely on the disk."""
+        """Length and digest of the file, after it is safely on the disk."""
         os.fsync(self._stream.fileno())
         return {"bytes": self._length, "sha256": self._digest.hexdigest()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Cut the file back to what it was, or to nothing.
-
-        Raises:
-            DataError: It does not hold what it held.
-        """
+        """Cut the file back to what it was, or to nothing; a `DataError` if it was changed."""
         length = 0 if state is None else int(state["bytes"])
         content = self._path.read_bytes()[:length]
         digest = hashlib.sha256(content)
@@ -286,72 +279,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:
-    """An epsilon for JSON, with everything that it means; an infinite value is null."""
-    return {
-        "value": finite(float(epsilon)),
-        "delta": epsilon.delta,
-        "basis": str(epsilon.basis),
-        "unit": str(epsilon.scope.unit),
-        "relation": str(epsilon.scope.relation),
-        "trust": str(epsilon.scope.trust),
-        "rounds": epsilon.rounds,
-        "simulated": epsilon.simulated,
-    }
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None for what JSON has no word for."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-FORMAT = "diffsketch run 2"
-START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
-METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
-MODEL, SUMMARY = "model.safetensors", "summary.json"
-
-
 class RunFiles:
-    """A run as its files have it, whether it is finished, interrupted or under way. Use `look`.
+    """A run as its files have it, whether finished, interrupted or under way. Use `look`.
 
-    Args:
+    Attributes:
         path: The directory.
         config: The settings of the run, all resolved.
-        start: What `run.json` says: what the run was begun with.
+        start: Content of `run.json`: digest of the settings and versions at the beginning.
     """
 
     def __init__(self, path: Path, config: RunConfig, *, start: Mapping[str, Any]) -> None:
         self.path, self.config, self.start = path, config, start
-
-    @property
-    def identity(self) -> str:
-        """A digest of the settings, by which a checkpoint is known."""
-        return str(self.start["config"])
-
-    @property
-    def metrics(self) -> Path:
-        """The measurements, one JSON object a line."""
-        return self.path / METRICS
-
-    @property
-    def checkpoint(self) -> Path:
-        """From which the run continues."""
-        return self.path / CHECKPOINT
+        self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
+        self.identity = str(start["config"])  # a digest of the settings
 
     @property
     def command(self) -> str:
-        """That began it; empty if that is lost. For the record only: nothing depends on it."""
+        """The command that began it; empty if that is lost. Nothing depends on it."""
         try:
             return (self.path / COMMAND).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
 
     def summary(self) -> dict[str, Any] | None:
-        """What the run came to, if it is finished.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """The results of the run, if it is finished; a `DataError` if the file is damaged."""
         try:
             return read_sealed(self.path / SUMMARY)
         except FileNotFoundError:
@@ -368,19 +319,17 @@ class RunFiles:
         return self.checkpoint.exists() or (self.path / TIMES).exists()
 
     def times(self) -> dict[str, float]:
-        """Seconds that the run took, all its sessions together; empty before there are any.
-
-        Also if the file is damaged: nothing but the time that is shown depends on it.
-        """
+        """Seconds that all sessions took; empty if not known: nothing else depends on them."""
         try:
             found = read_json(self.path / TIMES)
         except (FileNotFoundError, DataError):
             return {}
-        good = all(_is_time(found.get(name)) for name in ("training", "total"))
-        return {name: found[name] for name in ("training", "total")} if good else {}
+        times = {name: found.get(name) for name in ("training", "total")}
+        good = (isinstance(one, int | float) and 0 <= one < math.inf for one in times.values())
+        return times if all(good) else {}  # type: ignore[return-value]
 
     def files(self) -> list[Path]:
-        """What has been written, the most interesting first."""
+        """The files that have been written, the most interesting first."""
         names = (SUMMARY, METRICS, MODEL, CONFIG, COMMAND, TIMES, CHECKPOINT)
         return [self.path / name for name in names if (self.path / name).exists()]
 
@@ -393,90 +342,47 @@ def has_run(path: Path) -> bool:
 def look(path: Path) -> RunFiles:
     """The run in a directory, to be shown.
 
-    Guarantees (`tests/app/test_run_files.py`): no file is changed and no lock is taken or waited
-    for, so that the run may go on meanwhile; versions other than ours are no obstacle.
+    Guarantees (`tests/app/test_files.py`): no file is changed and no lock is taken or waited for,
+    so that the run may go on meanwhile; versions other than ours are no obstacle.
 
     Raises:
         DataError: A file is missing or damaged.
         MismatchError: It is of another version's format, or its settings were changed.
-    """
-    start = read_start(path)
-    return RunFiles(path, read_config(path, start), start=start)
-
-
-def read_start(path: Path) -> dict[str, Any]:
-    """What the run in a directory was begun with: `format`, `config` and `versions`.
-
-    Raises:
-        DataError: The file is missing or damaged.
-        MismatchError: It is of another version's format.
     """
     file = path / START
     try:
         start = read_json(file)
     except FileNotFoundError as error:
         raise DataError(f"{file}: missing") from error
-    if start.get("format") != FORMAT:
+    if start.get("format") != _RUN_FORMAT:
         raise MismatchError(
-            f"{file}: must have the format {FORMAT!r}, got {start.get('format')!r}: written by "
-            "another version of diffsketch"
+            f"{file}: must have the format {_RUN_FORMAT!r}, got {start.get('format')!r}: written "
+            "by another version of diffsketch"
         )
     start = read_sealed(file)
-    versions = start.get("versions")
-    if not isinstance(versions, dict) or not isinstance(start.get("config"), str):
+    written = start.get("versions")
+    if not isinstance(written, dict) or not isinstance(start.get("config"), str):
         raise DataError(f"{file}: damaged: it lacks the versions or the digest of the settings")
-    return {**start, "versions": {name: str(value) for name, value in versions.items()}}
-
-
-def read_config(path: Path, start: Mapping[str, Any]) -> RunConfig:
-    """The settings of the run in a directory.
-
-    Args:
-        path: The directory.
-        start: Of `read_start`.
-
-    Raises:
-        DataError: The file cannot be read.
-        MismatchError: It was changed.
-    """
-    file = path / CONFIG
+    start["versions"] = {name: str(value) for name, value in written.items()}
+    config = path / CONFIG
     try:
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest = hashlib.sha256(config.read_bytes()).hexdigest()
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror or error}") from error
+        raise DataError(f"{config}: {error.strerror or error}") from error
     if digest != start["config"]:
         raise MismatchError(
-            f"{file}: changed since the run began: it does not say any more what was run, and a "
+            f"{config}: changed since the run began: it does not say any more what was run, and a "
             "run can only be continued with the settings that it has"
         )
-    return RunConfig(**read_settings(file))  # type: ignore[arg-type]
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
-
-
-_RESULTS = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES)
-_BEGINNING = (CONFIG, COMMAND, START)  # as they take their places: the last says there is a run
-_LOCKS = Path("/proc/locks")
-
-
-class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
-    """Another process is writing to the directory. Nothing was changed."""
+    return RunFiles(path, RunConfig(**read_settings(config)), start=start)  # type: ignore[arg-type]
 
 
 class RunDirectory(RunFiles):
     """A run's directory, locked for this process until it is closed. Use `create` or `open`.
 
-    Guarantees (`tests/app/test_directory.py`): nothing is removed that is not a run's and was not
+    Guarantees (`tests/app/test_files.py`): nothing is removed that is not a run's and was not
     asked to be; two processes never write to one; settings that were changed since are noticed. A
     run that was killed while it began can be opened, or created again (`tests/app/test_resume.py`).
-
-    Args:
-        path: The directory.
-        config: The settings of the run, all resolved.
-        start: What `run.json` says: what the run was begun with.
-        lock: Of `locked`.
     """
 
     def __init__(
@@ -489,14 +395,9 @@ class RunDirectory(RunFiles):
     def create(
         cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
     ) -> RunDirectory:
-        """A directory for a new run.
+        """A directory for a new run; an old run in it is removed to be overwritten, no other file.
 
-        Args:
-            path: New or empty, unless it is to be overwritten.
-            config: All settings, resolved.
-            command: That began it, for the record: in a file of its own, since the same run may be
-                begun by different commands.
-            overwrite: Whether a run that is there may be removed; other files stay.
+        The command is in a file of its own, since the same run may be begun by different ones.
 
         Raises:
             ArgumentError: Something is there that may not be removed.
@@ -509,7 +410,7 @@ class RunDirectory(RunFiles):
             _clear(path, overwrite=overwrite)
             content = to_toml(config).encode()
             identity = hashlib.sha256(content).hexdigest()
-            start = {"format": FORMAT, "config": identity, "versions": versions()}
+            start = {"format": _RUN_FORMAT, "config": identity, "versions": versions()}
             said = shlex.join(command).encode(errors="replace") + b"\n"
             contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
             replace_files({path / name: content for name, content in contents})
@@ -534,15 +435,14 @@ class RunDirectory(RunFiles):
             )
         lock = locked(path)
         try:
-            start = read_start(path)
-            check_versions(start["versions"], path / START)
-            config = read_config(path, start)
+            found = look(path)
+            check_versions(found.start["versions"], path / START)
             for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
                 half.unlink(missing_ok=True)
         except BaseException:
             os.close(lock)
             raise
-        return cls(path, config, start=start, lock=lock)
+        return cls(path, found.config, start=found.start, lock=lock)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -551,7 +451,7 @@ class RunDirectory(RunFiles):
         self.close()
 
     def close(self) -> None:
-        """Let others write to it."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -562,30 +462,26 @@ class RunDirectory(RunFiles):
         replace_file(self.path / TIMES, _json(times))
 
     def write_results(self, *, model: bytes, summary: dict[str, Any]) -> None:
-        """Write what a finished run leaves; the summary last, since it says that it is finished."""
+        """Write the results; the summary last, since it says that the run is finished."""
         replace_files({self.path / MODEL: model, self.path / SUMMARY: sealed(summary)})
 
 
 def free_name(base: Path) -> Path:
     """A new directory: the first of `base`, `base-2`, `base-3`, ... that does not exist."""
     base.parent.mkdir(parents=True, exist_ok=True)
-    number = 1
+    path, number = base, 1
     while True:
-        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
             path.mkdir()
         except FileExistsError:
             number += 1
+            path = base.with_name(f"{base.name}-{number}")
         else:
             return path
 
 
 def locked(path: Path) -> int:
-    """Lock a directory until the process ends or closes what comes back. No file is left behind.
-
-    Raises:
-        RunBusy: Another process has locked it.
-    """
+    """Lock a directory until the process ends or closes the handle; `RunBusy` if another has."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -612,11 +508,7 @@ def is_locked(path: Path) -> bool:
 
 
 def recovered(path: Path) -> bool:
-    """Whether a run was begun in a directory; it is completed if a kill left it half begun.
-
-    Raises:
-        RunBusy: Another process is writing to it.
-    """
+    """Whether a run was begun in a directory; it is completed if a kill left it half begun."""
     if path.is_dir():
         lock = locked(path)
         try:
@@ -627,10 +519,10 @@ def recovered(path: Path) -> bool:
 
 
 def _complete(path: Path) -> None:
-    """Put the file in place that says that there is a run, if it is whole and all else is there.
+    """Put `run.json` in place if it is whole and all else is there.
 
-    All files of a beginning are written before the first of them takes its place. Settings that
-    this one knows the digest of are its own, and nobody else's.
+    All files of a beginning are written before the first of them takes its place. Settings whose
+    digest it has are its own, and nobody else's.
     """
     if not (path / CONFIG).is_file():
         return
@@ -649,21 +541,14 @@ def _clear(path: Path, *, overwrite: bool) -> None:
     _complete(path)
     halves = leftovers(path, (*_RESULTS, *_BEGINNING))
     others = set(path.iterdir()) - set(halves)
-    shown = str(path)
+    refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
     if others and not has_run(path):
-        raise ArgumentError(
-            f"output must be a new or empty directory, got output={shown!r}, which has files "
-            "that are not those of a run"
-        )
+        raise ArgumentError(f"{refused} has files that are not those of a run")
     if others and not overwrite:
         raise ArgumentError(
-            f"output must be a new or empty directory, got output={shown!r}, which holds a "
-            f"run: continue it with --resume {shown}, or replace it with --overwrite"
+            f"{refused} holds a run: continue it with --resume {path}, or replace it with "
+            "--overwrite"
         )
     # Those of a beginning are replaced: until then, it is said that there is a run.
     for old in (*(path / name for name in _RESULTS), *halves):
         old.unlink(missing_ok=True)
-
-
-def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, indent=2, allow_nan=False).encode() + b"\n"

@@ -11,9 +11,8 @@ import warnings
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing.synchronize import Event
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from diffsketch.errors import DiffSketchError
 
@@ -27,9 +26,7 @@ Watch = Callable[[Sequence[float | None]], None]
 """Told the share of each item that is done; None before it is begun."""
 
 _Item = TypeVar("_Item")
-_Given = TypeVar("_Given", contravariant=True)
 _Result = TypeVar("_Result")
-_Made = TypeVar("_Made", covariant=True)
 
 _LOOK_SECONDS, _TELL_SECONDS = 0.25, 0.1
 _NOT_BEGUN = -1.0
@@ -39,15 +36,8 @@ class PoolBroken(DiffSketchError):  # noqa: N818 - it says what happened
     """A process that did a part of the work is gone."""
 
 
-class Work(Protocol[_Given, _Made]):
-    """What is done with each item: a function of a module, so that processes can be given it."""
-
-    def __call__(self, item: _Given, *, tell: Tell, stop: Stop) -> _Made:
-        """The result; after `stop` says so, whatever stands for an item that is not done."""
-
-
 def run_all(
-    work: Work[_Item, _Result],
+    work: Callable[..., _Result],
     items: Sequence[_Item],
     *,
     processes: int,
@@ -60,18 +50,17 @@ def run_all(
     One process is this one. Several are new ones that ignore Ctrl-C, since the parent decides
     what it means, and that end with their parent, however it ends.
 
-    Guarantees: results are in the order of the items, the same for any number of processes
-    (`tests/app/test_pool.py`, `tests/app/test_cli_compare.py`).
+    Guarantees (`tests/app/test_compare.py`): results are in the order of the items, the same for
+    any number of processes.
 
     Args:
-        work: What to do.
-        items: With what; sent to the processes.
+        work: Function of a module, called with each item, `tell` and `stop`. After `stop` says so
+            it returns something that stands for an item that is not done.
+        items: Sent to the processes.
         processes: At a time.
         watch: Called now and then while the work goes on.
-        stop: Asked now and then; from then on `work` is told to stop, and called for the items
-            that are left, which it is to leave alone.
-        quiet: Warnings that are not shown by other processes than this one: their lines would get
-            into each other.
+        stop: Asked now and then.
+        quiet: Warnings that other processes do not show: their lines would get into each other.
 
     Raises:
         PoolBroken: A process was killed.
@@ -79,44 +68,6 @@ def run_all(
     """
     if min(processes, len(items)) <= 1:
         return _in_this_process(work, items, watch=watch, stop=stop)
-    task = partial(_in_process, work, quiet=quiet)
-    return _in_processes(task, items, processes=processes, watch=watch, stop=stop)
-
-
-def _in_this_process(
-    work: Work[_Item, _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
-) -> list[_Result]:
-    shares = [_NOT_BEGUN] * len(items)
-    due = 0.0
-
-    def told(index: int, share: float, *, now: bool = False) -> None:
-        nonlocal due
-        shares[index] = share
-        # A step may take less time than to show that it is done.
-        if now or time.monotonic() >= due:
-            watch(_shown(shares))
-            due = time.monotonic() + _TELL_SECONDS
-
-    results = []
-    for index, item in enumerate(items):
-        told(index, 0.0, now=True)
-        results.append(work(item, tell=lambda share, index=index: told(index, share), stop=stop))  # type: ignore[misc]
-        told(index, 1.0, now=True)
-    return results
-
-
-def _shown(shares: Sequence[float]) -> list[float | None]:
-    return [None if share == _NOT_BEGUN else share for share in shares]
-
-
-def _in_processes(
-    task: Callable[[_Item, int], _Result],
-    items: Sequence[_Item],
-    *,
-    processes: int,
-    watch: Watch,
-    stop: Stop,
-) -> list[_Result]:
     # Not forked: threads of PyTorch and Numba do not survive that.
     context = multiprocessing.get_context("spawn")
     event = context.Event()
@@ -125,7 +76,8 @@ def _in_processes(
         processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
     ) as pool:
         futures: dict[Future[_Result], int] = {
-            pool.submit(task, item, index): index for index, item in enumerate(items)
+            pool.submit(_in_process, work, item, index, quiet): index
+            for index, item in enumerate(items)
         }
         waiting = set(futures)
         try:
@@ -144,6 +96,30 @@ def _in_processes(
             if isinstance(error, BrokenProcessPool):
                 raise PoolBroken("a process that did a part of the work was ended") from error
             raise
+
+
+def _in_this_process(
+    work: Callable[..., _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
+) -> list[_Result]:
+    shares, due, results = [_NOT_BEGUN] * len(items), 0.0, []
+    for index, item in enumerate(items):
+
+        def tell(share: float, index: int = index) -> None:
+            nonlocal due
+            shares[index] = share
+            # A step may take less time than to show that it is done.
+            if share in (0.0, 1.0) or time.monotonic() >= due:
+                watch(_shown(shares))
+                due = time.monotonic() + _TELL_SECONDS
+
+        tell(0.0)
+        results.append(work(item, tell=tell, stop=stop))
+        tell(1.0)
+    return results
+
+
+def _shown(shares: Sequence[float]) -> list[float | None]:
+    return [None if share == _NOT_BEGUN else share for share in shares]
 
 
 _stopped: Event | None = None  # in a process of the pool: set when the work is interrupted
@@ -166,7 +142,7 @@ def _end_with_parent() -> None:
 
 
 def _in_process(
-    work: Work[_Item, _Result], item: _Item, index: int, *, quiet: tuple[type[Warning], ...]
+    work: Callable[..., _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
 ) -> _Result:
     def tell(share: float) -> None:
         _shares[index] = share

@@ -36,7 +36,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from diffsketch.app.compare import contenders_of
 from diffsketch.app.settings import (
     RunConfig,
     Value,
@@ -287,6 +286,7 @@ def _completed(
     if not variants:
         return ()
     from diffsketch.app.build import settings_of_methods  # PyTorch comes with it
+    from diffsketch.app.compare import contenders_of
 
     fields_of = settings_of_methods()
     # By number: in different panels there may be the same names.
@@ -308,5 +308,5 @@ def _completed(
 
 def _known(config: RunConfig) -> dict[str, Value]:
     """All settings that have a value, without the seed."""
-    values = dataclasses.asdict(config)
+    values = dict(config)
     return {key: value for key, value in values.items() if value is not None and key != "seed"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from diffsketch.errors import ArgumentError, check
 
 __all__ = ["check_known", "finite", "number", "numbers", "run_settings", "text", "whole", "wholes"]
 
-_RUN = frozenset(each.name for each in dataclasses.fields(RunConfig))
+_RUN = frozenset(RunConfig.model_fields)
 
 
 def check_known(settings: Mapping[str, Any], names: Iterable[str]) -> None:

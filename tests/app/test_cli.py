@@ -1,4 +1,4 @@
-"""The command line: help, errors in one line, and the demonstration's files and numbers."""
+"""The command line: help, one-line errors in the words of the options, closed pipes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from diffsketch import __version__
 from diffsketch.app import demo
-from diffsketch.cli import FamilyName, app, main
-from diffsketch.errors import DataError
+from diffsketch.app.cli import app, main
+from diffsketch.app.settings import read_settings
+from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
-from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.methods import PlainSketch
+from diffsketch.reproduction.loading import names
 from diffsketch.training.data import ImageDataset
+from tests.app.commands import done, invoke, refused
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -64,13 +68,15 @@ def test_help_names_the_command_and_an_example() -> None:
     commands = ("run", "compare", "demo", "plan", "audit")
     for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
+    for command in ("run", "compare", "reproduce"):
+        assert "Exit status: 0" in plain(CliRunner().invoke(app, [command, "--help"]).output)
 
 
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from diffsketch.cli import app\n"
-        "for words in ('--help', '--version', 'run --help', 'compare --help'):\n"
+        "from diffsketch.app.cli import app\n"
+        "for words in ('--help', '--version', 'run --help', 'reproduce --list'):\n"
         "    app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
     )
@@ -80,10 +86,6 @@ def test_help_and_version_do_not_import_torch() -> None:
 def test_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"diffsketch {__version__}\n")
-
-
-def test_family_names_are_those_of_the_sketch() -> None:
-    assert {name.value for name in FamilyName} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_interrupt_exits_130_quietly(
     if where == "command":
         monkeypatch.setattr(demo, "run_demo", interrupt)
     else:
-        monkeypatch.setattr("diffsketch.cli.app", interrupt)
+        monkeypatch.setattr("diffsketch.app.cli.app", interrupt)
     monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -223,18 +225,13 @@ def test_averaging_recovers_the_direction(output: Path) -> None:
         assert is_near(row["mean_cosine"], (1 + row["mean_error"] ** 2) ** -0.5), row
 
 
-@pytest.mark.usefixtures("quick")
-def test_same_seed_same_numbers() -> None:
-    first, again = demo.run_demo(seed=3), demo.run_demo(seed=3)
-    assert first == again
-    assert first.dim == 7850
-    assert demo.run_demo(seed=4) != first
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_pairwise_family_meets_the_theory() -> None:
     done: list[float] = []
     result = demo.run_demo(family="pairwise", on_progress=done.append)
+    assert demo.run_demo(family="pairwise") == result
+    assert demo.run_demo(family="pairwise", seed=4) != result
     assert done == sorted(done)
     assert done[-1] == 1.0
     for recovery in result.by_compression + result.by_rounds:
@@ -246,3 +243,105 @@ def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
     images = torch.zeros(count, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="training data must have"):
         demo.logistic_gradient(ImageDataset(images, torch.zeros(count, dtype=torch.int64)))
+
+
+def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    def fail(*_: object) -> Any:
+        raise ArgumentError("scale must be finite, got scale=inf and rows=3, cols=4")
+
+    monkeypatch.setattr(PlainSketch, "_encode", fail)
+    said = refused(invoke("run", "--method", "sketch"))
+    assert said == "error: scale must be finite, got scale=inf and --rows=3, --cols=4\n"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "40000", "--samples", "2"], "--workers * --samples must be <= 60000, "),
+        (["--workers", "40000", "--samples", "2"], "got --workers=40000, --samples=2"),
+        (["--task", "shakespeare", "--workers", "10000"], "error: --workers must be <= 138, the"),
+        (
+            ["--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--bits", "2"],
+            "got --bits=2",
+        ),
+        (
+            [
+                "--task", "mnist-devices", "--sampling", "poisson", "--method", "sketch-gaussian",
+                "--trust", "central", "--clip", "1", "--noise-multiplier", "1",
+            ],
+            "got --relation='replace'",
+        ),
+    ],
+)  # fmt: skip
+def test_words_of_errors(here: Path, arguments: list[str], said: str) -> None:
+    assert said in refused(invoke("run", *arguments))
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--rotate", True), ("--no-rotate", False)])
+def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
+    arguments = [
+        "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
+        "--levels", "4", "--trials", "4000", flag, "--output", "out",
+    ]  # fmt: skip
+    done(*arguments)
+    assert read_settings(here / "out" / "config.toml")["rotate"] is value
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_ends_no_run(here: Path) -> None:
+    command = [
+        sys.executable, "-m", "diffsketch", "run", "--workers", "3", "--samples", "10",
+        "--rounds", "20", "--method", "none", "--output", "out",
+    ]  # fmt: skip
+    reading, writing = os.pipe()
+    os.close(reading)  # whoever read is gone
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(  # noqa: S603
+        command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False, timeout=120
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (here / "out" / "summary.json").exists()
+
+
+def reproduce(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "100"})
+
+
+def test_list(here: Path) -> None:
+    result = reproduce("--list")
+    assert result.exit_code == 0, result.output
+    for name in names():
+        assert name in result.output
+    assert "Times are rough" in result.output
+    assert "with 3 processes" in reproduce("--list", "--jobs", "3").output
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["mnst"],
+            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
+        ),
+        (["--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
+        (["--quick", "nothing-like-it"], "nothing-like-it"),
+    ],
+)
+def test_mistakes(here: Path, arguments: list[str], said: str) -> None:
+    result = reproduce(*arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert said in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_files_of_others_stay(here: Path) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "mine").write_text("mine")
+    result = reproduce("--quick", "--output", "out")
+    assert result.exit_code == 2
+    assert "--output must be new, empty, or of an earlier diffsketch reproduce" in result.stderr
+    assert [path.name for path in (here / "out").iterdir()] == ["mine"]

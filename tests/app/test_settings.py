@@ -1,8 +1,7 @@
-"""Settings: types, limits, TOML there and back, and the rule that flags are the fields."""
+"""Settings: types, limits, TOML there and back, defaults of tasks, and what is not used."""
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
@@ -11,16 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from diffsketch.app.build import settings_of_methods
 from diffsketch.app.settings import (
     METHOD_NAMES,
+    METHOD_SETTINGS,
+    TASK_DEFAULTS,
     RunConfig,
     Setting,
     describe,
+    parse_setting,
     read_settings,
     to_toml,
+    with_task_defaults,
 )
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.methods.registry import METHODS
+from diffsketch.methods.registry import METHODS, settings_of
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
 from diffsketch.training.correction import Correction
@@ -37,17 +41,14 @@ def values_of(item: Setting) -> st.SearchStrategy[Any]:
         return st.booleans()
     if item.kind is str:
         return st.text(min_size=1, max_size=20)
-    limits = item.metadata
-    least = max(limits["least"] or 0, limits["above"] or 0)
-    most = min(x for x in (limits["most"], limits["below"], limits["cap"], 2**62) if x is not None)
+    limits: dict[str, Any] = {}
+    for one in RunConfig.model_fields[item.name].metadata:
+        names = [name for name in ("ge", "gt", "le", "lt") if hasattr(one, name)]
+        limits |= {name: getattr(one, name) for name in names}
+    least, most = limits.get("ge", limits.get("gt", 0)), limits.get("le", limits.get("lt", 2**62))
     if item.kind is int:
-        return st.integers(int(least), int(most) - (limits["below"] is not None))
-    return st.floats(
-        least,
-        most,
-        exclude_min=limits["above"] is not None,
-        exclude_max=limits["below"] is not None,
-    )
+        return st.integers(int(least), int(most) - ("lt" in limits))
+    return st.floats(least, most, exclude_min="gt" in limits, exclude_max="lt" in limits)
 
 
 ANY = st.fixed_dictionaries({}, optional={k: values_of(item) for k, item in SETTINGS.items()})
@@ -110,7 +111,7 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
     [
         ({"delta": 1.0}, "delta must be a number > 0 and < 1, got delta=1.0"),
         ({"momentum": -0.1}, "momentum must be a number >= 0 and < 1"),
-        ({"bits": 63}, "bits must be a whole number >= 1 and <= 62"),
+        ({"bits": 63}, "bits must be at most 62"),
         ({"seed": None}, "seed must be a whole number >= 0"),
         ({"data_dir": "\udcff"}, "data_dir must be text"),
     ],
@@ -122,10 +123,9 @@ def test_values_outside_limits_are_refused(values: dict[str, Any], said: str) ->
 
 
 def test_every_field_is_described() -> None:
-    assert list(SETTINGS) == [item.name for item in dataclasses.fields(RunConfig)]
     for item in SETTINGS.values():
-        assert item.metadata["help"].endswith((".", "off")), item.name
-        assert item.metadata["section"] in (
+        assert item.text.endswith("."), item.name
+        assert item.section in (
             "Task", "Training", "Method", "Server", "Privacy", "Output",
         )  # fmt: skip
 
@@ -140,8 +140,80 @@ def test_choices_are_those_of_the_types() -> None:
 
 
 def test_text_of_a_setting() -> None:
-    assert SETTINGS["rotate"].parsed("True") is True
-    assert SETTINGS["rows"].parsed("7") == 7
-    for name, text in (("rotate", "1"), ("rows", "7.5"), ("learning_rate", "nan"), ("trust", "x")):
+    assert parse_setting("rotate", "True") is True
+    assert parse_setting("rows", "7") == 7
+    for name, text in (("rotate", "x"), ("rows", "7.5"), ("learning_rate", "nan"), ("trust", "x")):
         with pytest.raises(ArgumentError, match=f"{name} must be"):
-            SETTINGS[name].parsed(text)
+            parse_setting(name, text)
+
+
+FIELDS = settings_of_methods()
+
+
+def resolved(**values: Any) -> RunConfig:
+    config = RunConfig(**values)
+    return with_task_defaults(config, fields=FIELDS[config.method])
+
+
+def test_every_task_has_defaults_that_are_allowed() -> None:
+    assert set(TASK_DEFAULTS) == set(describe(RunConfig)["task"].choices)
+    for task, values in TASK_DEFAULTS.items():
+        RunConfig(task=task, **values)  # type: ignore[arg-type]
+
+
+def test_every_setting_of_a_method_can_be_given() -> None:
+    for name in METHODS:
+        assert set(settings_of(name)) <= METHOD_SETTINGS | {"delta"}, name
+    assert frozenset().union(*FIELDS.values()) == METHOD_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("mnist", {"algorithm": "sgd", "workers": 10, "samples": 200, "learning_rate": 0.01}),
+        ("mnist-devices", {"algorithm": "fedavg", "workers": 6000, "samples": 10, "cohort": 10}),
+        ("shakespeare", {"algorithm": "fedavg", "workers": 46, "learning_rate": 0.8, "cohort": 1}),
+    ],
+)
+def test_the_papers_hyper_parameters(task: str, expected: dict[str, Any]) -> None:
+    config = resolved(task=task)
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert config.batch_size == 10
+    assert config.local_epochs == (None if config.algorithm == "sgd" else 1)
+
+
+def test_what_is_given_goes_first() -> None:
+    config = resolved(task="mnist", algorithm="fedavg", cohort=3, rows=1)
+    assert (config.cohort, config.rows, config.cols, config.local_epochs) == (3, 1, 22, 1)
+    assert resolved(method="none").rows is None
+    assert resolved(method="cpsgd", task="mnist-devices").claimed == 5.0
+    assert resolved(method="cpsgd", task="mnist-devices", levels=4, trials=8).claimed is None
+
+
+def test_resolved_settings_stay_as_they_are() -> None:
+    for task in TASK_DEFAULTS:
+        for method in METHODS:
+            once = resolved(task=task, method=method)
+            assert with_task_defaults(once, fields=FIELDS[method]) == once
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"local_epochs": 2}, "local_epochs must not be given with --algorithm sgd"),
+        ({"cohort": 2}, "cohort must not be given with --algorithm sgd"),
+        ({"sampling": "uniform"}, "sampling must not be given with --algorithm sgd"),
+        ({"algorithm": "fedavg", "correction": "shared"}, "correction must not be given with"),
+        ({"task": "shakespeare", "samples": 5}, "samples must not be given with --task shakes"),
+        ({"table_momentum": 0.5}, "table_momentum must be 0 without --top-k"),
+        ({"top_k": 5, "momentum": 0.5}, "momentum must not be given with --top-k"),
+        ({"method": "none", "rows": 7}, "rows must not be given with --method none, got rows=7"),
+        ({"method": "none", "hashes": "fixed"}, "hashes must not be given with --method none"),
+        ({"method": "laplace", "hashes": "fixed"}, "hashes must not be given with --method lap"),
+        ({"method": "sketch", "per_round": 1.0}, "per_round must not be given with --method sk"),
+    ],
+)
+def test_what_is_not_used_is_an_error(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        resolved(**values)
+    assert said in str(caught.value)

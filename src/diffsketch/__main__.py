@@ -1,0 +1,5 @@
+"""`python -m diffsketch`."""
+
+from diffsketch.app.cli import main
+
+main()

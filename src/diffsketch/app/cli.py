@@ -1,0 +1,589 @@
+"""The command line: parses, calls, and turns errors into one line.
+
+Commands import the rest of the package when they run, so that `--help` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+from pydantic import create_model
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+
+from diffsketch import __version__
+from diffsketch.app.settings import (
+    FamilyName,
+    Options,
+    RelationName,
+    RunConfig,
+    SamplingName,
+    Setting,
+    TrustName,
+    UnitName,
+    describe,
+    option,
+    read_settings,
+)
+from diffsketch.errors import ArgumentError, DiffSketchError
+
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+
+# Where it is defined depends on Typer's version: in click, or in a copy of it.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+# Options that are called otherwise elsewhere, and where an error may name an argument: at its
+# beginning, and before each value.
+_RENAMED = {"target_epsilon": "epsilon", "vector_norm": "norm"}
+_ARGUMENT = re.compile(r"^\w+(?: \* \w+)*(?= (?:must|needs) )|(?<= )\w+(?==)")
+_WIDE = 20  # letters of a list of choices that leave no room for the text beside it
+
+# Not a docstring, of which every line break would be kept.
+HELP = (
+    "Train models over many workers with private, compressed messages.\n\n"
+    "A Count Sketch squeezes a vector, such as a gradient, into a table many times smaller. Tables "
+    "of several workers add up to the table of their sum, and whoever has the hash seed can "
+    "estimate the sum from it. Start with [bold]diffsketch run[/bold], which trains a model on "
+    "MNIST and says what it cost and what privacy it gave; [bold]diffsketch demo[/bold] shows what "
+    "one sketch keeps and loses."
+)
+
+app = typer.Typer(
+    name="diffsketch",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    epilog="Example: [bold]diffsketch run --output runs/first --seed 1[/bold]",
+)
+
+
+class LastingConsole(Console):
+    """Goes on silently where a pipe is closed, as by `| head`: a run is more than what it prints.
+
+    Guarantees (`tests/app/test_cli.py`): a run whose reader is gone ends as it would have.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Drop all output from now on. Rich would exit."""
+        self.quiet = True
+        # What is still buffered, or printed at exit, has to go somewhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+    def show(self, *parts: Any, wrote: Sequence[Path | str] = ()) -> None:
+        """Print tables and texts, then the names of files, unwrapped so that they can be copied."""
+        for part in parts:
+            self.print(part, highlight=False)
+        for path in wrote:
+            self.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def errors_in_one_line(context: typer.Context) -> Iterator[None]:
+    """Print an expected error as `error: ...` and exit; anything else is a bug and passes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (DiffSketchError, OSError) as error:
+        if context.obj:
+            traceback.print_exc()
+        text = " ".join(str(error).split())
+        if isinstance(error, OSError) and error.strerror:
+            # Replacing a file names two: the second is the one that the user knows.
+            name = error.filename2 or error.filename
+            text = f"{name}: {error.strerror}" if name else error.strerror
+        elif isinstance(error, ArgumentError):
+            # As the user knows them: `message_bytes must ..., got message_bytes=4` is about
+            # `--bytes`. A name that is no option of the command is somebody else's, and stays.
+            flags = {str(one.name): str(one.opts[0]) for one in context.command.params if one.opts}
+            flags |= {name: f"--{given}" for name, given in _RENAMED.items() if given in flags}
+            text = _ARGUMENT.sub(
+                lambda found: " ".join(flags.get(word, word) for word in found[0].split(" ")), text
+            )
+        typer.echo(f"error: {text}", err=True)
+        raise typer.Exit(EXIT_ERROR) from None
+
+
+def command(
+    epilog: str | None = None, *, without: tuple[str, ...] | None = None
+) -> Callable[[Callable[..., int | None]], Any]:
+    """Make a function a command of `diffsketch`; its result is the exit status.
+
+    Each parameter becomes an option, which its default describes.
+
+    Args:
+        epilog: Below the help.
+        without: If given, there is also an option for each setting of a run but these, and the
+            function's parameter `settings` gets the given ones by name.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Any:
+        hints, settings = get_type_hints(function), without is not None
+        fields: dict[str, Any] = {
+            name: (hints[name], parameter.default)
+            for name, parameter in inspect.signature(function).parameters.items()
+            if not (settings and name == "settings")
+        }
+        model: type[Options] = create_model(function.__name__, __base__=Options, **fields)
+        own, more = describe(model), describe(RunConfig) if settings else {}
+        more = {name: one for name, one in more.items() if name not in (without or ())}
+
+        def wrapper(context: typer.Context, **arguments: Any) -> None:
+            given = {name: value for name, value in arguments.items() if value is not None}
+            with errors_in_one_line(context):
+                options = dict(model(**{name: given[name] for name in own if name in given}))
+                if settings:
+                    options["settings"] = {name: given[name] for name in more if name in given}
+                if status := function(**options):
+                    raise typer.Exit(status)
+
+        context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
+        parameters = [context, *map(_parameter, [*own.values(), *more.values()])]
+        # Typer reads both.
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
+        paragraphs = (function.__doc__ or "").split("\n\n")
+        wrapper.__doc__ = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+        app.command(name=function.__name__, epilog=epilog)(wrapper)
+        return function
+
+    return decorate
+
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    """An option of Typer. None by default, so that one can tell what was given."""
+    required = one.default is PydanticUndefined
+    text, metavar, shown = one.text, one.argument or None, one.means
+    if len("|".join(one.choices)) > _WIDE:
+        text, metavar = f"{text} One of {', '.join(one.choices)}.", "<name>"
+    if not required and not isinstance(one.default, NoneType | bool | list) and one.default != "":
+        shown = f"{one.default:g}" if one.kind is float else str(one.default)
+    kind: Any = Literal[one.choices] if one.choices else one.kind
+    names = [] if one.argument else [one.flag]
+    if one.kind is bool and one.default is None:
+        names = [f"{one.flag}/--no-{one.flag[2:]}"]
+    make: Any = typer.Argument if one.argument else typer.Option
+    made = make(
+        *names,
+        help=text,
+        metavar=metavar,
+        rich_help_panel=one.section or None,
+        show_default=shown or False,
+    )
+    default = inspect.Parameter.empty if required else None
+    annotation: Any = Annotated[kind if required else kind | None, made]
+    return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diffsketch {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP)
+def _options(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="On an error, show the full traceback as well.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+    context.obj = debug
+
+
+@command(
+    "Examples: [bold]diffsketch run --method none[/bold], "
+    "[bold]diffsketch run --task shakespeare --server-step 0.3 --rounds 100[/bold], "
+    "[bold]diffsketch run --resume runs/mnist-diffsketch[/bold]",
+    without=(),
+)
+def run(
+    output: Path | None = option(
+        "Directory of the run; must be new or empty.",
+        means="the first free of runs/TASK-METHOD, -2, -3, ...",
+    ),
+    config: Path | None = option("TOML file with any of the settings below; flags go first."),
+    resume: Path | None = option(
+        "Continue the run in this directory, with the settings that it has."
+    ),
+    overwrite: bool = option("Replace the run that is in --output.", default=False),
+    *,
+    settings: dict[str, Any],
+) -> int:
+    """Train a model with a method, and show accuracy, bytes and epsilon with its basis.
+
+    Without options: MNIST over 10 workers by distributed SGD, each message a table of 7 x 22
+    numbers. What has no default below comes from the task, with the paper's hyper-parameters, or
+    from the method.
+
+    Writes config.toml, metrics.jsonl, model.safetensors, summary.json and checkpoints,
+    from which --resume continues to the same bits after any interruption. The same settings write
+    the same files, but for command.txt and times.json.
+
+    Exit status: 0 if all rounds are done or the budget is spent, 2 on an error or if training
+    diverged, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
+    if resume is not None:
+        others = {"output": output, "config": config, "overwrite": overwrite or None, **settings}
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise ArgumentError(
+                f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
+            )
+        from diffsketch.app import session
+
+        return session.resume(resume, console)
+    if overwrite and output is None:
+        raise ArgumentError("overwrite needs --output: other runs get new directories")
+    values = read_settings(config) if config is not None else {}
+    chosen = RunConfig(**{**values, **settings})
+    from diffsketch.app import session
+
+    return session.start(chosen, output, console, overwrite=overwrite, command=words)
+
+
+@command(
+    "Example: [bold]diffsketch compare --rows 7 --cols 22 --seeds 3 --method none --method sketch "
+    "--method diffsketch:per_round=0.1[/bold]",
+    without=("method",),
+)
+def compare(
+    method: list[str] = option(
+        "NAME or NAME:key=value,key=value with any of the settings below; repeat it.", default=[]
+    ),
+    config: Path | None = option(
+        r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
+    ),
+    seeds: int = option("How many seeds, from --seed on, each method is run with.", default=1),
+    jobs: int = option("Processes at a time.", default=1),
+    output: Path | None = option(
+        "Directory for comparison.json, comparison.csv and all runs; new or empty.",
+        means="the first free of runs/compare, -2, -3, ...",
+    ),
+    resume: Path | None = option("Continue the comparison in this directory."),
+    *,
+    settings: dict[str, Any],
+) -> int:
+    """Run several methods on the same batches and devices, and print one table.
+
+    Settings below are for all runs; those of methods (such as --rows) for the methods that have
+    them. What a NAME:key=value has goes first; a table of --config that has another value is
+    an error.
+
+    Exit status: 0 if all runs ended, even if some diverged (the last line says so), 2 on an error,
+    130 after Ctrl-C and 143 after SIGTERM.
+    """
+    from diffsketch.app import compare as comparisons
+
+    console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
+    if resume is not None:
+        if method or config or output or settings or seeds != 1:
+            raise ArgumentError(
+                f"--resume takes everything from {resume}: leave out all but --jobs"
+            )
+        return comparisons.resume(resume, console, jobs=jobs, command=words)
+    shared, each = comparisons.read_comparison(config) if config else ({}, [])
+    for name, own in each:  # neither a flag nor a table may lose silently
+        for key, value in settings.items():
+            if key in own and own[key] != value:
+                raise ArgumentError(
+                    f"{key} must not be given on the command line and differently in the file's "
+                    f"[[run]] {name!r}, got {key}={value!r} and {own[key]!r} there"
+                )
+    each += [comparisons.parse_method(text) for text in method]
+    return comparisons.start(
+        {**shared, **settings}, each, output, console, seeds=seeds, jobs=jobs, command=words
+    )
+
+
+@command()
+def demo(
+    output: Path = option(
+        "Directory for recovery.png and recovery.csv; made if missing.", default=Path("runs/demo")
+    ),
+    seed: int = option("Number that fixes all hashes of the run.", default=0, ge=0),
+    family: FamilyName = option(
+        "Hash family: blocked is the fast one, pairwise hashes each coordinate.", default="blocked"
+    ),
+    data_dir: Path | None = option(
+        "Directory with MNIST's idx files, instead of the copy in the package."
+    ),
+) -> None:
+    """Sketch a gradient on MNIST at several compressions and measure how well it comes back.
+
+    Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
+    """
+    from rich.progress import Progress
+
+    from diffsketch.app import demo as logic
+    from diffsketch.files import prepare_output
+
+    console = LastingConsole()
+    prepare_output(output)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Sketching a gradient", total=1.0)
+        result = logic.run_demo(
+            seed=seed,
+            family=family,
+            data_dir=data_dir,
+            on_progress=lambda done: progress.update(task, completed=done),
+        )
+    paths = logic.write_results(result, output)
+    console.show(*logic.report(result), wrote=paths)
+
+
+@command(
+    "Examples: [bold]diffsketch plan --dim 7850 --workers 1000 --rounds 100 --epsilon 4 "
+    "--bytes 2000[/bold], [bold]diffsketch plan --dim 7850 --population 6000 --cohort 1000 "
+    "--rounds 60 --epsilon 8 --bytes 500[/bold]"
+)
+def plan(
+    dim: int = option("Length of the vectors, such as gradients.", default=...),
+    rounds: int = option("Rounds of the whole run.", default=...),
+    epsilon: float = option("Target: the most that the run may cost any client.", default=...),
+    message_bytes: int = option(
+        "The most bytes of one client's message in a round.", default=..., flag="--bytes"
+    ),
+    workers: int | None = option("Workers, if all of them send a message in each round."),
+    population: int | None = option("Clients that the cohort of a round is drawn from."),
+    cohort: int | None = option("Clients that send a message in a round."),
+    sampling: SamplingName = option(
+        "How a cohort is drawn: in passes over all clients, uniformly, by examples, or each client "
+        "on its own and in secret.",
+        default="shuffled",
+    ),
+    delta: float = option("Delta of the target; 0 for pure differential privacy.", default=1e-5),
+    unit: UnitName = option(
+        "What is protected: a client, or (far weaker) a coordinate.", default="client"
+    ),
+    relation: RelationName = option(
+        "Whether neighbours lack the unit or have another one.", default="replace"
+    ),
+    trust: TrustName = option(
+        "Whom to trust: nobody (local), a secure sum (distributed) or a server (central).",
+        default="distributed",
+    ),
+    norm: float = option("Norm of a client's vector; longer ones are clipped.", default=1.0),
+    spread: float = option(
+        "Variance among the vectors over what they have in common; 0: all same.", default=0.0
+    ),
+    alternatives: int = option("Other methods to list, at most.", default=5),
+    as_json: bool = option("Print JSON instead of a table.", default=False, flag="--json"),
+    code: bool = option("Print Python code that runs the best plan.", default=False),
+) -> None:
+    """Find the private method with the least error for a budget of epsilon and of bytes.
+
+    Compares the private methods of `diffsketch run`, each with its best settings, and predicts
+    their errors. Says how to run the best one.
+    """
+    from diffsketch import planning as logic
+
+    if as_json and code:
+        raise ArgumentError("--json and --code do not go together: the JSON has the code, too")
+    if workers is not None and not (cohort is None and population is None):
+        raise ArgumentError("--workers stands for --cohort and --population: leave them out")
+    each = cohort if workers is None else workers
+    if each is None:
+        raise ArgumentError("--cohort must be given, or --workers if all take part each round")
+    request = logic.PlanRequest(
+        dim=dim, cohort=each, population=population, sampling=sampling, rounds=rounds,
+        target_epsilon=epsilon, delta=delta, message_bytes=message_bytes, unit=logic.Unit(unit),
+        relation=logic.Relation(relation), trust=logic.Trust(trust), vector_norm=norm,
+        spread=spread,
+    )  # fmt: skip
+    found = logic.plan(request, alternatives=alternatives)
+    if as_json:
+        typer.echo(json.dumps(logic.to_data(found), indent=2))
+    elif code:
+        typer.echo(logic.python_code(found.best, request), nl=False)
+    else:
+        LastingConsole().show(*logic.report(found))
+
+
+@command(
+    "Example: [bold]diffsketch audit --method sketch-gaussian --dim 7850 "
+    '--settings "rows=1 cols=154 clip=1 noise_multiplier=4"[/bold]'
+)
+def audit(
+    output: Path = option(
+        "Directory for audit.json, audit.png and inversion.png; made if missing.",
+        default=Path("runs/audit"),
+    ),
+    case: list[str] = option("Only this case (see --list); may be repeated.", default=[]),
+    plant: list[str] = option(
+        "Only cases that this error applies to, with it and without: small-noise, row-blind, "
+        "no-clip, reused-noise, no-draw or float-noise; may be repeated.",
+        default=[],
+    ),
+    method: str | None = option("Only this method, with the settings that follow."),
+    settings: str = option("Settings of the method: name=value, with spaces between.", default=""),
+    dim: int = option("Length of the method's vectors.", default=100),
+    cohort: int = option("Clients of the method's round.", default=2),
+    show_list: bool = option("List the cases and exit.", default=False, flag="--list"),
+    quick: bool = option("Hardly any planted errors, and half of the trials.", default=False),
+    trials: int | None = option("Trials of each world; by default what each case needs."),
+    confidence: float = option(
+        "Probability that a lower bound holds; the rest are false alarms.", default=0.999
+    ),
+    delta: float | None = option("Where epsilon is bounded; by default where a case shows most."),
+    seed: int = option("Number that fixes all but exact noise.", default=0, ge=0),
+) -> None:
+    """Attack bare sketches, what methods send, and planted errors; measure epsilon from below.
+
+    Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
+    on epsilon: it can refute a claim, never prove one.
+    """
+    from rich.progress import Progress
+
+    from diffsketch.auditing import report as reports
+    from diffsketch.auditing.audits import check_settings
+    from diffsketch.auditing.cases import select
+    from diffsketch.auditing.releases import own_release
+    from diffsketch.files import prepare_output
+
+    console = LastingConsole()
+    if show_list:
+        console.print(reports.listing())
+        return
+    shared: dict[str, Any] = {
+        "trials": trials, "confidence": confidence, "delta": delta, "seed": seed,
+    }  # fmt: skip
+    check_settings(**shared)
+    release = None
+    if method is not None:
+        release = own_release(method, settings, dim=dim, cohort=cohort)
+    elif settings:
+        raise ArgumentError("--settings must come with --method")
+    selection = select(names=case, plants=plant, release=release, is_quick=quick)
+    prepare_output(output)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Auditing", total=1.0)
+        suite = reports.run_suite(
+            selection,
+            on_progress=lambda done, what: progress.update(
+                task, completed=done, description=f"Auditing {what}"
+            ),
+            **shared,
+        )
+    paths = reports.write_results(suite, output)
+    console.show(*reports.report(suite), wrote=paths)
+
+
+@command(
+    "Examples: [bold]diffsketch report runs[/bold], "
+    "[bold]diffsketch report runs/compare runs/mnist-none --output pages/first[/bold]"
+)
+def report(
+    runs: list[Path] = option(
+        "Directories of runs or comparisons, or with some of them below.",
+        default=...,
+        argument="RUN_DIR...",
+    ),
+    output: Path | None = option(
+        "Directory for index.html, figures and data; must be new or empty.",
+        means="the first free of runs/report, -2, -3, ...",
+    ),
+    title: str = option("Title of the page.", default="", means="from the tasks"),
+    no_pictures: bool = option("No SVG and PNG files: faster.", default=False),
+) -> None:
+    """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
+
+    One HTML file that needs no network, with interactive plots; also SVG and PNG pictures, and all
+    numbers as CSV. Seeds of the same settings become one line with its spread. Runs that are under
+    way are shown as far as they are; nothing in their directories is changed.
+
+    Exit status: 0, or 2 on an error; then nothing was written.
+    """
+    if output is not None and output.is_dir() and any(output.iterdir()):
+        raise ArgumentError(f"output must be a new or empty directory, got output={str(output)!r}")
+    from diffsketch.app.files import free_name
+    from diffsketch.pages.page import write_page
+    from diffsketch.pages.runs import page_of_runs
+
+    words = shlex.join(["diffsketch", *sys.argv[1:]])
+    page = page_of_runs(runs, title=title, command=words)
+    path = output or free_name(Path("runs") / "report")
+    written = write_page(page, path, pictures=not no_pictures)
+    folders = [file.parent for file in written]
+    below = [f"{one} ({folders.count(one)} files)" for one in dict.fromkeys(folders) if one != path]
+    LastingConsole().show(wrote=[*(file for file in written if file.parent == path), *below])
+
+
+@command(
+    "Examples: [bold]diffsketch reproduce --quick[/bold], "
+    "[bold]diffsketch reproduce mnist audit[/bold]"
+)
+def reproduce(
+    name: list[str] = option(
+        "Only these experiments (see --list); all without.", default=[], argument="NAME"
+    ),
+    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False),
+    output: Path | None = option(
+        "Directory for the page, the numbers and the cache; continued if it has them.",
+        means="runs/reproduction, or runs/reproduction-quick with --quick",
+    ),
+    jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
+    show_list: bool = option(
+        "List the experiments, with rough times, and exit.", default=False, flag="--list"
+    ),
+) -> int:
+    """Run the paper's evaluation again, and make a page of it: what it claims, and what is true.
+
+    Writes index.html, which needs no network, pictures, all numbers as CSV and results.json.
+    Results are cached by their settings: interrupted, the same command continues, and a second
+    run only draws.
+
+    Exit status: 0, also if claims fail or runs diverge (the page says so), 2 on an error, 130
+    after Ctrl-C and 143 after SIGTERM.
+    """
+    console = LastingConsole()
+    processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    if show_list:  # which needs neither PyTorch nor pictures
+        from diffsketch.reproduction.listing import listing
+
+        console.show(*listing(processes))
+        return 0
+    from diffsketch.reproduction import reproduce as logic
+
+    default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
+    return logic.reproduce(name, output or default, console, reduced=quick, jobs=processes)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `diffsketch` script."""
+    try:
+        status = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except UsageError as error:
+        used: Any = error
+        where = f"{used.ctx.command_path} --help" if used.ctx else "diffsketch --help"
+        typer.echo(f"error: {' '.join(used.format_message().split())} (see {where})", err=True)
+        sys.exit(EXIT_ERROR)
+    sys.exit(status if isinstance(status, int) else 0)

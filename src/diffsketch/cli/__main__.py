@@ -1,5 +1,0 @@
-"""`python -m diffsketch.cli`."""
-
-from diffsketch.cli import main
-
-main()

@@ -1,0 +1,431 @@
+"""Comparisons: processes, plans, the same batches for all, one table."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from diffsketch.app import compare as compare_report
+from diffsketch.app.build import build, settings_of_methods
+from diffsketch.app.compare import (
+    Contender,
+    Member,
+    _check_member,
+    contenders_of,
+    has_plan,
+    parse_method,
+    read_plan,
+    write_plan,
+)
+from diffsketch.app.files import RunDirectory, locked, read_sealed, sealed
+from diffsketch.app.pool import PoolBroken, run_all
+from diffsketch.app.settings import RunConfig
+from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.training.simulation import Simulation
+from tests.app.commands import done, interrupted_in_round, invoke, read, refused
+
+# In a module of its own, so that a process can import it.
+WORK = """
+import os, signal, time, warnings
+
+def square(item, *, tell, stop):
+    tell(0.5)
+    return None if stop() else item * item
+
+def fail(item, *, tell, stop):
+    if item == 1:
+        raise KeyError(item)
+    return item
+
+def vanish(item, *, tell, stop):
+    if item == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+def warn(item, *, tell, stop):
+    warnings.warn("noise", UserWarning)
+
+def wait(item, *, tell, stop):
+    tell(0.25)
+    while not stop():
+        time.sleep(0.01)
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    (tmp_path / "pool_work.py").write_text(WORK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pool_work", raising=False)
+    return import_module("pool_work")
+
+
+def quietly(shares: Sequence[float | None]) -> None:
+    assert all(share is None or 0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_are_in_order(work: ModuleType, processes: int) -> None:
+    seen: list[list[float | None]] = []
+    found = run_all(
+        work.square, [3, 1, 2], processes=processes, watch=lambda now: seen.append(list(now)),
+        stop=lambda: False,
+    )  # fmt: skip
+    assert found == [9, 1, 4]
+    assert seen[-1] == [1.0, 1.0, 1.0]
+    if processes == 1:  # this one
+        assert seen[0] == [0.0, None, None]
+    assert run_all(work.square, [], processes=4, watch=quietly, stop=lambda: False) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_errors_come_through(work: ModuleType, processes: int) -> None:
+    with pytest.raises(KeyError, match="1"):
+        run_all(work.fail, [0, 1, 2], processes=processes, watch=quietly, stop=lambda: False)
+
+
+def test_killed_processes_are_an_error(work: ModuleType) -> None:
+    with pytest.raises(PoolBroken, match="a process that did a part of the work was ended"):
+        run_all(work.vanish, [0, 1, 2], processes=2, watch=quietly, stop=lambda: False)
+
+
+def test_processes_are_told_to_stop(work: ModuleType) -> None:
+    begun: list[float | None] = []
+
+    def watch(shares: Sequence[float | None]) -> None:
+        begun[:] = shares
+
+    found = run_all(work.wait, [0, 1], processes=2, watch=watch, stop=lambda: begun == [0.25, 0.25])
+    assert len(set(found)) == 2
+    assert run_all(work.square, [3], processes=1, watch=quietly, stop=lambda: True) == [None]
+
+
+@pytest.mark.parametrize("quiet_ones", [(), (UserWarning,)])
+def test_warnings_of_processes(
+    work: ModuleType, capfd: pytest.CaptureFixture[str], quiet_ones: tuple[type[Warning], ...]
+) -> None:
+    run_all(work.warn, [0, 1], processes=2, watch=quietly, stop=lambda: False, quiet=quiet_ones)
+    assert ("noise" in capfd.readouterr().err) is not bool(quiet_ones)
+
+
+SHORT = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
+NEEDED = {
+    "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
+    "sketch-skellam": {"clip": 1.0, "budget": 50.0},
+    "gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
+    "skellam": {"clip": 1.0, "budget": 50.0},
+    "diffsketch-proven": {"clip": 1.0, "padding": 40, "std": 1.0},
+    "cpsgd": {"levels": 4, "trials": 4000},
+    "projunit": {"clip": 1.0, "size": 20},
+}
+
+
+@pytest.fixture
+def compared(here: Path) -> Path:
+    """A comparison that is finished."""
+    methods = ["--method", "none", "--method", "none:learning_rate=0.5"]
+    done("compare", *SHORT, *methods, "--output", "out")
+    return here / "out"
+
+
+def test_flags_do_not_lose_silently(here: Path) -> None:
+    file = here / "all.toml"
+    file.write_text('workers = 3\nsamples = 20\n[[run]]\nname = "a"\nmethod = "none"\nrounds = 4\n')
+    said = refused(invoke("compare", "--config", "all.toml", "--rounds", "3", "--output", "out"))
+    assert "--rounds must not be given on the command line and differently" in said
+    assert "[[run]] 'a', got --rounds=3 and 4 there" in said
+    assert not (here / "out").exists()
+    done("compare", "--config", "all.toml", "--rounds", "4", "--output", "out")
+
+
+def test_a_changed_plan_is_refused(compared: Path) -> None:
+    plan = compared / "comparison.plan.json"
+    content = plan.read_text()
+    for changed in (content.replace("0.5", "0.25"), "{", "[]", content[:-20]):
+        plan.write_text(changed)
+        assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", compared))
+    plan.write_text(content)
+    done("compare", "--resume", compared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"format": "diffsketch comparison 9"}, MismatchError, "must have the format"),
+        ({"seeds": ["x"]}, DataError, "damaged: ValueError"),
+        ({"seeds": [-1]}, DataError, "damaged: ArgumentError"),
+        ({"runs": [{"name": "a"}]}, DataError, "damaged: KeyError"),
+        ({"runs": [{"name": "a", "settings": {"row": 1}}]}, DataError, "damaged: ArgumentError"),
+    ],
+)
+def test_plans_that_we_did_not_write(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """Their checksums are right."""
+    assert not has_plan(tmp_path)
+    contenders = [Contender("a", {"method": "none"})]
+    write_plan(contenders, [0, 1], tmp_path)
+    assert has_plan(tmp_path)
+    assert read_plan(tmp_path) == (contenders, [0, 1])
+    plan = tmp_path / "comparison.plan.json"
+    plan.write_bytes(sealed({**read_sealed(plan), **changes}))
+    with pytest.raises(error, match=rf"comparison\.plan\.json: {said}"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_runs_of_others_are_refused(compared: Path, finished: bool) -> None:
+    own, other = compared / "none" / "seed-0", compared / "none-learning_rate=0.5" / "seed-0"
+    shutil.rmtree(own)
+    shutil.copytree(other, own)
+    if not finished:
+        (own / "summary.json").unlink()
+    said = refused(invoke("compare", "--resume", compared))
+    assert "is no run of this comparison, whose plan has learning_rate=0.01" in said
+    assert "it has learning_rate=0.5" in said
+
+
+@pytest.mark.parametrize("method", ["diffsketch", "skellam", "cpsgd"])
+def test_own_runs_are_known(tmp_path: Path, method: Any) -> None:
+    """Whatever the task and the method have added to what the plan says."""
+    config = RunConfig(
+        method=method, workers=3, samples=10, rounds=2,
+        **NEEDED.get(method, {}),  # type: ignore[arg-type]
+    )  # fmt: skip
+    with RunDirectory.create(tmp_path / "run", build(config).config, command=["x"]) as directory:
+        _check_member(Member(method, 0, tmp_path / "run", config), directory)
+
+
+def test_damaged_measurements_of_a_member(compared: Path) -> None:
+    metrics = compared / "none" / "seed-0" / "metrics.jsonl"
+    for line in (b"{\n", b"[]\n", b'{"x": 1}\n'):
+        metrics.write_bytes(line)
+        said = refused(invoke("compare", "--resume", compared))
+        assert "metrics.jsonl: damaged: line 1 is no measurement" in said
+
+
+def test_lost_times_of_a_member(compared: Path) -> None:
+    (compared / "none" / "seed-0" / "times.json").write_text("{")
+    done("compare", "--resume", compared)
+    rows = read(compared / "comparison.json")["rows"]
+    assert rows[0]["milliseconds_per_round"] is None
+    assert rows[1]["milliseconds_per_round"] > 0
+    with (compared / "comparison.csv").open(newline="") as stream:
+        assert next(csv.DictReader(stream))["milliseconds_per_round"] == ""
+
+
+def test_one_process_at_a_time(compared: Path) -> None:
+    lock = locked(compared)
+    assert "out: another process is writing to it" in refused(
+        invoke("compare", "--resume", compared)
+    )
+    assert lock >= 0
+
+
+def test_last_line_says_what_diverged(tmp_path: Path) -> None:
+    methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
+    result = done("compare", *SHORT, "--rounds", "8", *methods, "--output", tmp_path / "out")
+    assert result.output.rstrip().endswith("Diverged: 1 of 2 runs.")
+    assert "warning: round 1: NaN or infinite values in the vectors of" in result.output
+    assert result.stderr == ""
+
+
+def test_seeds_stay_below_their_limit(here: Path) -> None:
+    last = ["--seed", str(2**63 - 1), "--method", "none", *SHORT]
+    said = refused(invoke("compare", *last, "--seeds", "2"))
+    assert "--seeds must be at most 1, so that all are below" in said
+    assert list(here.iterdir()) == []
+
+
+def test_folders_are_short_and_differ() -> None:
+    long = [Contender("sketch:" + "x" * 300 + end, {}) for end in ("a", "b")]
+    folders = [one.folder for one in long]
+    assert len(set(folders)) == 2
+    assert all(len(folder) <= 80 for folder in folders)
+    assert Contender("comparison.json", {}).folder != "comparison.json"
+    assert Contender("sketch:rows=7,cols=22", {}).folder == "sketch-rows=7-cols=22"
+
+
+def test_names_that_were_given_are_not_split() -> None:
+    assert compare_report._name("sketch:rows=7,cols=22") == "[bold]sketch[/bold]\nrows=7\ncols=22"
+    assert compare_report._name("mine: a, b") == "[bold]mine: a, b[/bold]"
+
+
+SMALL = ["--workers", "4", "--samples", "30", "--rounds", "20", "--evaluate-every", "10"]
+
+
+@pytest.mark.slow
+def test_table_and_files(here: Path) -> None:
+    result = done(
+        "compare", *SMALL, "--rows", "3", "--cols", "22", "--seeds", "2", "--seed", "5",
+        "--method", "none", "--method", "sketch", "--method", "sketch-laplace:per_round=0.5,rows=1",
+        "--method", "none:learning_rate=1e38", "--output", "out", columns=80,
+    )  # fmt: skip
+    assert all(len(line) <= 80 for line in result.stdout.splitlines() if "Wrote" not in line)
+    assert "…" not in result.output
+    for text in (
+        "Means over 2 seeds",
+        "±",
+        "no claim",
+        "0.5 per round",
+        "at 1e-05",
+        "claimed;",
+        "coordinate,",
+        "replace,",
+        "local ",
+        "sketch-laplace: Simulated: the noise follows from the seed",
+        "diverged",
+        "ratio",
+    ):
+        assert text in result.output, text
+    data = read(here / "out" / "comparison.json")
+    rows = {row["name"]: row for row in data["rows"]}
+    assert rows["none"]["message_bytes"] == 48 + 4 * 7850
+    assert rows["sketch"]["message_bytes"] == 48 + 4 * 3 * 22
+    assert rows["sketch-laplace:per_round=0.5,rows=1"]["message_bytes"] == 48 + 4 * 22
+    assert rows["none"]["bytes"] == 2 * 20 * 4 * (48 + 4 * 7850)
+    assert rows["none:learning_rate=1e38"]["ended"] == {"diverged": 2}
+    assert rows["sketch"]["ended"] == {"finished": 2}
+    assert [run["seed"] for run in data["runs"]] == [5] * 4 + [6] * 4
+    own = [run["summary"]["accuracy"] for run in data["runs"] if run["name"] == "sketch"]
+    assert rows["sketch"]["accuracy"] == pytest.approx(sum(own) / 2)
+    assert rows["sketch"]["accuracy_spread"] == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+    with (here / "out" / "comparison.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert len(table) == 8
+    assert table[2]["basis"] == "claimed"
+    assert (table[1]["epsilon"], table[1]["trust"]) == ("", "local")
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_and_can_be_interrupted(here: Path) -> None:
+    arguments = ["compare", *SMALL, "--method", "none", "--method", "diffsketch"]
+    done(*arguments, "--output", "whole")
+    with interrupted_in_round(10):  # of the first run
+        result = invoke(*arguments, "--output", "parts")
+    assert result.exit_code == 130
+    assert "Continue with: diffsketch compare --resume parts" in result.output
+    assert not (here / "parts" / "comparison.json").exists()
+    result = done("compare", "--resume", "parts", "--jobs", "2")
+    table = (here / "parts" / "comparison.csv").read_bytes()
+    # What is finished is not run again.
+    done("compare", "--resume", "parts")
+    assert (here / "parts" / "comparison.csv").read_bytes() == table
+    for run in ("none/seed-0", "diffsketch/seed-0"):
+        for name in ("metrics.jsonl", "model.safetensors", "config.toml"):
+            own = (here / "parts" / run / name).read_bytes()
+            assert own == (here / "whole" / run / name).read_bytes()
+    whole, parts = (read(here / name / "comparison.json")["rows"] for name in ("whole", "parts"))
+    assert [row["accuracy"] for row in whole] == [row["accuracy"] for row in parts]
+
+
+def test_methods_see_the_same_batches_and_devices() -> None:
+    settings: dict[str, Any] = {
+        "task": "mnist-devices", "workers": 20, "cohort": 3, "samples": 10, "rounds": 3,
+    }  # fmt: skip
+    one = build(RunConfig(method="none", seed=3, **settings)).simulation
+    other = build(RunConfig(method="sketch", seed=3, **settings)).simulation
+    another = build(RunConfig(method="none", seed=4, **settings)).simulation
+    assert torch.equal(one.weights, other.weights)
+    cohorts = []
+    for _ in range(3):
+        results = [one.step(), other.step(), another.step()]
+        assert torch.equal(results[0].cohort, results[1].cohort)
+        cohorts.append(torch.equal(results[0].cohort, results[2].cohort))
+    assert not all(cohorts)  # so the check can fail
+    # The same batches: from the same weights the same vectors, whatever they become.
+    first, second = (
+        build(RunConfig(method=name, seed=3, **settings)) for name in ("none", "sketch")
+    )
+    vectors = [_vectors(built.simulation) for built in (first, second)]
+    assert torch.equal(vectors[0], vectors[1])
+
+
+def _vectors(simulation: Simulation) -> torch.Tensor:
+    return simulation.algorithm.vectors(
+        simulation.weights,
+        simulation.sampler.draw(1),
+        trainer=simulation.trainer,
+        devices=simulation.task.devices,
+        seed=simulation.seed,
+        round_index=1,
+    )
+
+
+def test_file_with_tables(here: Path) -> None:
+    (here / "all.toml").write_text(
+        'workers = 3\nsamples = 20\nrounds = 4\n[[run]]\nname = "plain"\nmethod = "none"\n'
+        '[[run]]\nmethod = "sketch"\nrows = 1\ncols = 50\n'
+    )
+    done("compare", "--config", "all.toml", "--rounds", "3", "--output", "out")
+    rows = read(here / "out" / "comparison.json")["rows"]
+    assert [row["name"] for row in rows] == ["plain", "sketch:rows=1,cols=50"]
+    assert [row["rounds"] for row in rows] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--method must be given, once for each run"),
+        (["--method", "nonne"], "got --method='nonne'; did you mean none?"),
+        (["--method", "sketch:row=7"], "'row=7' is no setting; did you mean rows"),
+        (["--method", "sketch:rows"], "'rows' is no setting"),
+        (["--method", "sketch:rows=7,rows=8"], "--method must have rows once"),
+        (["--method", "sketch:rows=x"], "--rows must be a whole number >= 1, got --rows='x'"),
+        (["--method", "none", "--method", "none"], "--method must differ from run to run"),
+        (["--method", "none", "--rows", "7"], "--rows must be a setting of one of the methods"),
+        (["--method", "none", "--method", "projunit"], "(in projunit)"),
+        (["--method", "none", "--seeds", "0"], "--seeds must be a whole number >= 1"),
+        (["--method", "none", "--jobs", "0"], "--jobs must be a whole number >= 1"),
+        (["--resume", "none"], "none: not the directory of a comparison"),
+        (["--resume", "none", "--method", "none"], "--resume takes everything from none"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    here: Path, arguments: list[str], said: str
+) -> None:
+    assert said in refused(invoke("compare", *arguments))
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rouns = 1", "all.toml: unknown key 'rouns'; did you mean rounds"),
+        ("[[run]]\nrow = 1", "all.toml: [[run]] 1: unknown key 'row'"),
+        ("[[run]]\nseed = 1", "[[run]] 1: seed must be the same for all runs"),
+        ("run = 1", "run must be tables"),
+        ("[[run]]\nname = 1", "name must be text, got name=1"),
+    ],
+)
+def test_bad_files(here: Path, text: str, said: str) -> None:
+    (here / "all.toml").write_text(text)
+    assert said in refused(invoke("compare", "--config", "all.toml"))
+
+
+def test_shared_settings_go_where_they_are_used() -> None:
+    each = [parse_method("none"), parse_method("sketch:cols=5")]
+    contenders = contenders_of({"rows": 7, "rounds": 2}, each, fields_of=settings_of_methods())
+    assert dict(contenders[0].settings) == {"rounds": 2, "method": "none"}
+    assert dict(contenders[1].settings) == {"rounds": 2, "rows": 7, "method": "sketch", "cols": 5}
+    with pytest.raises(ArgumentError, match="clip must be a setting"):
+        contenders_of({"clip": 1.0}, each, fields_of=settings_of_methods())
+
+
+def test_output_that_has_files_is_refused(here: Path) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "mine").write_text("mine")
+    result = invoke("compare", *SMALL, "--method", "none", "--output", "out")
+    assert result.exit_code == 2
+    assert "--output must be a new or empty directory" in result.stderr
+    assert [item.name for item in (here / "out").iterdir()] == ["mine"]

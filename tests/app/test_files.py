@@ -1,0 +1,390 @@
+"""Files of a run: sealed JSON, checkpoints, measurements, versions, the directory and its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diffsketch.app import files as module
+from diffsketch.app.files import (
+    Metrics,
+    RunBusy,
+    RunDirectory,
+    RunFiles,
+    check_versions,
+    free_name,
+    has_run,
+    locked,
+    look,
+    pack,
+    read_sealed,
+    sealed,
+    source_digest,
+    unpack,
+    versions,
+)
+from diffsketch.app.session import epsilon_data, epsilon_from_data
+from diffsketch.app.settings import RunConfig
+from diffsketch.errors import ArgumentError, DataError, MismatchError
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+
+DATA = {"accuracy": 0.5, "names": ["a", "b"], "nothing": None, "deep": {"x": 1}}
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(sealed(DATA))
+    assert read_sealed(path) == DATA
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"0.5", b"0.6"), (b'"a"', b'"c"'), (b"sha256", b"sha255"), (b"{", b"["), (b"null", b"\xff")],
+)
+def test_changes_are_noticed(tmp_path: Path, old: bytes, new: bytes) -> None:
+    path = tmp_path / "data.json"
+    content = sealed(DATA)
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(DataError, match=r"data\.json: damaged"):
+        read_sealed(path)
+
+
+STATE: dict[str, Any] = {
+    "weights": torch.tensor([1.5, float("nan"), float("-inf"), 1e-45]),
+    "counts": torch.arange(6).reshape(2, 3).T,  # not contiguous
+    "mask": torch.tensor([True, False]),
+    "wide": torch.tensor(0.1, dtype=torch.float64),
+    "round_index": 3,
+    "share": 0.1 + 0.2,
+    "name": "ünïcode",
+    "list": [1, 2.5, "x"],
+}
+PROGRESS = {"bytes": 10, "loss": float("nan"), "nested": {"a": [1]}}
+PATH = Path("checkpoint.safetensors")
+
+
+def test_same_back() -> None:
+    state, progress = unpack(pack(STATE, PROGRESS, identity="me"), PATH, identity="me")
+    assert state.keys() == STATE.keys()
+    for name, value in STATE.items():
+        if isinstance(value, Tensor):
+            assert state[name].dtype == value.dtype
+            assert torch.equal(state[name].isnan(), value.isnan())
+            assert torch.equal(state[name].nan_to_num(), value.nan_to_num())
+        else:
+            assert state[name] == value
+    assert progress["bytes"] == 10
+    assert progress["loss"] != progress["loss"]
+
+
+def test_every_changed_or_missing_byte_is_noticed() -> None:
+    small = {"weights": torch.tensor([1.5, -2.0]), "round_index": 3}
+    content = pack(small, {"a": 1}, identity="me")
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        with pytest.raises((DataError, MismatchError), match="checkpoint"):
+            unpack(bytes(changed), PATH, identity="me")
+    for length in range(len(content)):
+        with pytest.raises(DataError, match="damaged checkpoint"):
+            unpack(content[:length], PATH, identity="me")
+    with pytest.raises(DataError, match="damaged checkpoint"):
+        unpack(content + b"x", PATH, identity="me")
+
+
+def test_another_runs_checkpoint_is_refused() -> None:
+    with pytest.raises(MismatchError, match="other settings"):
+        unpack(pack(STATE, PROGRESS, identity="me"), PATH, identity="you")
+
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+
+
+@pytest.fixture
+def metrics_path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_restored_to_what_it_was(metrics_path: Path) -> None:
+    with Metrics(metrics_path) as metrics:
+        metrics.append({"round": 0})
+        metrics.append({"round": 1, "loss": 0.1})
+        state = metrics.state()
+        before = metrics_path.read_bytes()
+        metrics.append({"round": 2})
+    metrics_path.write_bytes(metrics_path.read_bytes() + b'{"half')  # killed while it wrote
+    with Metrics(metrics_path) as metrics:
+        metrics.restore(state)
+        assert metrics_path.read_bytes() == before
+        assert metrics.state() == state
+        metrics.append({"round": 2})
+    assert [json.loads(line)["round"] for line in metrics_path.read_text().splitlines()] == [
+        0,
+        1,
+        2,
+    ]
+    with Metrics(metrics_path) as metrics:
+        metrics.restore(None)
+    assert metrics_path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("damage", ["shorter", "changed"])
+def test_damage_is_noticed_and_kept(metrics_path: Path, damage: str) -> None:
+    with Metrics(metrics_path) as metrics:
+        metrics.append({"round": 0})
+        state = metrics.state()
+    content = metrics_path.read_bytes()
+    damaged = content[:-2] if damage == "shorter" else content.replace(b"0", b"7")
+    metrics_path.write_bytes(damaged)
+    with (
+        Metrics(metrics_path) as metrics,
+        pytest.raises(DataError, match=r"metrics\.jsonl: damaged"),
+    ):
+        metrics.restore(state)
+    assert metrics_path.read_bytes() == damaged
+
+
+def test_what_json_cannot_say_is_a_bug(metrics_path: Path) -> None:
+    with Metrics(metrics_path) as metrics, pytest.raises(ValueError, match="JSON"):
+        metrics.append({"loss": math.nan})
+
+
+@pytest.mark.parametrize("value", [0.5, math.inf])
+def test_epsilon_there_and_back(value: float) -> None:
+    epsilon = Epsilon(value, 1e-5, 7, Basis.PROVEN, SCOPE)
+    data = json.loads(json.dumps(epsilon_data(epsilon), allow_nan=False))
+    assert data["value"] == (None if math.isinf(value) else value)
+    assert epsilon_from_data(data) == epsilon
+
+
+CONFIG = RunConfig(rounds=3, method="none")
+COMMAND = ["diffsketch", "run"]
+WAYS = pytest.mark.parametrize("way", [RunDirectory.open, look], ids=["open", "look"])
+
+
+def begin(path: Path) -> None:
+    with RunDirectory.create(path, CONFIG, command=COMMAND) as directory:
+        directory.write_checkpoint(b"content", {"training": 0.5, "total": 1.0})
+
+
+def test_begun_and_opened(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    with RunDirectory.open(tmp_path / "run") as directory:
+        assert directory.config == CONFIG
+        assert (tmp_path / "run" / "command.txt").read_text() == "diffsketch run\n"
+        assert directory.checkpoint.read_bytes() == b"content"
+        assert directory.times() == {"training": 0.5, "total": 1.0}
+        assert directory.summary() is None
+        directory.write_results(model=b"model", summary={"accuracy": 0.5})
+        assert directory.summary() == {"accuracy": 0.5}
+
+
+def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
+    begin(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ArgumentError, match=r"holds a run: .*--resume .*--overwrite"):
+        RunDirectory.create(tmp_path, CONFIG, command=COMMAND)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
+    RunDirectory.open(tmp_path).close()  # the lock is not held any more
+    RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True).close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"command.txt", "config.toml", "run.json", "notes.txt"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_of_others_are_never_removed(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "config.toml").write_text("mine")
+    with pytest.raises(ArgumentError, match="not those of a run"):
+        RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    assert (tmp_path / "config.toml").read_text() == "mine"
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from diffsketch.app.files import RunDirectory\n"
+        "run = RunDirectory.open(Path(sys.argv[1]))\n"
+        "print('open', flush=True); sys.stdin.read()\n"
+    )
+    begin(tmp_path)
+    arguments = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(  # noqa: S603
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(RunBusy, match="another process"):
+            RunDirectory.open(tmp_path)
+        with pytest.raises(RunBusy, match="another process"):
+            RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True)
+        other.kill()
+    RunDirectory.open(tmp_path).close()  # a process that was killed holds no lock
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    begin(tmp_path)
+    leftover = tmp_path / f".checkpoint.safetensors.{os.getpid() + 1}.tmp"
+    leftover.write_bytes(b"half")
+    RunDirectory.open(tmp_path).close()
+    assert not leftover.exists()
+
+
+@WAYS
+@pytest.mark.parametrize("changed", ["rounds = 4", "rounds ="])
+def test_changed_settings_are_noticed(
+    tmp_path: Path, way: Callable[[Path], RunFiles], changed: str
+) -> None:
+    begin(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(path.read_text().replace("rounds = 3", changed))
+    with pytest.raises(MismatchError, match=r"config\.toml: changed since the run began"):
+        way(tmp_path)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "damaged"),
+        ("[]", "damaged"),
+        ('{"format": "diffsketch run 9"}', "another version"),
+        ('{"format": "diffsketch run 2"}', "its checksum differs"),
+    ],
+)
+def test_damaged_start_is_refused(
+    tmp_path: Path, way: Callable[[Path], RunFiles], content: str, said: str
+) -> None:
+    begin(tmp_path)
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises((DataError, MismatchError), match=said):
+        way(tmp_path)
+
+
+def test_no_run_is_said(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(DataError, match="not the directory of a run"):
+            RunDirectory.open(path)
+
+
+def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="not implemented"):
+        RunDirectory.create(tmp_path, CONFIG, command=COMMAND)
+
+
+def tree(path: Path) -> dict[str, tuple[bytes, int]]:
+    return {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in path.iterdir()}
+
+
+def test_what_there_is_to_see(tmp_path: Path) -> None:
+    assert not has_run(tmp_path)
+    begin(tmp_path)
+    assert has_run(tmp_path)
+    files = look(tmp_path)
+    assert (files.path, files.config, files.command) == (tmp_path, CONFIG, "diffsketch run")
+    assert files.checkpoint.read_bytes() == b"content"
+    assert files.times() == {"training": 0.5, "total": 1.0}
+    assert (files.begun, files.finished, files.summary()) == (True, False, None)
+    with RunDirectory.open(tmp_path) as directory:
+        assert (files.identity, files.start) == (directory.identity, directory.start)
+        directory.write_results(model=b"model", summary={"accuracy": 0.5})
+    assert (files.finished, files.summary()) == (True, {"accuracy": 0.5})
+    (tmp_path / "command.txt").unlink()
+    assert files.command == ""  # for the record only
+
+
+def test_nothing_is_locked_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a lock was taken")
+
+    begin(tmp_path)
+    leftover = tmp_path / f".checkpoint.safetensors.{os.getpid() + 1}.tmp"
+    leftover.write_bytes(b"half")  # that another process may be writing now
+    before, lock = tree(tmp_path), locked(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    try:
+        assert look(tmp_path).config == CONFIG
+    finally:
+        os.close(lock)
+    assert tree(tmp_path) == before
+    with pytest.raises(AssertionError, match="a lock was taken"):  # so the check can fail
+        RunDirectory.open(tmp_path)
+
+
+def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
+    begin(tmp_path)
+    path = tmp_path / "run.json"
+    start = json.loads(path.read_text())
+    del start["sha256"]
+    start["versions"] = {"diffsketch": "0.0.1", "torch": 2}
+    path.write_bytes(sealed(start))
+    assert look(tmp_path).start["versions"] == {"diffsketch": "0.0.1", "torch": "2"}
+    with pytest.raises(MismatchError, match=r"begun with diffsketch 0\.0\.1"):
+        RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("run.json", r"run\.json: missing"), ("config.toml", r"config\.toml: No such file")],
+)
+def test_what_is_missing_is_said(tmp_path: Path, name: str, said: str) -> None:
+    begin(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=said):
+        look(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["diffsketch", "torch", "numpy", "machine", "source"])
+def test_others_are_refused(name: str) -> None:
+    with pytest.raises(MismatchError, match=r"run\.json: the (run was begun with|source of)"):
+        check_versions({**versions(), name: "another"}, Path("run.json"))
+
+
+def test_the_digest_is_of_all_source_or_of_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (module._SOURCE / "app" / "files.py").is_file()
+    for folder in ("inner", "other"):
+        (tmp_path / folder).mkdir()
+    names = ("a.py", "inner/b.py", "other/b.py")
+    for name in names:
+        (tmp_path / name).write_text("x = 1\n")
+    monkeypatch.setattr(module, "_SOURCE", tmp_path)
+
+    def digests() -> tuple[str, str]:
+        source_digest.cache_clear()
+        return source_digest(), source_digest("a.py", "inner")
+
+    whole, part = digests()
+    for name in names:
+        (tmp_path / name).write_text("x = 2\n")
+        assert digests()[0] != whole
+        assert (digests()[1] == part) is (name == "other/b.py")
+        (tmp_path / name).write_text("x = 1\n")
+    assert digests() == (whole, part)
+    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    source_digest.cache_clear()
+    assert source_digest() != whole
+    source_digest.cache_clear()
+
+
+def test_free_names(tmp_path: Path) -> None:
+    names = [free_name(tmp_path / "runs" / "a").name for _ in range(3)]
+    assert names == ["a", "a-2", "a-3"]

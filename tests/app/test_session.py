@@ -1,0 +1,591 @@
+"""`diffsketch run`: its files, what it prints, and what becomes of damage and signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import math
+import re
+import shutil
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from diffsketch import files
+from diffsketch.app import build as build_module
+from diffsketch.app import session as progress
+from diffsketch.app.build import build
+from diffsketch.app.files import RunDirectory
+from diffsketch.app.session import (
+    Interrupts,
+    RunProgress,
+    progress_display,
+    progress_line,
+    session,
+)
+from diffsketch.app.settings import RunConfig, describe, read_settings
+from diffsketch.methods import SketchGaussian
+from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.sketch import HashSeed, SketchKey
+from diffsketch.training.local.closed_form import ClosedForm
+from diffsketch.training.server import Model, Published, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import load_task
+from tests.app.commands import (
+    before_round,
+    done,
+    interrupted_in_round,
+    invoke,
+    plain,
+    read,
+    read_lines,
+    refused,
+    uncoloured,
+)
+
+SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run and what it printed."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    result = done("run", *SMALL, "--output", path)
+    return path, plain(result.output)
+
+
+def test_help_shows_every_setting() -> None:
+    printed = plain(invoke("run", "--help", columns=120).output)
+    for item in describe(RunConfig).values():
+        assert f"{item.flag} " in printed
+    for text in ("--resume", "--config", "Task", "Privacy", "sketch-skellam", "[default: (fresh)]"):
+        assert text in printed
+
+
+def test_files_of_a_run(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    assert {item.name for item in path.iterdir()} == {
+        "config.toml", "run.json", "metrics.jsonl", "model.safetensors", "summary.json",
+        "times.json", "checkpoint.safetensors", "command.txt",
+    }  # fmt: skip
+    lines = read_lines(path / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [0, 10, 20, 30]
+    # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
+    assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
+    assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
+    assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
+    assert lines[-1]["epsilon"] == {
+        "value": 1.0, "delta": 1e-05, "basis": "claimed", "unit": "coordinate",
+        "relation": "replace", "trust": "local", "rounds": 1, "simulated": False,
+    }  # fmt: skip
+    assert not any("second" in key for line in lines for key in line)
+
+
+def test_summary(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    summary = read(path / "summary.json")
+    assert summary["outcome"] == "finished"
+    assert summary["rounds"] == summary["planned_rounds"] == 30
+    assert summary["bytes_up"] == 30 * 4 * 664
+    assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
+    assert 0 <= summary["noised_share"] <= 1
+    assert summary["claim"].startswith("Claimed, not proven")
+    assert len(summary["assumes"]) == 1
+    assert summary["config"]["rows"] == 7
+    assert summary["versions"]["torch"] == torch.__version__
+    assert set(read(path / "times.json")) == {"training", "total"}
+
+
+def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    weights = load_file(path / "model.safetensors")
+    built = build(RunConfig(**read_settings(path / "config.toml")))  # type: ignore[arg-type]
+    assert {name: tuple(part.shape) for name, part in weights.items()} == {
+        name: tuple(part.shape) for name, part in built.model.named_parameters()
+    }
+    for name, part in built.model.named_parameters():
+        part.data.copy_(weights[name])
+    test = built.simulation.task.test
+    with torch.no_grad():
+        right = built.model(test.inputs).argmax(dim=1) == test.labels
+    assert float(right.double().mean()) == pytest.approx(read(path / "summary.json")["accuracy"])
+
+
+def test_what_is_printed(finished: tuple[Path, str]) -> None:
+    path, printed = finished
+    for text in (
+        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
+        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "Simulated: the noise follows from the seed", "do not publish it as a private release",
+        f"Wrote {path / 'summary.json'}",
+    ):  # fmt: skip
+        assert text in printed, text
+
+
+def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
+    path, _ = finished
+    before = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    result = done("run", "--resume", path)
+    assert "is finished: there is nothing to continue" in plain(result.output)
+    assert "compression 47.3x" in plain(result.output)
+    after = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
+    assert after == before
+
+
+def test_config_file_and_flags(here: Path) -> None:
+    (here / "run.toml").write_text('method = "none"\nrounds = 5\nworkers = 3\nsamples = 20\n')
+    result = done("run", "--config", "run.toml", "--rounds", "4", "--output", "out")
+    settings = read_settings(here / "out" / "config.toml")
+    assert (settings["method"], settings["rounds"], settings["workers"]) == ("none", 4, 3)
+    assert "no claim" in plain(result.output)
+    # The resolved file is a file of settings like any other, and gives the same run.
+    done("run", "--config", "out/config.toml", "--output", "again")
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
+        assert (here / "again" / name).read_bytes() == (here / "out" / name).read_bytes()
+
+
+def test_existing_run_is_kept_unless_told(here: Path) -> None:
+    arguments = ["run", *SMALL, "--rounds", "1", "--method", "none", "--output", "out"]
+    done(*arguments)
+    before = (here / "out" / "summary.json").read_bytes()
+    said = refused(invoke(*arguments, "--seed", "1"))
+    assert "--output must be a new or empty directory" in said
+    assert (here / "out" / "summary.json").read_bytes() == before
+    done(*arguments, "--seed", "1", "--overwrite")
+    assert read(here / "out" / "summary.json")["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rounds", "0"], "--rounds must be a whole number >= 1, got --rounds=0"),
+        (["--local-epochs", "2"], "--local-epochs must not be given with --algorithm sgd"),
+        (["--method", "none", "--rows", "7"], "--rows must not be given with --method none"),
+        (["--method", "projunit"], "--size must be given for --method projunit"),
+        (
+            ["--method", "sketch-skellam", "--clip", "1"],
+            "--noise-multiplier must be given for --method sketch-skellam, or a --budget",
+        ),
+        (["--budget", "1"], "--budget must not be given where nothing is proven"),
+        (["--top-k", "5"], "--top-k needs --hashes='fixed'"),
+        (["--data-dir", "none"], "none"),
+        (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
+        (["--config", "none.toml"], "none.toml: No such file"),
+        (["--overwrite"], "--overwrite needs --output"),
+        (["--resume", "none"], "none: not the directory of a run"),
+        (["--resume", "none", "--seed", "1"], "--resume takes all settings from none/config.toml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_writes_nothing(
+    here: Path, arguments: list[str], said: str
+) -> None:
+    assert said in refused(invoke("run", *arguments))
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_no_cuda_device(here: Path) -> None:
+    result = invoke("run", "--device", "cuda")
+    assert result.exit_code == 2
+    assert "--device must be cpu where PyTorch finds no CUDA device" in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def test_budget_stops_the_run(here: Path) -> None:
+    result = done(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--budget", "3", "--output", "out",
+    )  # fmt: skip
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "budget"
+    assert 1 <= summary["rounds"] < 30
+    assert summary["epsilon"]["value"] <= 3
+    assert summary["epsilon"]["basis"] == "proven"
+    printed = plain(result.output)
+    assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
+    assert "at 1e-05 (proven, simulated; client, replace, local)" in printed
+    assert "Who takes part in which round is taken as public. Simulated: " in printed
+
+
+def test_claim_is_that_of_the_whole_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round without a claim, and the run has none, whatever the last round has."""
+    real, bad = SketchGaussian._claim_for, SketchKey.from_integer(0).seed(5)
+
+    def claim_for(self: SketchGaussian, present: int, seed: HashSeed) -> Any:
+        claim = real(self, present, seed)
+        return NoClaim(claim.scope, "of a test") if seed == bad else claim
+
+    monkeypatch.setattr(SketchGaussian, "_claim_for", claim_for)
+    result = done(
+        "run", *SMALL, "--method", "sketch-gaussian", "--clip", "1", "--noise-multiplier", "5",
+        "--output", "out",
+    )  # fmt: skip
+    summary = read(here / "out" / "summary.json")
+    assert summary["claim"].startswith("No claim: of a test")
+    assert (summary["epsilon"]["basis"], summary["assumes"]) == ("none", [])
+    assert "No claim: of a test" in plain(result.output)
+
+
+def test_proven_rounds_that_add_up_to_nothing(here: Path) -> None:
+    """A share of the run's delta for each round is what keeps cpSGD's epsilon finite."""
+    arguments = [
+        "run", *SMALL, "--rounds", "3", "--method", "cpsgd", "--levels", "4", "--trials", "4000",
+        "--output",
+    ]  # fmt: skip
+    done(*arguments, "out")
+    epsilon = read(here / "out" / "summary.json")["epsilon"]
+    assert (epsilon["basis"], epsilon["rounds"]) == ("proven", 3)
+    assert epsilon["value"] is not None
+    built = build(RunConfig(**read_settings(here / "out" / "config.toml")))  # type: ignore[arg-type]
+    # With all of it for each round, nothing is left.
+    whole = dataclasses.replace(built.simulation.method, delta=1e-5)  # type: ignore[call-arg]
+    lost = whole.claim_for(4, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=3)
+    assert float(lost) == math.inf
+    assert lost.text("short").startswith("proven per round, nothing at 1e-05 over 3 rounds")
+
+
+def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = files._write, 0
+
+    def full(path: Path, content: bytes) -> None:
+        nonlocal calls
+        calls += "checkpoint" in path.name
+        if calls == 4:  # the first one is before the first round
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, content)
+
+    monkeypatch.setattr(files, "_write", full)
+    said = refused(invoke("run", *SMALL, "--checkpoint-seconds", "0", "--output", "out"))
+    assert "No space left on device; the checkpoint after 2 rounds is intact" in said
+    assert "diffsketch run --resume out" in said
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    done("run", "--resume", "out")
+    assert read(here / "out" / "summary.json")["rounds"] == 30
+
+
+def test_damaged_checkpoint_is_named(here: Path) -> None:
+    with interrupted_in_round(5):
+        result = invoke("run", *SMALL, "--output", "out")
+    assert result.exit_code == 130
+    assert "Interrupted after 5 rounds. Continue with: diffsketch run --resume out" in result.output
+    path = here / "out" / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    said = refused(invoke("run", "--resume", "out"))
+    assert "out/checkpoint.safetensors: damaged checkpoint" in said
+    assert path.read_bytes() == content
+
+
+def test_divergence_is_said_and_kept(here: Path) -> None:
+    result = invoke("run", *SMALL, "--method", "none", "--learning-rate", "1e38", "--output", "out")
+    assert result.exit_code == 2, result.output
+    summary = read(here / "out" / "summary.json")
+    assert summary["outcome"] == "diverged"
+    assert summary["diverging"]
+    assert "diverged" in plain(result.output)
+    assert all(math.isfinite(float(part.sum())) for part in load_file(
+        here / "out" / "model.safetensors"
+    ).values())  # fmt: skip
+
+
+def test_a_clip_and_models_that_move_are_measured_and_continued(here: Path) -> None:
+    masks = ["--method", "sketch", "--hashes", "fixed", "--correction", "drift"]
+    done("run", *SMALL, *masks, "--output", here / "run")
+    drifts = [line["drift"] for line in read_lines(here / "run" / "metrics.jsonl")]
+    assert drifts[0] == 0
+    assert drifts[-1] > 0.01
+    noised = ["--method", "sketch-skellam", "--clip", "4", "--noise-multiplier", "0.2"]
+    moving = [*noised, "--clip-quantile", "0.5", "--checkpoint-seconds", "0"]
+    done("run", *SMALL, *moving, "--output", here / "whole")
+    lines = read_lines(here / "whole" / "metrics.jsonl")
+    clips = [line["clip"] for line in lines]
+    assert clips[0] == 4.0
+    assert len(set(clips)) == len(clips)
+    with interrupted_in_round(15):
+        assert invoke("run", *SMALL, *moving, "--output", here / "part").exit_code == 130
+    done("run", "--resume", here / "part")
+    assert read_lines(here / "part" / "metrics.jsonl") == lines
+    assert "--clip-quantile must be a number > 0 and < 1" in refused(
+        invoke("run", *SMALL, *noised, "--clip-quantile", "1")
+    )
+
+
+SHORT = [
+    "--workers", "3", "--samples", "20", "--rounds", "12", "--evaluate-every", "2",
+    "--method", "none",
+]  # fmt: skip
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run with a checkpoint after 5 rounds."""
+    with interrupted_in_round(5):
+        assert invoke("run", *SHORT, "--output", tmp_path / "run").exit_code == 130
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("also", [[], ["times.json"], ["times.json", "metrics.jsonl"]])
+def test_a_lost_checkpoint_is_no_new_run(stopped: Path, also: list[str]) -> None:
+    for name in ("checkpoint.safetensors", *also):
+        (stopped / name).unlink()
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    result = invoke("run", "--resume", stopped)
+    if len(also) == 2:  # nothing is left of its rounds
+        assert result.exit_code == 0
+        return
+    assert "checkpoint.safetensors: missing, though the run had begun" in refused(result)
+    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+
+
+def test_a_run_is_begun_once_it_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before that, it begins again; there are no measurements of rounds without one."""
+
+    def fail(_: Simulation) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Simulation, "step", fail)
+        assert invoke("run", *SHORT, "--output", tmp_path / "run").exit_code == 130
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    done("run", "--resume", tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"training": "x", "total": 1}', "{}"])
+def test_times_are_not_needed(stopped: Path, content: str) -> None:
+    (stopped / "times.json").write_text(content)
+    result = done("run", "--resume", stopped)
+    (stopped / "times.json").write_text(content)
+    result = invoke("run", "--resume", stopped)
+    assert (result.exit_code, "time " in result.output) == (0, False)
+
+
+def test_damaged_summary(stopped: Path) -> None:
+    done("run", "--resume", stopped)
+    summary = stopped / "summary.json"
+    for content in ("{", '{"accuracy": 1}', summary.read_text().replace("finished", "budget")):
+        summary.write_text(content)
+        assert "summary.json: damaged" in refused(invoke("run", "--resume", stopped))
+
+
+def test_a_lost_model_is_written_again_but_no_measurements(stopped: Path) -> None:
+    content = (stopped / "metrics.jsonl").read_bytes()
+    (stopped / "metrics.jsonl").unlink()
+    assert "metrics.jsonl: missing" in refused(invoke("run", "--resume", stopped))
+    assert not (stopped / "metrics.jsonl").exists()
+    (stopped / "metrics.jsonl").write_bytes(content)
+    done("run", "--resume", stopped)
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    (stopped / "model.safetensors").unlink()
+    done("run", "--resume", stopped)
+    after = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    del before["times.json"], after["times.json"]
+    assert after == before
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_changed_data_is_said(stopped: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    def load(*arguments: Any, **options: Any) -> Any:
+        task = load_task(*arguments, **options)
+        examples = task.test if part == "test" else task.devices.examples
+        examples.labels[0] = (examples.labels[0] + 1) % 10
+        return task
+
+    monkeypatch.setattr(build_module, "load_task", load)
+    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    said = refused(invoke("run", "--resume", stopped))
+    what = "the test data has" if part == "test" else "the data has"
+    assert f"{what} changed since the run began" in said
+    assert len(said) < 300
+    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    stopped = tmp_path / "run"
+    with before_round(5, lambda: shutil.rmtree(stopped)):
+        said = refused(invoke("run", *SHORT, "--checkpoint-seconds", "0", "--output", stopped))
+    assert "the directory of the run is gone" in said
+    assert "intact" not in said
+
+
+def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        done("run", *SHORT, "--output", tmp_path / name)
+    for item in (tmp_path / "one").iterdir():
+        if item.name not in ("command.txt", "times.json"):
+            assert item.read_bytes() == (tmp_path / "other" / item.name).read_bytes(), item.name
+
+
+def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, stopped = ServerOptimizer.advance, tmp_path / "run"
+
+    def advance(self: ServerOptimizer, model: Model, published: Published, **rest: Any) -> Model:
+        after = real(self, model, published, **rest)
+        if published.round_index == 2:
+            return Model(after.weights / 0, after.memory)
+        return after
+
+    monkeypatch.setattr(ServerOptimizer, "advance", advance)
+    result = invoke("run", *SHORT, "--output", stopped)
+    assert result.exit_code == 2, result.output
+    summary = read(stopped / "summary.json")
+    assert (summary["outcome"], summary["rounds"]) == ("diverged", 2)
+    assert summary["bytes_up"] == summary["bytes_down"] == 3 * 3 * (48 + 4 * 7850)
+
+
+SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
+
+
+def status(done: int) -> Any:
+    """A session after so many rounds, as far as a display looks at it."""
+    progress = RunProgress(bytes_up=1_234_000, bytes_down=567, loss=0.5, accuracy=0.875)
+    return SimpleNamespace(
+        round_index=done, rounds=10, progress=progress, shown_epsilon=lambda: SPENT
+    )
+
+
+def shown(console: Console) -> str:
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return uncoloured(stream.getvalue())
+
+
+def test_words() -> None:
+    assert progress_line(status(1)) == (
+        "loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_bar_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_BAR_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    text = " ".join(shown(console).split())
+    assert "round 10/10" in text
+    assert "━" in text
+    assert "at 1e-05 (proven; client, replace, distributed)" in re.sub(r"\s+", " ", text)
+    assert "…" not in text
+
+
+def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert shown(console).splitlines() == [f"round 10/10 | {progress_line(status(10))}"]
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    console = Console(file=io.StringIO(), width=40)
+    with progress_display(console, rounds=10) as show:
+        for done in range(1, 11):
+            show(status(done))
+    assert len(shown(console).splitlines()) == 10
+
+
+def test_worker_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ClosedForm.gradients
+
+    def broken(self: ClosedForm, weights: Tensor, *rest: Any) -> Tensor:
+        vectors = real(self, weights, *rest)
+        return torch.cat([vectors[:1] * math.nan, vectors[1:]])
+
+    monkeypatch.setattr(ClosedForm, "gradients", broken)
+    path = tmp_path / "run"
+    arguments = ["run", "--workers", "3", "--samples", "10", "--rounds", "6", "--method", "none"]
+    result = done(*arguments, "--output", path, columns=200)
+    warnings = [line for line in result.output.splitlines() if line.startswith("warning: round")]
+    assert len(warnings) == 3  # and not one for each round
+    assert "'worker-0'" in warnings[0]
+    assert "left out of the mean" in warnings[0]
+    summary = read(path / "summary.json")
+    assert (summary["left_out"], summary["messages"]) == (6, 12)
+    assert summary["accuracy"] > 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_is_noted(number: signal.Signals, status: int) -> None:
+    before = signal.getsignal(number)
+    with Interrupts() as interrupts:
+        assert (interrupts.signal, interrupts.exit_status) == (None, 0)
+        signal.raise_signal(number)
+        assert (interrupts.signal, interrupts.exit_status) == (number, status)
+        assert signal.getsignal(number) == before  # so that a second one acts
+    with pytest.raises(ZeroDivisionError), Interrupts():
+        raise ZeroDivisionError
+    assert signal.getsignal(number) == before
+
+
+def test_second_interrupt_acts() -> None:
+    # A shell starts what it runs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Interrupts(), pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_are_left_alone() -> None:
+    def enter() -> None:
+        with Interrupts() as interrupts:
+            assert interrupts.signal is None
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+
+FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "uniform"}
+
+
+def summary_of(path: Path, **settings: Any) -> dict[str, Any]:
+    built = build(RunConfig(workers=6, samples=10, rounds=8, **settings))
+    with RunDirectory.create(path, built.config, command=["x"]) as directory:
+        session(built, directory, show=lambda _: None, stop=lambda: False)
+        return directory.summary() or {}
+
+
+@pytest.mark.parametrize("settings", [{}, FEDAVG, {**FEDAVG, "momentum": 0.5}])
+def test_without_compression_it_is_one_at_most(tmp_path: Path, settings: dict[str, Any]) -> None:
+    summary = summary_of(tmp_path / "none", method="none", **settings)
+    for name in ("compression", "compression_up", "compression_down"):
+        assert 0.4 < summary[name] <= 1, name
+    if "momentum" not in settings:  # which has to be downloaded as well
+        assert summary["compression_down"] == pytest.approx(4 * 7850 / (48 + 4 * 7850))
+
+
+def test_same_devices_same_raw_bytes(tmp_path: Path) -> None:
+    none = summary_of(tmp_path / "none", method="none", **FEDAVG)
+    sketch = summary_of(tmp_path / "sketch", method="sketch", **FEDAVG)
+    for way in ("up", "down"):
+        assert none[f"uncompressed_bytes_{way}"] == sketch[f"uncompressed_bytes_{way}"]
+        raw = sketch[f"uncompressed_bytes_{way}"]
+        assert sketch[f"compression_{way}"] == pytest.approx(raw / sketch[f"bytes_{way}"])
+    # Nobody downloads anything before the first round.
+    assert sketch["uncompressed_bytes_down"] < sketch["uncompressed_bytes_up"]
+
+
+def test_whole_numbers_as_they_are(tmp_path: Path) -> None:
+    """What the method chose where nothing was given."""
+    settings = {"clip": 1.0, "noise_multiplier": 2.0, "rows": 1, "cols": 16}
+    summary = summary_of(tmp_path / "run", method="sketch-skellam", **settings)
+    assert "bits" not in summary["config"]
+    assert summary["message_bytes"] == 48 + 2 * summary["bits"]
+    assert 0 < summary["granularity"] < 1
