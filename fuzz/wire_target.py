@@ -19,7 +19,7 @@ from itertools import zip_longest
 import torch
 
 from diffsketch.wire import HEADER_BYTES, Inbox, Message, MessageFormat, WireError
-from diffsketch.wire.header import CHECKSUM, checksum
+from diffsketch.wire.message import CHECKSUM, checksum
 
 __all__ = ["FORMATS", "MODES", "fuzz_one", "message_in"]
 

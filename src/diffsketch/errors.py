@@ -15,7 +15,9 @@ __all__ = [
     "DiffSketchError",
     "MismatchError",
     "check",
+    "check_between",
     "check_positive",
+    "check_whole",
 ]
 
 
@@ -60,3 +62,25 @@ def check_positive(name: str, value: float) -> None:
     """
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     check(plain and 0 < value < math.inf, name, "be a number > 0 and finite", value)
+
+
+def check_between(name: str, value: float, least: float, most: float) -> None:
+    """Raise an `ArgumentError` unless the value is a plain number > 0 in `[least, most]`."""
+    check_positive(name, value)
+    check(least <= value <= most, name, f"be in [{least:g}, {most:g}]", value)
+
+
+def check_whole(name: str, value: int, *, least: int, most: int | None = None) -> None:
+    """Raise an `ArgumentError` unless the value is a plain int from `least` to `most`.
+
+    >>> check_whole("rows", True, least=1)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: rows must be an int, got rows=True
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
+    if most is None:
+        check(value >= least, name, f"be >= {least}", value)
+    else:
+        check(least <= value <= most, name, f"be in {least}..{most}", value)

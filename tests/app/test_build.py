@@ -10,7 +10,7 @@ import torch
 
 from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
-from diffsketch.methods.registry import METHODS
+from diffsketch.methods.base import METHODS
 from diffsketch.training.sampling import PoissonDevices, WeightedSampler
 from diffsketch.training.server import FetchSGD, ServerOptimizer
 

@@ -20,7 +20,7 @@ from diffsketch.app.settings import (
     to_toml,
 )
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.methods.registry import METHODS
+from diffsketch.methods.base import METHODS
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
 from diffsketch.training.correction import Correction

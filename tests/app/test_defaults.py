@@ -15,7 +15,7 @@ from diffsketch.app.settings import (
     with_task_defaults,
 )
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.registry import METHODS, settings_of
+from diffsketch.methods.base import METHODS, settings_of
 
 FIELDS = settings_of_methods()
 

@@ -21,7 +21,7 @@ from diffsketch.auditing.releases import KEY, RELEASES, Silent, binomial_limit, 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS
 from diffsketch.methods.client_noise import GaussianMean, SketchGaussian
-from diffsketch.methods.cpsgd import CpSgd
+from diffsketch.methods.other_papers import CpSgd
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.noise import FastNoise, Noise, SecureNoise

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.mean import private_mean
-from diffsketch.methods.registry import build_method
+from diffsketch.methods.release import private_mean
+from diffsketch.methods.base import build_method
 from diffsketch.sketch.hashing import SketchKey
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diffsketch.wire import HEADER_BYTES, Message, MessageFormat, WireError
-from diffsketch.wire.header import CHECKSUM, checksum
+from diffsketch.wire.message import CHECKSUM, checksum
 
 ABOUT: dict[str, Any] = {"round_index": 3, "fingerprint": bytes(range(8))}
 TABLE = MessageFormat("sketch", 7850, (2, 3), "float32", 32)

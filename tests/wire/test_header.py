@@ -11,7 +11,7 @@ import pytest
 from diffsketch.errors import ArgumentError
 from diffsketch.wire import HEADER_BYTES, METHOD_CODES, SERVER, Header, MessageFormat, WireError
 from diffsketch.wire import header as module
-from diffsketch.wire.header import method_code, seal
+from diffsketch.wire.message import method_code, seal
 
 TABLE = MessageFormat("sketch", 0x010203040506, (0x0708, 0x090A), "float32", 32)
 VECTOR = MessageFormat("cpsgd", 7, (7,), "unsigned", 5)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.wire import HEADER_BYTES, MessageFormat, WireError, packing
-from diffsketch.wire.packing import pack, unpack
+from diffsketch.wire.formats import pack, unpack
 
 HEADER = bytes(HEADER_BYTES)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from diffsketch.wire import WireError
 from diffsketch.wire.formats import MessageFormat
-from diffsketch.wire.sums import FloatSum, WholeSum
+from diffsketch.wire.inbox import FloatSum, WholeSum
 
 LARGEST = float(np.finfo(np.float32).max)
 TINY = 2.0**-149

@@ -280,7 +280,7 @@ METHOD_NAMES = (
     "skellam",
     "projunit",
 )
-"""Those of `diffsketch.methods.registry`, which takes PyTorch to import."""
+"""Those of `diffsketch.methods.base`, which takes PyTorch to import."""
 
 
 @dataclass(frozen=True, kw_only=True)

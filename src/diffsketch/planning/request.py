@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods import Method
-from diffsketch.methods.base import check_whole
 from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit

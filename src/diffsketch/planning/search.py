@@ -135,7 +135,7 @@ class _Search:
             return None
         usual = {field.name: field.default for field in fields(self.kind)}
         found = {name: value for name, value in found.items() if value != usual[name]}
-        found |= self.kind.noised(level)
+        found |= self.kind.noise_settings(level)
         if "delta" in settings_of(self.name):
             # A claim that is made for one delta has to share the run's with all rounds of a client.
             found["delta"] = request.delta / request.paying_rounds

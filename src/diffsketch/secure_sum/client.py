@@ -30,7 +30,7 @@ from diffsketch.secure_sum.primitives import Identity, decrypt, encrypt, verify
 from diffsketch.secure_sum.shamir import SHARE_BYTES, number_of
 from diffsketch.secure_sum.stages import Stage
 from diffsketch.wire.message import Message
-from diffsketch.wire.packing import pack
+from diffsketch.wire.formats import pack
 
 __all__ = ["Client"]
 

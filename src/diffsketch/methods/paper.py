@@ -1,9 +1,9 @@
-"""The paper's two baselines: Laplace noise on the raw vector, and on its sketch.
+"""The paper's methods: DiffSketch, DiffSketch with a proof, and the two Laplace baselines.
 
-The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
-probability" and takes the 90th percentile of each worker's own vector for it. One coordinate whose
-value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in the
-L1 norm, by
+*The baselines.* The paper "assume[s] that the input gradients are bounded by a constant alpha with
+a 90% probability" and takes the 90th percentile of each worker's own vector for it. One coordinate
+whose value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in
+the L1 norm, by
 
     2 alpha          for a raw vector,
     2 alpha rows     for a table, where it is in one cell of each row.
@@ -17,22 +17,15 @@ are clipped and rounded onto a grid, and the noise is discrete Laplace noise on 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check_positive
-from diffsketch.methods.base import (
-    FALSE_REFUSAL,
-    Encoded,
-    check_between,
-    fitted,
-    mean_of,
-)
+from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -42,10 +35,11 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.plain import TableMethod
+from diffsketch.methods.plain import LinearMethod, TableMethod, VectorMethod
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
+    NoClaim,
     PaperClaim,
     ProvenClaim,
     Relation,
@@ -55,30 +49,193 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.clipping import Encode
-from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism
+from diffsketch.privacy.mechanisms import (
+    CoordinateBound,
+    DiscreteLaplaceMechanism,
+    PaddedGaussian,
+)
+from diffsketch.privacy.mechanisms.padding import padded_tables
 from diffsketch.privacy.mechanisms.rounding import CoordinateQuantizer
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.theorems import estimate_alpha
-from diffsketch.sketch.hashing import MAX_COLS, HashSeed
+from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
+from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["SCOPE", "LaplaceBaseline", "RawLaplace", "SketchLaplace", "add_laplace", "paper_claim"]
-
-SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
-"""What the paper's epsilons are about."""
-
+_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
 _STEPS = 256  # of the clip, at least
 _MANY = 4096  # messages that a sum has room for, at least
 _CUT = 1e-6  # probability that noise is cut off in any cell of a message
 
 
-def paper_claim(per_round: float, source: str) -> PaperClaim:
-    """An epsilon that the paper claims for each round."""
-    return PaperClaim(SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, SCOPE), source)
+def _paper_claim(per_round: float, source: str) -> PaperClaim:
+    return PaperClaim(_SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, _SCOPE), source)
 
 
-class LaplaceBaseline(Plannable):
+@dataclass(frozen=True, kw_only=True)
+class PaddedTables(TableMethod):
+    """Tables of vectors that `padding` random numbers are appended to.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        padding: How many numbers are appended.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+    """
+
+    padding: int
+
+    def __post_init__(self) -> None:
+        check_whole("padding", self.padding, least=0)
+        super().__post_init__()
+
+    @cached_property
+    def sketch(self) -> CountSketch:
+        """Sketch of the extended vectors: with it the tables are made, and must be queried."""
+        check_whole("dim", self.dim, least=1)
+        return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
+        mean = self.mean_table(total, count)
+        # Only the vector's own coordinates, not those of the appended numbers.
+        out = mean.new_empty(self.dim) if out is None else out
+        return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DiffSketch(PaddedTables):
+    """Algorithm 2 of the paper, at the workers.
+
+    * Compression: the table of the vector, with `padding` numbers appended that have the normal
+      distribution of the vector's own standard deviation ("the same Gaussian"). Where they are
+      many, the table that they make is drawn from its distribution, without drawing them
+      (`privacy.mechanisms.padding`).
+    * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
+      sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
+      claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
+      sensitivity is `2 alpha rows`, so the scale is `2 alpha rows / per_round`.
+    * Aggregation and query: the sum; the query of the mean table, by the median of its rows.
+
+    **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
+    coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
+    and the other methods are for when it counts.
+
+    `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        per_round: The epsilon that is to be claimed for each message.
+        padding: How many numbers are appended. Without any, Theorem 1 claims something only for
+            tables that are very small for the length of the vector.
+        family: Of the hashes.
+        combine: How the rows' estimates become one: by their median, as in Algorithm 1. (For other
+            methods it is the mean, if nothing is given.)
+    """
+
+    per_round: float
+    padding: int = 0
+    combine: Combine = field(default="median", kw_only=True)
+
+    name: ClassVar[str] = "diffsketch"
+    code: ClassVar = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+
+    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
+        source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
+        return _paper_claim(self.per_round, source)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        alpha, sigma = estimates(batch, validate=False)
+        claimed = claimed_per_round(self.sketch.dim, self.rows, self.cols, alpha=alpha, sigma=sigma)
+        if self.padding:
+            tables = padded_tables(batch, self.sketch, seed=seed, std=sigma, noise=noise)
+        else:
+            tables = self.sketch.encode(batch, seed)
+        weak = ~(claimed <= self.per_round)
+        if bool(weak.any()):
+            some = noise if bool(weak.all()) else noise.part(weak)
+            tables[weak] = add_laplace(
+                tables[weak], batch[weak], some,
+                alpha=alpha[weak], rows=self.rows, per_round=self.per_round,
+            )  # fmt: skip
+        return Encoded(tables, claimed, weak)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ProvenDiffSketch(PaddedTables):
+    """Algorithm 2 with its appended noise repaired, which makes it a Gaussian mechanism.
+
+    * Compression: the table of the vector, its coordinates clipped to `[-clip, clip]`, with
+      `padding` numbers of standard deviation `std` appended. Both are fixed beforehand.
+    * Validation: `claim_for(present, seed)`, once for the round's hashes and before any data is
+      seen. One coordinate moves the table by up to `2 clip` (`clip` for add-or-remove) in one cell
+      of each row; what that amounts to beside the noise is computed from the hashes.
+    * Aggregation and query: the sum; the query of the mean table.
+
+    The claim is proven, for one coordinate and hashes that everybody knows. There is none where
+    the padding is shorter than the table has cells, or leaves part of it without noise.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        clip: Limit of a coordinate.
+        padding: How many numbers are appended.
+        std: Their standard deviation; must not come from private data.
+        relation: Which data sets are neighbours.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+
+    >>> from diffsketch.sketch import SketchKey
+    >>> method = ProvenDiffSketch(7850, 7, 22, clip=1.645, padding=39_250, std=1.0)
+    >>> print(method.claim_for(10, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=1))
+    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven, simulated; coordinate unit, \
+replace, local trust)
+    """
+
+    clip: float
+    std: float
+    relation: Relation = Relation.REPLACE
+
+    name: ClassVar[str] = "diffsketch-proven"
+    code: ClassVar = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("padding", self.padding, least=1)
+        check_positive("clip", self.clip)
+        check_positive("std", self.std)
+        scope = Scope(Unit.COORDINATE, self.relation, Trust.LOCAL)  # checks, and converts names
+        object.__setattr__(self, "relation", scope.relation)
+
+    def mechanism(self, seed: HashSeed) -> PaddedGaussian:
+        """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""
+        kept = seed.memo.get(self)
+        if kept is None:
+            bare = CountSketch(self.dim, self.rows, self.cols, self.family)
+            bound = CoordinateBound(self.clip)
+            kept = PaddedGaussian(bare, seed, bound, self.padding, self.std, self.relation)
+            seed.memo[self] = kept
+        mechanism: PaddedGaussian = kept
+        return mechanism
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
+        return self.mechanism(seed).claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return Encoded(self.mechanism(seed).release(batch, noise))
+
+
+class LaplaceBaseline(LinearMethod, Plannable):
     """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
 
     With `clip=None`, alpha is each vector's own 90th percentile, and the claim is the paper's. With
@@ -91,7 +248,7 @@ class LaplaceBaseline(Plannable):
     # Fields of the dataclasses that inherit, in the order and by the names that they choose.
     per_round: float
     clip: float | None
-    _noised: ClassVar[str]  # what is sent, in words
+    _sent: ClassVar[str]  # what the noise is added to, in words
     margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
@@ -104,22 +261,13 @@ class LaplaceBaseline(Plannable):
             _ = self.mechanism  # checks the rest
 
     @property
-    @abstractmethod
-    def _shape(self) -> tuple[int, ...]:
-        """Shape of a message."""
-
-    @abstractmethod
-    def _encoder(self, seed: HashSeed) -> Encode | None:
-        """Function from vectors to tables; None where the vectors themselves are sent."""
-
-    @property
     def _rows(self) -> int:
         """Cells of a message that each coordinate is in."""
         return self._shape[0] if len(self._shape) == 2 else 1
 
     @cached_property
     def mechanism(self) -> DiscreteLaplaceMechanism | None:
-        """What clips, rounds and adds noise; None for the paper's reading."""
+        """The mechanism that clips, rounds and adds noise; None for the paper's reading."""
         if self.clip is None:
             return None
         cells, expected, table = math.prod(self._shape), self.dim / self._shape[-1], {}
@@ -135,8 +283,8 @@ class LaplaceBaseline(Plannable):
     def message_format(self) -> MessageFormat:
         """Whole numbers if there is a clip; in the paper's reading float32."""
         if self.mechanism is None:
-            return MessageFormat(self.name, self.dim, self._shape, "float32", 32)
-        return MessageFormat(self.name, self.dim, self._shape, "signed", self.mechanism.bits)
+            return self._format(self._shape)
+        return self._format(self._shape, "signed", self.mechanism.bits)
 
     @cached_property
     def total_format(self) -> MessageFormat:
@@ -152,7 +300,7 @@ class LaplaceBaseline(Plannable):
     def _claim(self) -> ProvenClaim | PaperClaim:
         if self.mechanism is not None:
             return self.mechanism.claim
-        return paper_claim(self.per_round, f"the paper's Laplace noise on {self._noised}")
+        return _paper_claim(self.per_round, f"the paper's Laplace noise on {self._sent}")
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
         return self._claim
@@ -184,9 +332,8 @@ class LaplaceBaseline(Plannable):
         return total if self.mechanism is None else fitted(total, self.total_format)
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        """Mean of what was sent: float32."""
         if self.mechanism is None:
-            return mean_of(total, count, out)
+            return super()._mean(total, count, out)
         return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
 
     @classmethod
@@ -195,18 +342,13 @@ class LaplaceBaseline(Plannable):
     ) -> dict[str, Any] | None:
         """Settings, all but the noise; the grid is the method's own."""
         sized = cls._sized(vectors, cells)
-        if scope != replace(SCOPE, relation=scope.relation) or bits is not None or sized is None:
+        if scope != replace(_SCOPE, relation=scope.relation) or bits is not None or sized is None:
             return None
         return {**sized, "clip": float(rounded_up(margin * vectors.norm / vectors.dim**0.5, 4))}
 
     @classmethod
-    @abstractmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        """Sizes of what is sent; None if it does not fit."""
-
-    @classmethod
-    def noised(cls, level: float) -> dict[str, Any]:
-        """Settings of the noise."""
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Epsilon of one message."""
         return {"per_round": float(rounded_down(1 / level, 4))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
@@ -224,8 +366,9 @@ class LaplaceBaseline(Plannable):
         )
 
 
+@register
 @dataclass(frozen=True)
-class RawLaplace(LaplaceBaseline):
+class RawLaplace(LaplaceBaseline, VectorMethod):
     """Laplace noise on every coordinate, and no compression: Algorithm 2 without its sketch.
 
     * Compression: none.
@@ -254,23 +397,11 @@ class RawLaplace(LaplaceBaseline):
     clip: float | None = None
 
     name: ClassVar[str] = "laplace"
-    _noised: ClassVar[str] = "raw vectors"
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        return {} if cells >= vectors.dim else None
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.dim,)
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
-        return None
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return self._mean(total, count, out)
+    code: ClassVar = 4
+    _sent: ClassVar[str] = "raw vectors"
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class SketchLaplace(LaplaceBaseline, TableMethod):
     """Laplace noise on every cell of the table: Algorithm 2 without its Theorem 1.
@@ -298,29 +429,14 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
     clip: float | None = None
 
     name: ClassVar[str] = "sketch-laplace"
-    _noised: ClassVar[str] = "sketches"
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        cols = min(cells, vectors.dim - 1, MAX_COLS)
-        return {"rows": 1, "cols": cols} if cols >= 1 else None
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.rows, self.cols)
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:
-        return lambda vectors: self.sketch.encode(vectors, seed)
-
-    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
-        """Table of the mean, from the published sum: float32."""
-        return self._mean(total, count)
+    code: ClassVar = 5
+    _sent: ClassVar[str] = "sketches"
 
 
 def add_laplace(
     messages: Tensor, vectors: Tensor, noise: Noise, *, alpha: Tensor, rows: int, per_round: float
 ) -> Tensor:
-    """Messages `(workers, ...)` with Laplace noise of scale `2 alpha rows / per_round`.
+    """Add Laplace noise to messages `(workers, ...)`, of scale `2 alpha rows / per_round`.
 
     A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
     rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
