@@ -11,9 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from diffsketch.planning.planner import Plan
-from diffsketch.planning.request import PlanRequest
-from diffsketch.planning.search import Option
+from diffsketch.planning.planner import Option, Plan, PlanRequest
 from diffsketch.privacy.claim import Trust, Unit
 
 __all__ = ["explain", "flower_plan", "python_code", "report", "run_command", "to_data"]
