@@ -46,25 +46,10 @@ def test_changed_messages(layout: int, mode: int, rest: bytes) -> None:
 def test_saved_inputs_reach_every_answer() -> None:
     answers = {target.fuzz_one(path.read_bytes()) for path in CORPUS}
     words = (
-        "taken",
-        "truncated",
-        "too long",
-        "not a message of ours",
-        "of version",
-        "altered",
-        "method code",
-        "cells of code",
-        "bits",
-        "dim",
-        "shape",
-        "of round",
-        "another key",
-        "sum of",
-        "not finite",
-        "other bits than zeros",
-        "already sent",
-        "beyond float32",
-    )
+        "taken", "truncated", "too long", "not a message of ours", "of version", "altered",
+        "method code", "cells of code", "bits", "dim", "shape", "of round", "another key", "sum of",
+        "not finite", "other bits than zeros", "already sent", "beyond float32",
+    )  # fmt: skip
     missing = [word for word in words if not any(word in answer for answer in answers)]
     assert missing == []
 
@@ -132,7 +117,7 @@ UNSAFE |= {"load", "loads", "allow_pickle", "Unpickler"}
 
 def test_nothing_is_unpickled() -> None:
     files = sorted(Path(diffsketch.wire.__file__).parent.glob("**/*.py"))
-    assert len(files) >= 7
+    assert len(files) >= 5
     for path in files:
         assert imports_and_calls(path.read_text(encoding="utf-8")).isdisjoint(UNSAFE), path
 

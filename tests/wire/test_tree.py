@@ -297,12 +297,6 @@ def test_an_aggregator_and_its_replacement_count_once() -> None:
     assert above.total().to_bytes() == before
 
 
-def test_leaves_take_no_sums() -> None:
-    part = collected(TABLE, table(1.0, 0), table(2.0, 1)).total(sender=7)
-    with pytest.raises(WireError, match="sum of 2 messages, and 1 is expected"):
-        collected(TABLE, part)
-
-
 def test_above_other_inboxes_a_sum_that_does_not_fit_is_found_if_it_must_not_wrap() -> None:
     """Without `wraps=False` it would go unnoticed, as messages have the bits of the total."""
     parts = [levels(100, sender, layout=HOLDING) for sender in range(2)]

@@ -330,7 +330,7 @@ class Method(ABC):
 
 _KINDS: dict[str, type[Method]] = {}
 METHODS: Mapping[str, type[Method]] = MappingProxyType(_KINDS)
-"""All registered methods by their names."""
+"""All registered methods by their names, in the order of their codes."""
 
 _Kind = TypeVar("_Kind", bound=type[Method])
 _FROM_TASK = ("dim", "cohort")  # what the task decides, and not the user's settings
@@ -348,7 +348,9 @@ def register(kind: _Kind) -> _Kind:
                 f"method={kind.name!r} with code={kind.code} must have a name and a code of its "
                 f"own, and {other.name!r} has code={other.code}"
             )
-    _KINDS[kind.name] = kind
+    kinds = sorted((*_KINDS.values(), kind), key=lambda one: 128 if one.code is None else one.code)
+    _KINDS.clear()
+    _KINDS.update({one.name: one for one in kinds})
     return kind
 
 
