@@ -27,7 +27,7 @@ from diffsketch.privacy.claim import Trust
 from diffsketch.wire import WireError
 from tests.methods.cases import CASES, DIM, NOISE_KEY, SEED, VECTORS, WORKERS, every_method, sources
 
-FAILURE, DRAWS = 0.02, 3000
+FAILURE, DRAWS = 0.02, 1000
 TOO_MANY = int(stats.binom.isf(1e-10, DRAWS, FAILURE))  # messages beyond the bound
 BOUNDED = {
     name: case.method for name, case in CASES.items() if case.method.honest_norm() < math.inf
