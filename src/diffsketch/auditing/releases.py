@@ -34,12 +34,9 @@ from diffsketch.auditing.attacks import (
     Weighted,
 )
 from diffsketch.auditing.cases import DELTAS, PURE_DELTA, TRIALS, Case, known_numbers
-from diffsketch.methods.base import Method
-from diffsketch.methods.other_papers import CpSgd
-from diffsketch.methods.paper import ProvenDiffSketch
-from diffsketch.methods.paper import LaplaceBaseline
-from diffsketch.methods.other_papers import ProjUnitMean
-from diffsketch.methods.base import build_method, parse_settings
+from diffsketch.methods.base import Method, build_method, parse_settings
+from diffsketch.methods.other_papers import CpSgd, ProjUnitMean
+from diffsketch.methods.paper import LaplaceBaseline, ProvenDiffSketch
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit

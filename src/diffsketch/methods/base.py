@@ -348,7 +348,8 @@ def register(kind: _Kind) -> _Kind:
                 f"method={kind.name!r} with code={kind.code} must have a name and a code of its "
                 f"own, and {other.name!r} has code={other.code}"
             )
-    kinds = sorted((*_KINDS.values(), kind), key=lambda one: 128 if one.code is None else one.code)
+    kinds: list[type[Method]] = [*_KINDS.values(), kind]
+    kinds.sort(key=lambda one: 128 if one.code is None else one.code)
     _KINDS.clear()
     _KINDS.update({one.name: one for one in kinds})
     return kind

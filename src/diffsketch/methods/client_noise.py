@@ -164,8 +164,7 @@ class ClientNoise(LinearMethod, Plannable):
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
         if self.clip_quantile is not None:
-            number = isinstance(self.clip_quantile, float)
-            good = number and 0 < self.clip_quantile < 1
+            good = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
             check(good, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
         object.__setattr__(self, "relation", self.mechanism.relation)
         object.__setattr__(self, "trust", self.mechanism.trust)

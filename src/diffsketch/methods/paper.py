@@ -49,11 +49,7 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.mechanisms import (
-    CoordinateBound,
-    DiscreteLaplaceMechanism,
-    PaddedGaussian,
-)
+from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism, PaddedGaussian
 from diffsketch.privacy.mechanisms.padding import padded_tables
 from diffsketch.privacy.mechanisms.rounding import CoordinateQuantizer
 from diffsketch.privacy.noise import Noise
@@ -74,16 +70,7 @@ def _paper_claim(per_round: float, source: str) -> PaperClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedTables(TableMethod):
-    """Tables of vectors that `padding` random numbers are appended to.
-
-    Args:
-        dim: Length of the vectors.
-        rows: Rows of the table.
-        cols: Columns of the table.
-        padding: How many numbers are appended.
-        family: Of the hashes.
-        combine: How the rows' estimates become one.
-    """
+    """Tables of vectors that `padding` random numbers are appended to."""
 
     padding: int
 
@@ -219,13 +206,12 @@ replace, local trust)
 
     def mechanism(self, seed: HashSeed) -> PaddedGaussian:
         """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""
-        kept = seed.memo.get(self)
-        if kept is None:
+        if self not in seed.memo:
             bare = CountSketch(self.dim, self.rows, self.cols, self.family)
             bound = CoordinateBound(self.clip)
-            kept = PaddedGaussian(bare, seed, bound, self.padding, self.std, self.relation)
-            seed.memo[self] = kept
-        mechanism: PaddedGaussian = kept
+            made = PaddedGaussian(bare, seed, bound, self.padding, self.std, self.relation)
+            seed.memo[self] = made
+        mechanism: PaddedGaussian = seed.memo[self]
         return mechanism
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
@@ -238,11 +224,11 @@ replace, local trust)
 class LaplaceBaseline(LinearMethod, Plannable):
     """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
 
-    With `clip=None`, alpha is each vector's own 90th percentile, and the claim is the paper's. With
-    a number, coordinates are clipped to `[-clip, clip]` and rounded at random to multiples of
-    `clip / steps`, `steps` being 256, or more where so many coordinates meet in a cell that their
-    rounding would add over 0.5% to the variance of the noise. The claim is proven, pure, and
-    exactly `per_round` for one round.
+    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
+    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]` and rounded at
+    random to multiples of `clip / steps`, `steps` being 256, or more where so many coordinates meet
+    in a cell that their rounding would add over 0.5% to the variance of the noise. The claim is
+    proven, pure, for one coordinate, and exactly `per_round` for one round.
     """
 
     # Fields of the dataclasses that inherit, in the order and by the names that they choose.
@@ -376,9 +362,7 @@ class RawLaplace(LaplaceBaseline, VectorMethod):
       `2 alpha / per_round`.
     * Aggregation and query: the sum, over the number of workers.
 
-    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
-    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]`, the
-    sensitivity `2 clip` is one, and the claim is proven: pure epsilon for one coordinate.
+    `LaplaceBaseline` says what a `clip` changes.
 
     Args:
         dim: Length of the vectors.
@@ -411,9 +395,7 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
       is `2 alpha rows`, and the scale `2 alpha rows / per_round`.
     * Aggregation and query: the sum; the query of the mean table.
 
-    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
-    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]` and the claim
-    is proven, for one coordinate; hashes need not be secret for it.
+    `LaplaceBaseline` says what a `clip` changes; hashes need not be secret for its proof.
 
     Args:
         dim: Length of the vectors.
@@ -440,15 +422,7 @@ def add_laplace(
 
     A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
     rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
-    are).
-
-    Args:
-        messages: One for each vector.
-        vectors: `(workers, dim)`.
-        noise: With a row for each of them.
-        alpha: Of each vector, float64.
-        rows: In which a coordinate is: 1 for raw vectors.
-        per_round: The epsilon that is claimed.
+    are). There is a row of `noise`, and a float64 `alpha`, for each of the `vectors`.
     """
     if float(alpha.min()) == 0:
         alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())

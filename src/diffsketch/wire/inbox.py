@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -198,10 +199,7 @@ class Inbox:
         # Checks the numbers, for messages and for the total.
         for layout in (expected, total):
             Header.of(layout, round_index=round_index, fingerprint=fingerprint, sender=SERVER)
-        same = all(
-            getattr(total, name) == getattr(expected, name)
-            for name in ("method", "dim", "shape", "cells")
-        )
+        same = total.cells == expected.cells and replace(expected, bits=total.bits) == total
         if not same or total.bits < expected.bits:
             raise MismatchError(
                 f"total_format must be that of the messages but for more bits, got {total}"

@@ -58,19 +58,8 @@ _CELL_CODES = {"float32": 0, "unsigned": 1, "signed": 2}
 class Header:
     """The numbers of the 48 bytes. `parse` promises no more than magic and version.
 
-    A server that serves several formats may look here to see which one to expect.
-
-    Attributes:
-        method: The method's code.
-        dim: Length of the vectors that were encoded.
-        rows: 0 for a vector.
-        cols: The length, for a vector.
-        cells: The code of the kind of cells.
-        bits: Width of a cell.
-        round_index: The round.
-        count: Messages that are summed in this one.
-        sender: Its number.
-        fingerprint: Fingerprint of the round's hashes.
+    A server that serves several formats may look here to see which one to expect. The attributes
+    are those of the table above; `method` and `cells` are codes, and `rows` is 0 for a vector.
     """
 
     method: int
@@ -153,17 +142,14 @@ class Header:
         Raises:
             WireError: It names the first difference.
         """
-        found: tuple[tuple[str, object, object], ...] = (
-            ("method code", self.method, expected.method_code),
-            ("cells of code", self.cells, _CELL_CODES[expected.cells]),
-            ("bits", self.bits, expected.bits),
-            ("dim", self.dim, expected.dim),
-            ("shape", self.shape, expected.shape),
-        )
-        for name, value, wanted in found:
-            if value != wanted:
+        names = ("method code", "cells of code", "bits", "dim", "shape")
+        found = (self.method, self.cells, self.bits, self.dim, self.shape)
+        kind, code = _CELL_CODES[expected.cells], expected.method_code
+        wanted = (code, kind, expected.bits, expected.dim, expected.shape)
+        for name, value, right in zip(names, found, wanted, strict=True):
+            if value != right:
                 raise WireError(
-                    f"message has {name} {value}, and {wanted} is expected for method "
+                    f"message has {name} {value}, and {right} is expected for method "
                     f"{expected.method}"
                 )
 
