@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import check_whole
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.sketch.hashing import mix64
 from diffsketch.training.tasks import Batches, Devices
 

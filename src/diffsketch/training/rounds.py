@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from diffsketch.methods.base import check_whole
+from diffsketch.errors import check_whole
 from diffsketch.training.clients import Downloads, Synced, behind
 from diffsketch.training.correction import Correction, check_correction, mask_bytes
 from diffsketch.training.local.base import LocalTrainer

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, MismatchError, check
-from diffsketch.methods.base import Method, check_whole
+from diffsketch.errors import ArgumentError, DataError, MismatchError, check, check_whole
+from diffsketch.methods.base import Method
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64

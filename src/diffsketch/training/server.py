@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive
-from diffsketch.methods.base import Method, check_whole
+from diffsketch.errors import ArgumentError, check, check_positive, check_whole
+from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.wire.formats import HEADER_BYTES

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.methods.base import Method, check_whole, is_finite
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.methods.base import Method, is_finite
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.noise import NoiseKey
