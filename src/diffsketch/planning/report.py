@@ -104,11 +104,8 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     if request.members != _TASK_DEVICES:
         flags["workers"] = request.members
     flags |= {"cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds}
-    flags |= {
-        "budget": request.target_epsilon,
-        "delta": request.delta,
-        "method": option.method.name,
-    }
+    flags |= {"budget": request.target_epsilon, "delta": request.delta}
+    flags |= {"method": option.method.name}
     flags |= {name: value for name, value in option.settings.items() if name != "delta"}
     return "diffsketch run " + " ".join(
         f"--{name.replace('_', '-')} {_plain(value)}" for name, value in flags.items()
@@ -219,11 +216,7 @@ def _data(option: Option, request: PlanRequest) -> dict[str, Any]:
         "message_bytes": option.method.wire_bytes,
         "compression": option.method.compression,
         "relative_error": error.total,
-        "error_parts": {
-            "recovery": error.recovery,
-            "noise": error.noise,
-            "rounding": error.rounding,
-        },
+        "error_parts": {name: getattr(error, name) for name in ("recovery", "noise", "rounding")},
         "worse_than_nothing": error.total > 1,
         "total_epsilon": {
             "value": float(total),

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.errors import MismatchError, check
+from diffsketch.errors import MismatchError
+from diffsketch.errors import check as check_that
 from diffsketch.wire.formats import DuplicateError, MessageFormat, WireError
 from diffsketch.wire.kernels import DIGIT_BITS, DIGITS, add_words, digits_in
 from diffsketch.wire.message import MAX_COUNT, SERVER, Header, Message
@@ -114,27 +115,6 @@ class WholeSum:
         return torch.from_numpy(self._total.copy())
 
 
-def sum_of(
-    messages: MessageFormat, total: MessageFormat, *, wraps: bool | None = None
-) -> FloatSum | WholeSum:
-    """Make an empty sum of messages of a format, to become a total of another.
-
-    Args:
-        messages: Format of the terms.
-        total: Format of the sum.
-        wraps: Of whole numbers; None for whenever a total has no more bits than a message.
-
-    Raises:
-        ArgumentError: Floats do not wrap, nor do sums that have more bits than their terms.
-    """
-    if messages.cells == "float32":
-        check(wraps is None, "wraps", "be None for float32 cells", wraps)
-        return FloatSum(messages.shape)
-    can = total.bits == messages.bits and total.cells == "unsigned"
-    check(can or not wraps, "wraps", "not be True for signed cells, or totals of more bits", wraps)
-    return WholeSum(total, wraps=can if wraps is None else wraps)
-
-
 class Inbox:
     """A round's messages, taken as they come, and their sum.
 
@@ -210,7 +190,14 @@ class Inbox:
         self._sums, self._check = sums, check
         self._heard: set[int] = set()
         self._count = 0
-        self._sum = sum_of(expected, total, wraps=wraps)
+        self._sum: FloatSum | WholeSum = FloatSum(expected.shape)
+        if expected.cells == "float32":
+            check_that(wraps is None, "wraps", "be None for float32 cells", wraps)
+            return
+        can = total.bits == expected.bits and total.cells == "unsigned"
+        reason = "not be True for signed cells, or totals of more bits"
+        check_that(can or not wraps, "wraps", reason, wraps)
+        self._sum = WholeSum(total, wraps=can if wraps is None else wraps)
 
     @property
     def count(self) -> int:
