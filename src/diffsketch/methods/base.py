@@ -118,7 +118,7 @@ class Method(ABC):
 
     @property
     def most_messages(self) -> int | None:
-        """How many messages a sum can have; None where it does not matter."""
+        """The most messages that a sum can have; None where it does not matter."""
         return None
 
     def sum_bits(self, count: int) -> int:  # noqa: ARG002
@@ -446,13 +446,6 @@ def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
     """Cut whole numbers off at the limits of a format."""
     low, end = layout.limits
     return values.clamp(low, end - 1)
-
-
-def mean_of(total: Tensor, count: int | float, out: Tensor | None) -> Tensor:
-    """Divide a sum of vectors by their number, in float32; into `out`, if that is given."""
-    if out is None:
-        return (total / count).float()
-    return torch.div(total.detach(), count, out=out)
 
 
 def is_finite(values: Tensor) -> bool:

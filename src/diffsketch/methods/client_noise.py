@@ -259,7 +259,7 @@ class ClientNoise(LinearMethod, Plannable):
         return Encoded(fitted(values, self.message_format))
 
     def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
-        """For central trust, the noise that hides a client in the sum."""
+        """Draw the noise that hides a client in the sum, for central trust."""
         if self.trust is not Trust.CENTRAL:
             return None
         drawn = self.mechanism.draw((sums or 1, *self._sent_shape), noise)
@@ -277,7 +277,7 @@ class ClientNoise(LinearMethod, Plannable):
         return None if self.clip_quantile is None else self.clip
 
     def at_clip(self, clip: float) -> Self:
-        """The same method in a round with this clip, with a `clip_quantile`."""
+        """Return the same method in a round with this clip, with a `clip_quantile`."""
         if self.clip_quantile is None:
             return super().at_clip(clip)
         check(_CLIPS[0] <= clip <= _CLIPS[1], "clip", "be in [1e-30, 1e+30]", clip)
@@ -286,7 +286,7 @@ class ClientNoise(LinearMethod, Plannable):
         return other
 
     def after(self, total: Tensor, *, count: int | float) -> Self:
-        """With a `clip_quantile`: with the clip that follows from the flags of the sum."""
+        """Move the clip by the flags of the sum, with a `clip_quantile`."""
         bound = self.mechanism.quantizer.bound
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
@@ -315,7 +315,7 @@ class ClientNoise(LinearMethod, Plannable):
         return batch, tables
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, its rounding and the noise of so many; in clips where the clip moves."""
+        """Bound by clip, rounding and the noise of so many; in clips where the clip moves."""
         return self.mechanism.largest_norm(count, failure)
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
@@ -379,7 +379,7 @@ class ClientNoise(LinearMethod, Plannable):
         return {"noise_multiplier": float(rounded_up(level, 4))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round."""
+        """Predict the error of one round."""
         mechanism, count, cols = self.mechanism, vectors.count, self._shape[-1]
         drawn = {Trust.LOCAL: count, Trust.CENTRAL: 1.0}.get(self.trust, count / mechanism.cohort)
         unit = self.round_clip or 1.0

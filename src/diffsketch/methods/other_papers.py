@@ -166,7 +166,7 @@ class CpSgd(Plannable):
 
     @cached_property
     def total_format(self) -> MessageFormat:
-        """With room for the sum of the cohort, which does not wrap."""
+        """Numbers with room for the sum of the cohort, which does not wrap."""
         length, bits = self._unrotated.length, self._unrotated.sum_bits
         return self._format((length,), "unsigned", bits)
 
@@ -186,7 +186,7 @@ class CpSgd(Plannable):
         return replace(claim, source=f"{claim.source}, with {size},")
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, its rounding and the noise of so many; rotating changes no norm."""
+        """Bound by clip, rounding and the noise of so many; rotating changes no norm."""
         return self._unrotated.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
@@ -217,7 +217,7 @@ class CpSgd(Plannable):
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:
-        """Trials of the noise."""
+        """Choose the trials of the noise."""
         return {"trials": max(1, math.ceil(level))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
@@ -301,7 +301,7 @@ class ProjUnitMean(Plannable):
         bits: int | None,
         margin: float,  # noqa: ARG003
     ) -> dict[str, Any] | None:
-        """Settings, all but epsilon."""
+        """Choose all settings but epsilon."""
         size = min(cells, vectors.dim, _MOST_ENTRIES // vectors.dim)
         wanted = Scope(Unit.CLIENT, scope.relation, Trust.LOCAL)
         if scope != wanted or bits is not None or size < 1:
@@ -310,7 +310,7 @@ class ProjUnitMean(Plannable):
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:
-        """Epsilon of one message."""
+        """Choose the epsilon of one message."""
         return {"per_round": float(rounded_down(1 / level, 4))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:

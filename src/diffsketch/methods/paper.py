@@ -306,7 +306,7 @@ class LaplaceBaseline(LinearMethod, Plannable):
         return Encoded(fitted(values, self.message_format))
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, the worst that a table can make of it, and the noise of so many."""
+        """Bound by the clip, the worst that a table can make of it, and the noise of so many."""
         return math.inf if self.mechanism is None else self.mechanism.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
@@ -334,11 +334,11 @@ class LaplaceBaseline(LinearMethod, Plannable):
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:
-        """Epsilon of one message."""
+        """Choose the epsilon of one message."""
         return {"per_round": float(rounded_down(1 / level, 4))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round."""
+        """Predict the error of one round."""
         if self.mechanism is None:
             raise ArgumentError("clip must be given for a forecast, got clip=None")
         table, cols, limit = len(self._shape) == 2, self._shape[-1], self.mechanism.quantizer.bound

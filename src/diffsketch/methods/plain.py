@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.methods.base import Encoded, Method, mean_of, register
+from diffsketch.methods.base import Encoded, Method, register
 from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode
@@ -49,7 +50,9 @@ class LinearMethod(Method):
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
         """Compute the mean vector or table from a published sum: float32."""
-        return mean_of(total, count, out)
+        if out is None:
+            return (total / count).float()
+        return torch.div(total.detach(), count, out=out)
 
 
 class VectorMethod(LinearMethod):

@@ -80,7 +80,7 @@ class PrivateMean:
 
     @property
     def bytes_up(self) -> int:
-        """Of all messages."""
+        """Bytes of all messages together."""
         return self.count * self.message_bytes
 
 

@@ -23,7 +23,7 @@ from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import HEADER_BYTES
 
 SAMPLINGS = ("shuffled", "uniform", "weighted", "poisson")
-"""How a round's devices are drawn, by the names of `diffsketch run --sampling`."""
+"""Ways to draw a round's devices, by the names of `diffsketch run --sampling`."""
 
 TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
 """The less one has to trust, the earlier."""
@@ -472,7 +472,7 @@ def _nothing(request: PlanRequest) -> str:
 
 
 def _warnings(option: Option, request: PlanRequest) -> list[str]:
-    """What the user must know before relying on it; empty if all is well."""
+    """List what the user must know before relying on it; empty if all is well."""
     found, error = [], option.error
     if error.total > 1:
         parts = [f"{_brief(error.noise + error.rounding)} from the noise"]
@@ -500,7 +500,7 @@ def _warnings(option: Option, request: PlanRequest) -> list[str]:
 
 
 def _advice(option: Option, request: PlanRequest) -> list[str]:
-    """What would bring the error down to 1; empty if it is there."""
+    """List what would bring the error down to 1; empty if it is there."""
     error, found = option.error, list[str]()
     if error.total <= 1:
         return found
@@ -542,7 +542,7 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
 
 
 def _notes(option: Option, request: PlanRequest) -> list[str]:
-    """What the prediction takes for granted."""
+    """List what the prediction takes for granted."""
     found = [
         f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
         "clipped) nor shorter (the noise would be larger beside them): --norm sets it."

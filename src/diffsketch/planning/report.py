@@ -23,7 +23,7 @@ _TASK, _TASK_DIM, _TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch 
 
 
 def report(plan: Plan) -> tuple[Table | Text, ...]:
-    """What to print: the options side by side, the best one in words, and what to beware of."""
+    """Lay out the options side by side, the best one in words, and what to beware of."""
     request = plan.request
     table = Table(
         title="Ways to estimate the mean, best first", title_justify="left",
@@ -66,7 +66,7 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
 
 
 def explain(option: Option, request: PlanRequest) -> str:
-    """What an option does and gives, in a few sentences."""
+    """Explain what an option does and gives, in a few sentences."""
     method, clip = option.method, option.settings["clip"]
     table = "rows" in option.settings
     steps = [f"sketches its vector into {option.shape} cells"] if table else []
@@ -93,7 +93,7 @@ def explain(option: Option, request: PlanRequest) -> str:
 
 
 def run_command(option: Option, request: PlanRequest) -> str | None:
-    """A `diffsketch run` of the plan; None if no task of it has such vectors and devices.
+    """Write a `diffsketch run` of the plan; None if no task of it has such vectors and devices.
 
     Those of MNIST* over devices have norms of their own: `--norm` should be near them.
     """
@@ -113,7 +113,7 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
 
 
 def flower_plan(option: Option, request: PlanRequest) -> str | None:
-    """The plan for Flower's engine; None if the engine refuses the method or the sampling."""
+    """Write the plan for Flower's engine; None if it refuses the method or the sampling."""
     if not option.method.exact or request.sampling == "poisson":
         return None
     secure = option.trust is Trust.DISTRIBUTED
@@ -122,7 +122,7 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
-    """Source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
+    """Write source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
 
     `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
     Poisson's), and charges an accountant first. The noise is exact where the method's is.
@@ -193,7 +193,7 @@ def run_round(vectors, round_index):
 
 
 def to_data(plan: Plan) -> dict[str, Any]:
-    """The whole plan as plain data, for JSON."""
+    """Convert the whole plan to plain data, for JSON."""
     return {
         "request": {**asdict(plan.request), "paying_rounds": plan.request.paying_rounds},
         "best": _data(plan.best, plan.request),
