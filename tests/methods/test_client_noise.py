@@ -27,8 +27,6 @@ from diffsketch.wire import WireError
 KEY = SketchKey.from_integer(3)
 SEED = KEY.seed(1)
 NOISE = NoiseKey.from_integer(3)
-
-
 SIZE, COHORT = 300, 20
 VECTORS = torch.randn(COHORT, SIZE, generator=torch.Generator().manual_seed(6)) / math.sqrt(SIZE)
 
@@ -60,30 +58,25 @@ def test_skellam_steps_follow_the_rule() -> None:
         assert isinstance(quantizer, Quantizer)
         assert quantizer.norm(2) * quantizer.granularity < 2.0 * 1.03
         # What rounding may add to the noise's variance in the sum.
-        cohort = method.mechanism.cohort
-        cell = method.mechanism.variance(cohort) * cohort**2
-        assert cell < method.mechanism.std**2 * 1.011
+        rounding = method.mechanism.cohort * quantizer.granularity**2 / 4
+        assert rounding < 0.011 * method.mechanism.std**2
         assert method.mechanism.overflow_bound() <= 1e-6
 
 
 def test_skellam_bits_are_the_fewest_or_the_steps_the_finest() -> None:
-    free = SketchSkellam(SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100)
+    build_it = partial(SketchSkellam, SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100)
+    free = build_it()
     bits = free.message_format.bits
-    given = SketchSkellam(SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100, bits=bits - 3)
+    given = build_it(bits=bits - 3)
     assert given.message_format.bits == bits - 3
     coarser = given.mechanism.quantizer.granularity / free.mechanism.quantizer.granularity
     assert 3 < coarser < 16
     step = free.mechanism.quantizer.granularity
-    both = SketchSkellam(
-        SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100, bits=bits, granularity=step
-    )
-    assert both.mechanism == free.mechanism
+    assert build_it(bits=bits, granularity=step).mechanism == free.mechanism
     with pytest.raises(ArgumentError, match=rf"bits must be >= {bits}"):
-        SketchSkellam(
-            SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100, bits=bits - 1, granularity=step
-        )
+        build_it(bits=bits - 1, granularity=step)
     with pytest.raises(ArgumentError, match="bits must be more"):
-        SketchSkellam(SIZE, 1, 20, clip=2.0, noise_multiplier=1.0, cohort=100, bits=3)
+        build_it(bits=3)
 
 
 def test_a_skellam_sum_wraps_and_is_still_right() -> None:
@@ -161,12 +154,8 @@ def test_the_grid_costs_less_than_one_percent(
     )
     count = 1 if trust is Trust.LOCAL else cohort
     real = (2 * multiplier) ** 2 / count**2
-    assert (
-        real
-        < method.mechanism.quantizer.granularity**2
-        * (method.mechanism._noise_variance / count**2 + (0.25 / count))
-        < 1.01 * real
-    )
+    rounding = method.mechanism.quantizer.granularity**2 / (4 * count)
+    assert real < method.mechanism.std**2 / count**2 + rounding < 1.01 * real
     assert method.message_format.bits < 32
     for rounds in (1, 100):
         exact = gaussian_epsilon(math.sqrt(rounds) / multiplier, 1e-5)

@@ -196,13 +196,14 @@ def test_means_can_be_written_into_memory_that_is_there(method: Method) -> None:
 
 
 DENSE = ("none", "laplace", "cpsgd", "gaussian", "skellam")
+SLOW = ("projunit", "diffsketch-padded")
 
 
 # The median of few estimates is right on average only where errors are symmetric; see below.
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name == "projunit" else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name in CASES
         if name != "sketch-median"
     ],

@@ -111,6 +111,7 @@ def test_overflow_names_the_row(name: str) -> None:
         private_mean(vectors, method, key=SketchKey.from_integer(0))
 
 
+@pytest.mark.slow
 def test_the_example_finds_the_frequent_codes(capsys: pytest.CaptureFixture[str]) -> None:
     """With fixed seeds. Of the ten shares only one is above 14 points."""
     path = Path(__file__).parents[2] / "examples" / "private_histogram.py"

@@ -247,22 +247,16 @@ def test_methods_for_simulation_only_come_last_and_are_called_so() -> None:
     assert all(option.method.exact for option in all_options(planned(request)))
 
 
-def test_hopeless_requests_get_a_warning_and_advice() -> None:
-    found = planned(wanted(cohort=100, trust="local", target_epsilon=30.0))
-    assert "worse than sending nothing" in found.warnings[0]
-    text = " ".join(found.advice)
+def test_warnings_and_advice_name_the_cause() -> None:
+    noisy = planned(wanted(cohort=100, trust="local", target_epsilon=30.0))
+    assert "worse than sending nothing" in noisy.warnings[0]
+    text = " ".join(noisy.advice)
     for hint in ("More clients", "larger epsilon", "Distributed trust", "Averages over rounds"):
         assert hint in text
-
-
-def test_the_sketch_is_blamed_for_what_it_does() -> None:
-    found = planned(wanted(cohort=10**5, message_bytes=1000))
-    assert found.best.error.recovery > 0.9 * found.best.error.total
-    assert any("no number of clients" in text for text in found.advice)
-    assert not any("More clients" in text for text in found.advice)
-
-
-def test_the_coordinate_unit_is_called_weak() -> None:
+    small = planned(wanted(cohort=10**5, message_bytes=1000))
+    assert small.best.error.recovery > 0.9 * small.best.error.total
+    assert any("no number of clients" in text for text in small.advice)
+    assert not any("More clients" in text for text in small.advice)
     assert any("one coordinate" in text for text in planned(wanted(unit="coordinate")).warnings)
 
 
