@@ -1,4 +1,4 @@
-"""What is fuzzed in the wire format, without a fuzzer: `tests/wire/test_fuzz.py` calls it as well.
+"""The fuzzed part of the wire format, without a fuzzer; `tests/wire/test_fuzz.py` calls it too.
 
 The first byte of an input chooses a format, the second what the other bytes become:
 

@@ -399,6 +399,7 @@ CODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CODES, ids=str)
 def test_code_runs_until_the_budget_is_spent(changes: dict[str, Any]) -> None:
     few = {"dim": 50, "cohort": 20, "rounds": 2, "target_epsilon": 100.0, "message_bytes": 400}

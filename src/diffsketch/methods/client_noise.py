@@ -119,7 +119,7 @@ class ClientNoise(LinearMethod, Plannable):
     is clipped, noised and accounted for with the others; lengths, noise and steps are all in units
     of the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
 
-    Guarantees (`tests/methods/test_proven_methods.py`): the sensitivity holds for the whole
+    Guarantees (`tests/methods/test_client_noise.py`): the sensitivity holds for the whole
     numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
     mechanism's.
 
