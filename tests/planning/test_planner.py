@@ -37,7 +37,8 @@ from diffsketch.planning import (
     run_command,
     to_data,
 )
-from diffsketch.planning.planner import bytes_needed, clients_needed, epsilon_needed, search
+from diffsketch.planning.planner import bytes_needed, clients_needed, epsilon_needed
+from diffsketch.planning.search import search
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey

@@ -14,7 +14,7 @@ import torch
 from diffsketch.methods import METHODS, Method, build_method, private_mean
 from diffsketch.methods.forecast import Plannable, Vectors
 from diffsketch.planning import Option, PlanRequest, Relation, Trust
-from diffsketch.planning.planner import search
+from diffsketch.planning.search import search
 from diffsketch.privacy import CohortNoise, NoiseKey
 from diffsketch.sketch import SketchKey
 

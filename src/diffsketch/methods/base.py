@@ -127,7 +127,7 @@ class Method(ABC):
 
     @property
     def exact(self) -> bool:
-        """Whether messages are whole numbers, whose noise `SecureNoise` draws exactly."""
+        """True if messages are whole numbers, whose noise `SecureNoise` draws exactly."""
         return self.message_format.cells != "float32"
 
     @property
@@ -449,7 +449,7 @@ def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite.
+    """Check that all values are finite.
 
     A sum is finite only if its terms are, and quick; it may overflow, so look again then.
     """

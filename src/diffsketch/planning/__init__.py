@@ -1,7 +1,7 @@
 """The planner: from a target and a budget to a method, its settings and its predicted error."""
 
 from diffsketch.methods.forecast import RelativeError
-from diffsketch.planning.planner import SAMPLINGS, Option, Plan, PlanRequest, plan
+from diffsketch.planning.planner import Plan, plan
 from diffsketch.planning.report import (
     explain,
     flower_plan,
@@ -10,6 +10,7 @@ from diffsketch.planning.report import (
     run_command,
     to_data,
 )
+from diffsketch.planning.search import SAMPLINGS, Option, PlanRequest
 from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [

@@ -11,7 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from diffsketch.planning.planner import Option, Plan, PlanRequest
+from diffsketch.planning.planner import Plan
+from diffsketch.planning.search import Option, PlanRequest
 from diffsketch.privacy.claim import Trust, Unit
 
 __all__ = ["explain", "flower_plan", "python_code", "report", "run_command", "to_data"]
@@ -43,7 +44,7 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         "squared norm of the mean; those within 1% of each other count as equal, and then less "
         f"trust, then fewer bytes, decide. epsilon: {total.basis}, for the {total.scope.unit} unit "
         f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
-        f"{_rounds(total.rounds)}."
+        f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
     )
     parts: list[Table | Text] = [table, Text(reading, style="dim"), Text()]
     parts.append(Text.assemble(("Best: ", "bold"), explain(plan.best, request)))
@@ -108,7 +109,8 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     flags |= {"method": option.method.name}
     flags |= {name: value for name, value in option.settings.items() if name != "delta"}
     return "diffsketch run " + " ".join(
-        f"--{name.replace('_', '-')} {_plain(value)}" for name, value in flags.items()
+        f"--{name.replace('_', '-')} {f'{value:.15g}' if isinstance(value, float) else value}"
+        for name, value in flags.items()
     )
 
 
@@ -261,11 +263,6 @@ def _count(value: int) -> str:
     return str(value) if value < 10**7 else _short(value)
 
 
-def _plain(value: object) -> str:
-    """As the command line takes it."""
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
 def _size(compression: float) -> str:
     """Bytes of a message beside the vector."""
     if 0.95 < compression < 1.05:
@@ -273,7 +270,3 @@ def _size(compression: float) -> str:
     if compression < 1:
         return f"{1 / compression:.3g} times larger than"
     return f"{compression:.3g} times less than"
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count:,} rounds"

@@ -1,0 +1,352 @@
+"""Requests for a plan, and the best settings of each method of the registry for it.
+
+Methods predict their own errors (`diffsketch.methods.forecast`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from scipy.optimize import brentq
+
+from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.methods import METHODS, Method, build_method, settings_of
+from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.sketch import SketchKey
+from diffsketch.wire.formats import HEADER_BYTES
+
+SAMPLINGS = ("shuffled", "uniform", "weighted", "poisson")
+"""Ways to draw a round's devices, by the names of `diffsketch run --sampling`."""
+
+TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
+"""The less one has to trust, the earlier."""
+
+TIE = 1.01  # errors closer than this count as equal, and then bytes decide
+_MOST_DIM, _MOST_COUNT = 1 << 40, 10**9
+_SEED = SketchKey.from_integer(0).seed(0)  # claims of the methods in plans are the same for all
+_MIN_KEPT = 0.9  # of the mean: to clip it all away would look best where noise is larger still
+_STEP = math.sqrt(2)  # between sizes of tables
+_FEWEST_CELLS, _FEWEST_BITS = 16, 2  # of a table smaller than the budget, and of a cell
+_LEAST, _MOST = 1e-3, 1e12  # levels of the noise
+_FAR = 1e9  # stands for epsilons that are not proven
+_FITS = 8  # attempts to fit a message whose bits depend on its size
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Everything that a plan depends on.
+
+    Args:
+        dim: Length of the vectors whose mean is wanted.
+        cohort: Clients that send a message in each round.
+        rounds: Rounds of the whole run.
+        target_epsilon: The most that the run may cost any client, at `delta`.
+        message_bytes: The most that one client may send in one round, header included.
+        population: Clients that a cohort is drawn from; None for the cohort itself.
+        sampling: How it is drawn: in passes over all clients (`shuffled`), or so that a client may
+            be in every round (`uniform`, `weighted`), or each on its own and in secret (`poisson`,
+            for central trust and add-or-remove), which amplifies the guarantee.
+        delta: The probability that epsilon may leave out; 0 for pure differential privacy.
+        unit: What is protected: all data of a client, or one coordinate of a vector.
+        relation: Which data sets are neighbours.
+        trust: Whom one is willing to trust. Methods that need less trust are considered as well.
+        vector_norm: Norm that a client's vector has. What is longer will be clipped. Must be
+            public: not measured on private data.
+        spread: How much the vectors differ: the variance around what they have in common over
+            the squared norm of what they have in common. 0 if they are all the same.
+
+    Raises:
+        ArgumentError: A value is out of range, or they do not go together.
+
+    >>> PlanRequest(dim=0, cohort=10, rounds=1, target_epsilon=1.0, message_bytes=1000)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: dim must be >= 1, got dim=0
+    >>> devices = {"cohort": 1000, "population": 6000, "rounds": 60}
+    >>> PlanRequest(dim=7850, **devices, target_epsilon=8.0, message_bytes=500).paying_rounds
+    10
+    """
+
+    dim: int
+    cohort: int
+    rounds: int
+    target_epsilon: float
+    message_bytes: int
+    population: int | None = None
+    sampling: str = "shuffled"
+    delta: float = 1e-5
+    unit: Unit = Unit.CLIENT
+    relation: Relation = Relation.REPLACE
+    trust: Trust = Trust.DISTRIBUTED
+    vector_norm: float = 1.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        most = {"dim": _MOST_DIM, "message_bytes": _MOST_DIM, "cohort": _MOST_COUNT}
+        for name, limit in {**most, "rounds": _MOST_COUNT}.items():
+            value = getattr(self, name)
+            check_whole(name, value, least=1)
+            check(value <= limit, name, f"be <= {limit}", value)
+        if self.population is not None:
+            check_whole("population", self.population, least=self.cohort)
+        least = HEADER_BYTES + 4
+        reason = f"be >= {least}, a header of {HEADER_BYTES} bytes and one number"
+        check(self.message_bytes >= least, "message_bytes", reason, self.message_bytes)
+        scope = Scope(self.unit, self.relation, self.trust)
+        for name in ("unit", "relation", "trust"):
+            object.__setattr__(self, name, getattr(scope, name))
+        if self.unit is Unit.EXAMPLE:
+            raise ArgumentError(
+                "unit must be client or coordinate, got unit='example': methods hide all data of "
+                "a client, single examples among them"
+            )
+        target, norm = self.target_epsilon, self.vector_norm
+        check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
+        check(1e-30 <= norm <= 1e30, "vector_norm", "be in 1e-30..1e30", norm)  # squares fit
+        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        known = ", ".join(SAMPLINGS)
+        check(self.sampling in SAMPLINGS, "sampling", f"be one of {known}", self.sampling)
+        if self.sampling == "poisson":
+            scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+            good = Scope(self.unit, self.relation, self.trust) == scope
+            check(good, "sampling", f"not be poisson but for {scope}", self.sampling)
+        _ = self.vectors  # checks the rest
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The vectors of one round."""
+        return Vectors(self.dim, self.cohort, self.vector_norm, self.spread)
+
+    @property
+    def payload_bits(self) -> int:
+        """Bits that are left of a message for its cells."""
+        return 8 * (self.message_bytes - HEADER_BYTES)
+
+    @property
+    def members(self) -> int:
+        """All clients that may ever take part."""
+        return self.population or self.cohort
+
+    @property
+    def paying_rounds(self) -> int:
+        """Rounds that a client pays for, at most.
+
+        As `diffsketch run` counts them, but for `uniform` and `weighted`: there it looks at who is
+        drawn, and here nobody is yet.
+        """
+        if self.sampling != "shuffled":
+            return self.rounds
+        return -(-self.rounds // (self.members // self.cohort))
+
+    @property
+    def sampler(self) -> PoissonSampler | None:
+        """Sampler of a secret sample, if there is one."""
+        if self.sampling != "poisson":
+            return None
+        return PoissonSampler(self.members, self.cohort / self.members)
+
+    def total(self, method: Method) -> Epsilon | None:
+        """Compute the whole run's epsilon from the method's own claim; None if it is not proven."""
+        claim = method.claim_for(self.cohort, _SEED)
+        if not isinstance(claim, ProvenClaim):
+            return None
+        if self.sampler is not None:
+            claim = self.sampler.amplified(claim)
+        return claim.epsilon(delta=self.delta, rounds=self.paying_rounds)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A method with all its settings.
+
+    Attributes:
+        method: As the registry builds it.
+        settings: What it is built from; `diffsketch run` and Flower's `Plan` take the same.
+        error: Predicted relative error of one round.
+        total: Epsilon of the whole run, from the method's own claim.
+    """
+
+    method: Method
+    settings: dict[str, Any]
+    error: RelativeError
+    total: Epsilon
+
+    @property
+    def trust(self) -> Trust:
+        """The trust that this method needs."""
+        return self.total.scope.trust
+
+    @property
+    def shape(self) -> str:
+        """Shape of a message, as people write it."""
+        return " x ".join(str(size) for size in self.method.message_format.shape)
+
+
+def search(request: PlanRequest) -> Iterator[Option]:
+    """Find the best settings of every method, at every trust that there is, for the target."""
+    for name, kind in METHODS.items():
+        if issubclass(kind, Plannable):
+            for trust in TRUSTS[: TRUSTS.index(request.trust) + 1]:
+                if request.sampling == "poisson" and trust is not Trust.CENTRAL:
+                    continue
+                scope = Scope(request.unit, request.relation, trust)
+                option = _Search(request, name, kind, scope).best()
+                if option is not None:
+                    yield option
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A method with the cells that fit the bytes, and its error."""
+
+    cells: int
+    bits: int | None
+    margin: float
+    settings: dict[str, Any]
+    method: Plannable
+    error: RelativeError
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The settings of one method at one trust, one after another: bits, size, clip, noise."""
+
+    request: PlanRequest
+    name: str
+    kind: type[Plannable]
+    scope: Scope
+
+    def best(self) -> Option | None:
+        """The settings with the least error, or nearly so; None if none keep target and bytes."""
+        request, margin = self.request, self.kind.margins[0]
+        # The noise hardly depends on the other settings: near enough to compare them.
+        level = self._calibrated(request.dim, None, margin)
+        if level is None:
+            return None
+        most = min(request.dim, request.payload_bits // _FEWEST_BITS)
+        start = self._draft(most, None, margin, level)
+        finest = request.payload_bits if start is None else start.method.message_format.bits
+        every = range(min(finest, 62), _FEWEST_BITS - 1, -1)
+        drafts = [start, *(self._draft(most, bits, margin, level) for bits in every)]
+        draft = _least(drafts, key=lambda draft: draft.method.message_format.bits)
+        if draft is None:
+            return None
+        sizes, size = [draft.cells], int(draft.cells / _STEP)
+        while size >= _FEWEST_CELLS:
+            sizes.append(size)
+            size = int(size / _STEP)
+        draft = _least(self._draft(size, draft.bits, margin, level) for size in sizes) or draft
+        draft = (
+            _least(self._draft(draft.cells, draft.bits, m, level) for m in self.kind.margins)
+            or draft
+        )
+        return self._settled(draft)
+
+    def _built(
+        self, cells: int, bits: int | None, margin: float, level: float
+    ) -> tuple[dict[str, Any], Plannable] | None:
+        request = self.request
+        found = self.kind.planned(
+            request.vectors, self.scope, cells=cells, bits=bits, margin=margin
+        )
+        if found is None:
+            return None
+        usual = {field.name: field.default for field in fields(self.kind)}
+        found = {name: value for name, value in found.items() if value != usual[name]}
+        found |= self.kind.noise_settings(level)
+        if "delta" in settings_of(self.name):
+            # A claim that is made for one delta has to share the run's with all rounds of a client.
+            found["delta"] = request.delta / request.paying_rounds
+        try:
+            method = build_method(self.name, dim=request.dim, cohort=request.cohort, settings=found)
+            _ = method.wire_bytes
+        except ArgumentError:
+            return None
+        return (found, method) if isinstance(method, Plannable) else None
+
+    def _draft(self, cells: int, bits: int | None, margin: float, level: float) -> _Draft | None:
+        """Build with as many of the cells as fit the bytes, whatever bits they take."""
+        request = self.request
+        for _ in range(_FITS):
+            built = self._built(cells, bits, margin, level)
+            if built is None:
+                return None
+            settings, method = built
+            if method.wire_bytes <= request.message_bytes:
+                error = method.forecast(request.vectors)
+                if request.sampler is not None:  # a sum is divided by its expected size
+                    varying = (1 - request.sampler.rate) / request.cohort
+                    error = replace(error, recovery=error.recovery + varying)
+                return _Draft(cells, bits, margin, settings, method, error)
+            cells = min(request.payload_bits // method.message_format.bits, cells - 1)
+        return None
+
+    def _settled(self, draft: _Draft) -> Option | None:
+        """The draft with exactly the noise that its own claim needs."""
+        cells = draft.cells
+        for _ in range(_FITS):
+            level = self._calibrated(cells, draft.bits, draft.margin)
+            if level is None:
+                return None
+            found = self._draft(cells, draft.bits, draft.margin, level)
+            if found is None:
+                return None
+            if found.cells == cells:
+                total = self.request.total(found.method)
+                if total is None or float(total) > self.request.target_epsilon:
+                    return None
+                return Option(found.method, found.settings, found.error, total)
+            cells = found.cells
+        return None
+
+    def _calibrated(self, cells: int, bits: int | None, margin: float) -> float | None:
+        """The least level of the noise, to 0.1%, that keeps the target; None if there is none."""
+        target, delta = self.request.target_epsilon, self.request.delta
+        rounds = self.request.paying_rounds
+
+        def excess(log_level: float) -> float:
+            """Logarithm of epsilon over the target; far above where nothing is proven."""
+            found = self._built(cells, bits, margin, math.exp(log_level))
+            total = None if found is None else self.request.total(found[1])
+            value = _FAR if total is None else float(total)
+            return math.log(min(max(value / target, 1 / _FAR), _FAR))
+
+        # Start near the multiplier of Gaussian noise.
+        guess = rounds / target
+        if delta > 0:
+            guess = math.sqrt(rounds * 2 * (math.log(1.25 / delta) + target)) / target
+        low = high = math.log(min(max(guess, _LEAST), _MOST))
+        step = math.log(1.5)
+        while excess(high) > 0:
+            if high >= math.log(_MOST):
+                return None
+            low, high = high, min(math.log(_MOST), high + step)
+            step *= 2
+        while low == high or excess(low) <= 0:
+            if low <= math.log(_LEAST):
+                return _LEAST
+            low, high = max(math.log(_LEAST), low - step), low
+            step *= 2
+        found = brentq(excess, low, high, xtol=2e-4)
+        while excess(found) > 0:  # the root is found from either side
+            found += 2e-4
+        return math.exp(found)
+
+
+def _least(
+    drafts: Iterable[_Draft | None],
+    key: Callable[[_Draft], int] = lambda draft: draft.method.wire_bytes,
+) -> _Draft | None:
+    """The draft with the least error; of those that are nearly as good, the smallest message."""
+    good = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]
+    if not good:
+        return None
+    limit = TIE * min(draft.error.total for draft in good)
+    close = [draft for draft in good if draft.error.total <= limit]
+    return min(close, key=lambda draft: (key(draft), draft.error.total))
