@@ -266,4 +266,3 @@ def test_memory_does_not_grow_with_messages() -> None:
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert sizes[-1] - sizes[9] < layout.wire_bytes  # 50 messages more, and not one is kept
-
