@@ -39,7 +39,7 @@ from benchmarks.simulation_peers import (
     vmap_loop,
 )
 from benchmarks.timing import Job, environment, measure
-from diffsketch.methods.registry import build_method
+from diffsketch.methods.base import build_method
 from diffsketch.training.local import TrainerKind, trainer_for
 from diffsketch.training.models import flatten
 from diffsketch.training.rounds import FedAvg

@@ -23,8 +23,8 @@ from benchmarks.one_thread import in_one_thread, save
 from benchmarks.report import print_table, readable
 from benchmarks.timing import Job, extra_memory, measure
 from diffsketch.wire import HEADER_BYTES, Message, MessageFormat
-from diffsketch.wire.packing import pack, unpack
-from diffsketch.wire.sums import sum_of
+from diffsketch.wire.formats import pack, unpack
+from diffsketch.wire.inbox import FloatSum, WholeSum
 
 BITS = (4, 5, 13, 22, 62)
 FORMATS = (
@@ -87,7 +87,9 @@ def run_packing(count: int, bits: int, repeat: int) -> dict[str, Any]:
 def run_message(layout: MessageFormat, repeat: int) -> dict[str, Any]:
     cells = cells_of(layout)
     message = Message(layout, cells, **ABOUT, sender=0)
-    data, running, plain = message.to_bytes(), sum_of(layout, layout), torch.zeros_like(cells)
+    data, plain = message.to_bytes(), torch.zeros_like(cells)
+    exact = layout.cells == "float32"
+    running = FloatSum(layout.shape) if exact else WholeSum(layout, wraps=True)
     found = seconds(
         {
             "to_bytes": message.to_bytes,

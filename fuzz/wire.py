@@ -18,7 +18,7 @@ def main() -> None:
     atheris = importlib.import_module("atheris")
     importlib.import_module("torch")  # before the hook, which would only make it slower to import
     looked_at = ["diffsketch.wire", "wire_target"]
-    compiled = ["diffsketch.wire.digits"]  # by Numba, which cannot read instrumented code
+    compiled = ["diffsketch.wire.kernels"]  # by Numba, which cannot read instrumented code
     with atheris.instrument_imports(include=looked_at, exclude=compiled):
         target = importlib.import_module("wire_target")
     atheris.Setup(sys.argv, lambda data: target.fuzz_one(data) and None)

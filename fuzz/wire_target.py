@@ -1,4 +1,4 @@
-"""What is fuzzed in the wire format, without a fuzzer: `tests/wire/test_fuzz.py` calls it as well.
+"""The fuzzed part of the wire format, without a fuzzer; `tests/wire/test_fuzz.py` calls it too.
 
 The first byte of an input chooses a format, the second what the other bytes become:
 
@@ -19,17 +19,15 @@ from itertools import zip_longest
 import torch
 
 from diffsketch.wire import HEADER_BYTES, Inbox, Message, MessageFormat, WireError
-from diffsketch.wire.header import CHECKSUM, checksum
-
-__all__ = ["FORMATS", "MODES", "fuzz_one", "message_in"]
+from diffsketch.wire.message import CHECKSUM, checksum
 
 FORMATS = (
-    MessageFormat("sketch", 7850, (2, 3), "float32", 32),
-    MessageFormat("none", 5, (5,), "float32", 32),
-    MessageFormat("cpsgd", 9, (9,), "unsigned", 5),
-    MessageFormat("sketch-skellam", 100, (3, 7), "unsigned", 22),
+    MessageFormat("sketch", 7850, (2, 3), "float32", 32, code=1),
+    MessageFormat("none", 5, (5,), "float32", 32, code=0),
+    MessageFormat("cpsgd", 9, (9,), "unsigned", 5, code=6),
+    MessageFormat("sketch-skellam", 100, (3, 7), "unsigned", 22, code=8),
     MessageFormat("my-method", 2**40, (1,), "unsigned", 1),
-    MessageFormat("projunit", 70, (70,), "unsigned", 62),
+    MessageFormat("projunit", 70, (70,), "unsigned", 62, code=9),
 )
 MODES = 4
 ROUND, FINGERPRINT = 3, bytes(range(8))

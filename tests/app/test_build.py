@@ -13,7 +13,7 @@ from diffsketch.app.build import assumptions, build, most_participations
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
-from diffsketch.methods.registry import METHODS
+from diffsketch.methods.base import METHODS
 from diffsketch.privacy import BudgetExceeded
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
 from diffsketch.training.sampling import (

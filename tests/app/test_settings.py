@@ -24,7 +24,7 @@ from diffsketch.app.settings import (
     with_task_defaults,
 )
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.methods.registry import METHODS, settings_of
+from diffsketch.methods.base import METHODS, settings_of
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
 from diffsketch.training.correction import Correction

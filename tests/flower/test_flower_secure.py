@@ -26,7 +26,7 @@ from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey
-from diffsketch.wire.packing import pack
+from diffsketch.wire.formats import pack
 from tests.flower.flower_secure import (
     KEYS,
     MASKED,

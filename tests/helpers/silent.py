@@ -17,7 +17,7 @@ SENDERS = (
     "diffsketch.ddp.group",
     "diffsketch.flower.client",
     "diffsketch.flower.server",
-    "diffsketch.methods.mean",
+    "diffsketch.methods.release",
 )
 """Where messages get their noise."""
 

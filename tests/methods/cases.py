@@ -31,6 +31,24 @@ from diffsketch.privacy.mechanisms import Quantizer
 from diffsketch.sketch import HashSeed, SketchKey
 
 DIM, WORKERS = 40, 12
+SIZES: dict[str, object] = {"rows": 3, "cols": 20}
+CLIENT_NOISE: dict[str, object] = {"clip": 1.0, "noise_multiplier": 2.0}
+SETTINGS: dict[str, dict[str, object]] = {
+    "none": {},
+    "sketch": SIZES,
+    "diffsketch": SIZES | {"per_round": 1.0, "padding": 5, "family": "pairwise"},
+    "diffsketch-proven": SIZES | {"clip": 1.0, "padding": 100, "std": 1.0},
+    "laplace": {"per_round": 1.0},
+    "sketch-laplace": SIZES | {"per_round": 1, "clip": 2},
+    "cpsgd": {"claimed": 5.0},
+    "sketch-gaussian": SIZES | CLIENT_NOISE | {"trust": "central"},
+    "sketch-skellam": SIZES | CLIENT_NOISE | {"relation": "add-or-remove", "trust": "local"},
+    "gaussian": CLIENT_NOISE,
+    "skellam": CLIENT_NOISE,
+    "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
+}
+"""Settings of each method of the registry, as a user gives them, for 100 numbers."""
+
 KEY, NOISE_KEY = SketchKey.from_integer(8), NoiseKey.from_integer(8)
 SEED = KEY.seed(0)
 
@@ -94,6 +112,9 @@ def build_cases() -> dict[str, Case]:
     dense = GaussianMean(
         dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS, trust=Trust.DISTRIBUTED
     )
+    adaptive = GaussianMean(
+        dim=DIM, clip=2.0, noise_multiplier=0.5, trust=Trust.CENTRAL, clip_quantile=0.5
+    )
     dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
     proven = ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
@@ -133,6 +154,7 @@ def build_cases() -> dict[str, Case]:
             central, f"proven: {CLIENT} central trust", squared(central, 0.3), 0.25 * WORKERS
         ),
         "gaussian": Case(dense, f"proven: {secure_sum}", squared(dense, 0.5) / WORKERS, 0.25),
+        "gaussian-adaptive": Case(adaptive, f"proven: {CLIENT} central trust", None),
         "skellam": Case(
             dense_skellam, f"proven: {secure_sum}", squared(dense_skellam, 0.5) / WORKERS, 0.25
         ),
@@ -176,3 +198,38 @@ def standard_errors(errors: Tensor) -> float:
     """
     spread = float(errors.std()) / math.sqrt(len(errors)) + 1e-6
     return abs(float(errors.mean())) / spread
+
+
+class HalfNoise(Noise):
+    """A planted error, which tests of noise must find: half the size, with the right mean."""
+
+    secure = False
+
+    def __init__(self, inner: Noise) -> None:
+        self.inner = inner
+
+    def part(self, rows: Tensor) -> HalfNoise:
+        return HalfNoise(self.inner.part(rows))
+
+    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
+        return self.inner.normal(shape, std / 2, dtype=dtype)
+
+    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
+        return self.inner.laplace(shape, scale / 2, dtype=dtype)
+
+    def bernoulli(self, probabilities: Tensor) -> Tensor:
+        return self.inner.bernoulli(probabilities)
+
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        return self.inner.discrete_gaussian(shape, std / 2)
+
+    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
+        return self.inner.discrete_laplace(shape, scale / 2)
+
+    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
+        return self.inner.skellam(shape, variance / 4)
+
+    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+        fewer = trials // 4
+        mean = round((trials - fewer) * probability)
+        return self.inner.binomial(shape, fewer, probability) + mean

@@ -60,17 +60,16 @@ def test_table_of_rivals(what: str, trust: Trust) -> None:
             assert error == pytest.approx(expected, rel=3e-3), (workers, epsilon)
 
 
-@pytest.mark.parametrize("deviation", [0.0, 0.003, 0.05, 0.2, 0.5, 1.0, 7.0])
-def test_rounding_variance_is_the_mean_over_a_normal_number(deviation: float) -> None:
-    grid = np.linspace(-9, 9, 2_000_001)
+def test_rounding_variance_is_the_mean_over_a_normal_number() -> None:
+    grid = np.linspace(-9, 9, 500_001)
     weights = norm.pdf(grid) * (grid[1] - grid[0])
-    part = (grid * deviation) % 1
-    expected = float((weights * part * (1 - part)).sum())
-    assert rounding_variance(deviation) == pytest.approx(expected, rel=2e-3, abs=2e-5)
+    for deviation in (0.0, 0.003, 0.05, 0.2, 0.5, 1.0, 7.0):
+        part = (grid * deviation) % 1
+        expected = float((weights * part * (1 - part)).sum())
+        assert rounding_variance(deviation) == pytest.approx(expected, rel=2e-3, abs=2e-5)
 
 
-@pytest.mark.parametrize("spread", [0.0, 2.0])
-@pytest.mark.parametrize("ratio", [1.0, 1.645, 2.5])
+@pytest.mark.parametrize(("spread", "ratio"), [(0.0, 1.645), (2.0, 1.0), (2.0, 2.5)])
 def test_clipped_coordinates_by_simulation(spread: float, ratio: float) -> None:
     # 10^6 coordinates of 5 workers: the mean squares below have standard errors under 1%.
     generator = np.random.default_rng(0)
@@ -115,11 +114,13 @@ def recovery_by_simulation(
     return float(np.mean(errors)), float(np.std(errors)) / math.sqrt(rounds)
 
 
-@pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize(
-    ("rows", "cols", "ratio"),
-    [(7, 22, NEVER), (7, 22, 1.1), (7, 22, 1.0), (1, 300, 1.0), (5, 4, 1.1), (3, 300, 1.0)],
-)
+    ("rows", "cols", "ratio", "spread"),
+    [
+        (7, 22, NEVER, 0.0), (7, 22, 1.1, 3.0), (7, 22, 1.0, 0.0), (1, 300, 1.0, 3.0),
+        (1, 300, 1.0, 0.0), (5, 4, 1.1, 3.0),
+    ],
+)  # fmt: skip
 def test_sketch_recovery_by_simulation(rows: int, cols: int, ratio: float, spread: float) -> None:
     # Standard errors are below 3%, so a right formula fails with a probability of some 4e-7 each.
     vectors = Vectors(1000, 8, spread=spread)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from diffsketch.app.build import most_participations, settings_of_methods
+from diffsketch.app.settings import RunConfig, describe
 from diffsketch.app.cli import app
-from diffsketch.app.settings import RunConfig, describe, parse_setting
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, build_method
 from diffsketch.planning import (
@@ -120,6 +120,7 @@ def test_promises(changes: dict[str, Any]) -> None:
     check_promises(planned(wanted(**changes)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(
     dim=st.integers(1, 10**6),
@@ -192,10 +193,15 @@ def test_a_secret_sample_needs_less_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"cohort": 4000}, {"target_epsilon": 16.0}, {"message_bytes": 8000}, {"rounds": 10}],
+    ("changes", "trust"),
+    [
+        ({"cohort": 4000}, Trust.CENTRAL),
+        ({"cohort": 4000}, Trust.DISTRIBUTED),
+        ({"target_epsilon": 16.0}, Trust.LOCAL),
+        ({"message_bytes": 8000}, Trust.DISTRIBUTED),
+        ({"rounds": 10}, Trust.CENTRAL),
+    ],
 )
-@pytest.mark.parametrize("trust", TRUSTS)
 def test_more_of_anything_does_not_hurt(changes: dict[str, Any], trust: Trust) -> None:
     before, after = planned(wanted(trust=trust)), planned(wanted(trust=trust, **changes))
     if "cohort" not in changes or trust is not Trust.DISTRIBUTED:
@@ -242,26 +248,21 @@ def test_methods_for_simulation_only_come_last_and_are_called_so() -> None:
     assert all(option.method.exact for option in all_options(planned(request)))
 
 
-def test_hopeless_requests_get_a_warning_and_advice() -> None:
-    found = planned(wanted(cohort=100, trust="local", target_epsilon=30.0))
-    assert "worse than sending nothing" in found.warnings[0]
-    text = " ".join(found.advice)
+def test_warnings_and_advice_name_the_cause() -> None:
+    noisy = planned(wanted(cohort=100, trust="local", target_epsilon=30.0))
+    assert "worse than sending nothing" in noisy.warnings[0]
+    text = " ".join(noisy.advice)
     for hint in ("More clients", "larger epsilon", "Distributed trust", "Averages over rounds"):
         assert hint in text
-
-
-def test_the_sketch_is_blamed_for_what_it_does() -> None:
-    found = planned(wanted(cohort=10**5, message_bytes=1000))
-    assert found.best.error.recovery > 0.9 * found.best.error.total
-    assert any("no number of clients" in text for text in found.advice)
-    assert not any("More clients" in text for text in found.advice)
-
-
-def test_the_coordinate_unit_is_called_weak() -> None:
+    small = planned(wanted(cohort=10**5, message_bytes=1000))
+    assert small.best.error.recovery > 0.9 * small.best.error.total
+    assert any("no number of clients" in text for text in small.advice)
+    assert not any("More clients" in text for text in small.advice)
     assert any("one coordinate" in text for text in planned(wanted(unit="coordinate")).warnings)
 
 
-@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.DISTRIBUTED])
 def test_what_would_help_does(trust: Trust) -> None:
     request = wanted(trust=trust, cohort=50, message_bytes=40_000)
     option = planned(request).best
@@ -292,21 +293,15 @@ def test_bytes_needed_are_those_of_the_vector(changes: dict[str, Any]) -> None:
         ({"dim": 7850.0}, "dim must be an int"),
         ({"cohort": True}, "cohort must be an int"),
         ({"population": 999}, "population must be >= 1000"),
-        ({"rounds": -1}, "rounds must be >= 1"),
         ({"rounds": 10**10}, "rounds must be <= 1000000000"),
         ({"target_epsilon": math.nan}, "target_epsilon must be > 0 and finite"),
-        ({"target_epsilon": 0.0}, "target_epsilon must be > 0 and finite"),
         ({"target_epsilon": math.inf}, "target_epsilon must be > 0 and finite"),
         ({"delta": math.nan}, r"delta must be in \[0, 1\)"),
-        ({"delta": 1.0}, r"delta must be in \[0, 1\)"),
         ({"message_bytes": 51}, "message_bytes must be >= 52"),
         ({"vector_norm": math.nan}, "vector_norm must be in 1e-30..1e30"),
         ({"spread": -1.0}, "spread must be >= 0 and finite"),
-        ({"spread": math.nan}, "spread must be >= 0 and finite"),
         ({"unit": "person"}, "unit must be one of coordinate, example, client"),
         ({"unit": "example"}, "unit must be client or coordinate"),
-        ({"trust": "nobody"}, "trust must be one of"),
-        ({"relation": "equal"}, "relation must be one of"),
         ({"sampling": "random"}, "sampling must be one of shuffled, uniform, weighted, poisson"),
         ({"sampling": "poisson"}, "sampling must not be poisson but for client unit"),
     ],
@@ -320,10 +315,6 @@ def test_bad_requests_are_refused(changes: dict[str, Any], message: str) -> None
 def test_requests_that_no_method_meets(delta: float, words: str) -> None:
     with pytest.raises(ArgumentError, match=f"no method gives epsilon 1e-15 .* {words}"):
         plan(wanted(delta=delta, target_epsilon=1e-15, rounds=10**6))
-
-
-def test_samplings_are_those_of_runs() -> None:
-    assert set(SAMPLINGS) == set(describe(RunConfig)["sampling"].choices)
 
 
 def test_data_is_json_and_every_epsilon_has_its_words() -> None:
@@ -342,6 +333,8 @@ def test_words_and_commands(changes: dict[str, Any]) -> None:
     """A run has exactly the flags of every command, and its method all the settings."""
     found = planned(wanted(**changes))
     assert report(found)
+    known = describe(RunConfig)
+    assert set(SAMPLINGS) == set(known["sampling"].choices)
     for option in all_options(found):
         text = explain(option, found.request)
         for word in ("proven", found.request.unit, f"{option.trust} trust", str(option.total)):
@@ -356,7 +349,7 @@ def test_words_and_commands(changes: dict[str, Any]) -> None:
         assert words[:2] == ["diffsketch", "run"]
         names = [word[2:].replace("-", "_") for word in words[2::2]]
         values: dict[str, Any] = {
-            name: parse_setting(name, value) for name, value in zip(names, words[3::2], strict=True)
+            name: known[name].parsed(value) for name, value in zip(names, words[3::2], strict=True)
         }
         config = RunConfig(**values)
         own = {name: getattr(config, name) for name in settings_of_methods()[config.method]}
@@ -368,7 +361,6 @@ def test_words_and_commands(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"trust": "local"},
         {"trust": "distributed", "message_bytes": 40_000},
         {"trust": "central", "population": 20, "rounds": 3},
         {**POISSON, "population": 20, "rounds": 2},
@@ -376,6 +368,7 @@ def test_words_and_commands(changes: dict[str, Any]) -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_commands_run_within_the_budget(changes: dict[str, Any], tmp_path: Path) -> None:
     request = wanted(**{"cohort": 8, "rounds": 2, "target_epsilon": 20.0, **changes})
     option = planned(request).best
@@ -395,14 +388,11 @@ def test_flower_takes_the_plan() -> None:
     for option in all_options(planned(request)):
         text = flower_plan(option, request)
         assert text is not None
-        found = eval(text, {"Plan": flower.Plan})  # noqa: S307
+        found = eval(text, {"FlowerPlan": flower.FlowerPlan})  # noqa: S307
         assert found.build(request.dim) == option.method
 
 
 CODES: list[dict[str, Any]] = [
-    {"trust": "local"},
-    {"trust": "distributed"},
-    {"trust": "central", "message_bytes": 300},
     {"trust": "distributed", "population": 60, "rounds": 6},
     {**POISSON, "population": 80, "rounds": 2},
     {"unit": "coordinate"},
@@ -410,6 +400,7 @@ CODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CODES, ids=str)
 def test_code_runs_until_the_budget_is_spent(changes: dict[str, Any]) -> None:
     few = {"dim": 50, "cohort": 20, "rounds": 2, "target_epsilon": 100.0, "message_bytes": 400}

@@ -64,6 +64,7 @@ def options(name: str) -> tuple[Option, ...]:
     return tuple(search(PlanRequest(**{**BASE, **REQUESTS[name]})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_predictions(name: str) -> None:
     """Within 15%: more than 4 standard errors, so that a right one fails with some 6e-5 each."""
@@ -81,8 +82,7 @@ def test_every_method_is_simulated() -> None:
         assert {trust for method, trust in seen if method == name} == set(Trust)
 
 
-@pytest.mark.parametrize("name", ["sketch-gaussian", "sketch-skellam"])
-@pytest.mark.parametrize("factor", [0.8, 1.2])
+@pytest.mark.parametrize(("name", "factor"), [("sketch-gaussian", 0.8), ("sketch-skellam", 1.2)])
 def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) -> None:
     (option, *_) = (option for option in options("identical") if option.method.name == name)
     assert option.error.noise > 0.8 * option.error.total
@@ -99,7 +99,9 @@ def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) ->
         ("gaussian", {"clip": 0.7, "noise_multiplier": 0.1}),
         ("gaussian", {"clip": 1.0, "noise_multiplier": 0.1, "bits": 7}),
         ("sketch-laplace", {"rows": 3, "cols": 30, "clip": 0.1, "per_round": 20.0}),
-        ("projunit", {"size": 40, "clip": 1.5, "per_round": 20.0}),
+        pytest.param(
+            "projunit", {"size": 40, "clip": 1.5, "per_round": 20.0}, marks=pytest.mark.slow
+        ),
         ("cpsgd", {"clip": 1.0, "limit": 0.1, "levels": 3, "trials": 4, "rotate": True}),
     ],
     ids=str,
@@ -112,6 +114,7 @@ def test_forecasts_for_settings_that_no_plan_has(name: str, settings: dict[str, 
     assert method.forecast(known).total == pytest.approx(simulate(method, known), rel=0.15)
 
 
+@pytest.mark.slow
 def test_poisson_samples_vary() -> None:
     """What their number adds to the error of a sum over the expected one, within 15%."""
     request = PlanRequest(

@@ -9,7 +9,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.secure_sum import Client, RefusedError, Stage
 from diffsketch.secure_sum.messages import Fate, Kind, close, open_records, records
 from diffsketch.secure_sum.params import Params
-from diffsketch.wire.header import SERVER
+from diffsketch.wire.message import SERVER
 from tests.secure_sum.playing import Played, identity, make_client, make_params, start
 
 

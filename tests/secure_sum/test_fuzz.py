@@ -14,7 +14,7 @@ from diffsketch.secure_sum import Client, Server, Stage
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, Kind, close, open_records, stage_of
 from diffsketch.secure_sum.params import Params
 from diffsketch.wire import WireError
-from diffsketch.wire.header import SERVER
+from diffsketch.wire.message import SERVER
 from tests.secure_sum.playing import Played, identity, make_params, plain_sum, start
 
 STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]

@@ -19,7 +19,7 @@ from diffsketch.secure_sum import Client, Params, Server, Stage
 from diffsketch.wire import Message, MessageFormat
 from tests.secure_sum.playing import Played, identity
 
-LAYOUT = MessageFormat("sketch-skellam", 9, (1, 5), "unsigned", 20)
+LAYOUT = MessageFormat("sketch-skellam", 9, (1, 5), "unsigned", 20, code=8)
 ROOTS = {index: bytes([index]) * 32 for index in (1, 2, 3)}
 
 

@@ -17,7 +17,7 @@ from diffsketch.secure_sum.messages import (
     records,
     stage_of,
 )
-from diffsketch.wire.header import SERVER
+from diffsketch.wire.message import SERVER
 from tests.secure_sum.playing import make_params
 
 PARAMS = make_params(3)

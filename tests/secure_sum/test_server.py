@@ -10,7 +10,7 @@ from diffsketch.secure_sum import Client, RefusedError, Server, Stage
 from diffsketch.secure_sum.messages import Kind, close, open_records, records
 from diffsketch.secure_sum.shamir import PRIME
 from diffsketch.wire import DuplicateError, Message, WireError
-from diffsketch.wire.header import SERVER
+from diffsketch.wire.message import SERVER
 from tests.secure_sum.playing import Played, make_client, make_params, plain_sum, start
 
 STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]

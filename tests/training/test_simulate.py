@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.methods.registry import build_method
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust

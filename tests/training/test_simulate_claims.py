@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
-from diffsketch.methods.registry import build_method
 from diffsketch.privacy.claim import NoClaim, SimulatedClaim
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import aggregate

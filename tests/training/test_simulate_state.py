@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import MismatchError
-from diffsketch.methods.registry import build_method
+from diffsketch.methods.base import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import random
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -46,25 +46,10 @@ def test_changed_messages(layout: int, mode: int, rest: bytes) -> None:
 def test_saved_inputs_reach_every_answer() -> None:
     answers = {target.fuzz_one(path.read_bytes()) for path in CORPUS}
     words = (
-        "taken",
-        "truncated",
-        "too long",
-        "not a message of ours",
-        "of version",
-        "altered",
-        "method code",
-        "cells of code",
-        "bits",
-        "dim",
-        "shape",
-        "of round",
-        "another key",
-        "sum of",
-        "not finite",
-        "other bits than zeros",
-        "already sent",
-        "beyond float32",
-    )
+        "taken", "truncated", "too long", "not a message of ours", "of version", "altered",
+        "method code", "cells of code", "bits", "dim", "shape", "of round", "another key", "sum of",
+        "not finite", "other bits than zeros", "already sent", "beyond float32",
+    )  # fmt: skip
     missing = [word for word in words if not any(word in answer for answer in answers)]
     assert missing == []
 
@@ -112,36 +97,16 @@ def test_accepted_messages_take_a_constant_times_their_size() -> None:
         assert peak < 64 * 8 * len(data)  # cells of one bit become words of 64; a few of those
 
 
-def imports_and_calls(source: str) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {(node.module or "").split(".")[0]} | {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-    return names
-
-
-UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "eval", "exec"}
-UNSAFE |= {"load", "loads", "allow_pickle", "Unpickler"}
+UNSAFE = r"\b(c?[Pp]ickle|dill|joblib|marshal|shelve|eval|exec|loads?|allow_pickle|Unpickler)\b"
 
 
 def test_nothing_is_unpickled() -> None:
-    files = sorted(Path(diffsketch.wire.__file__).parent.glob("**/*.py"))
-    assert len(files) >= 7
-    for path in files:
-        assert imports_and_calls(path.read_text(encoding="utf-8")).isdisjoint(UNSAFE), path
-
-
-@pytest.mark.parametrize(
-    "source", ["import pickle", "from torch import load", "torch.load(f)", "eval(x)"]
-)
-def test_unpickling_would_be_found(source: str) -> None:
-    assert not imports_and_calls(source).isdisjoint(UNSAFE)
+    for path in sorted(Path(diffsketch.wire.__file__).parent.glob("**/*.py")):
+        code = re.sub(r'""".*?"""|#.*', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert "import" in code
+        assert not re.search(UNSAFE, code), path
+    for source in ("import pickle", "from torch import load", "torch.load(f)", "eval(x)"):
+        assert re.search(UNSAFE, source)  # the control
 
 
 def test_the_fuzzer_runs(tmp_path: Path) -> None:

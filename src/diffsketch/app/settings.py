@@ -32,7 +32,7 @@ MethodName: TypeAlias = Literal[
     "skellam",
     "projunit",
 ]
-"""Those of `diffsketch.methods.registry`, which takes PyTorch to import."""
+"""Those of `diffsketch.methods.base`, which takes PyTorch to import."""
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
 RelationName: TypeAlias = Literal["replace", "add-or-remove"]
 TrustName: TypeAlias = Literal["local", "distributed", "central"]

@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp.agreement import digest_of, fail_together
 from diffsketch.ddp.group import GroupMean, Scaler
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.methods.base import Method
-from diffsketch.methods.registry import build_method, settings_of
+from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey

@@ -11,7 +11,7 @@ from typing import Any
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.methods import Method, build_method
-from diffsketch.methods.registry import parse_settings, settings_of
+from diffsketch.methods.base import parse_settings, settings_of
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
 from diffsketch.secure_sum import Identity, default_threshold
 from diffsketch.sketch import SketchKey

@@ -1,18 +1,19 @@
-"""Private, compressed means of distributed vectors.
+"""Private, compressed means of distributed vectors: the protocol, the registry, the methods."""
 
-`base` is the protocol, `registry` knows the methods by name, `mean` is a whole round in one call,
-`release` has the noise of everything that leaves a machine.
-"""
-
-from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.base import (
+    METHODS,
+    Encoded,
+    Method,
+    build_method,
+    parse_settings,
+    register,
+    settings_of,
+)
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.diffsketch import DiffSketch, ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace, SketchLaplace
-from diffsketch.methods.mean import PrivateMean, private_mean
+from diffsketch.methods.other_papers import CpSgd, ProjUnitMean
+from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
-from diffsketch.methods.projunit import ProjUnitMean
-from diffsketch.methods.registry import METHODS, build_method, parse_settings, settings_of
+from diffsketch.methods.release import PrivateMean, private_mean, release_noise
 
 __all__ = [
     "METHODS",
@@ -35,5 +36,7 @@ __all__ = [
     "build_method",
     "parse_settings",
     "private_mean",
+    "register",
+    "release_noise",
     "settings_of",
 ]

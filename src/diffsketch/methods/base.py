@@ -1,4 +1,4 @@
-"""The protocol: a private, compressed mean of distributed vectors.
+"""The protocol of a private, compressed mean of distributed vectors, and the registry of methods.
 
     message = method.encode(vector, seed, noise)     at each worker
     total   = message + message + ...                a sum: all that an engine does
@@ -7,14 +7,20 @@
 
 All of a method's numbers are fixed beforehand, in one frozen object, from which the clipping, the
 noise and the claim come. What depends on the round is the seed.
+
+A method is one class with the decorator `register`: command line, planner, audit, wire and engines
+find it in `METHODS`, with its settings (the fields of the dataclass) and its wire code.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,19 +30,7 @@ from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.errors import WireError
-from diffsketch.wire.formats import MessageFormat
-
-__all__ = [
-    "FALSE_REFUSAL",
-    "Encoded",
-    "Method",
-    "check_out",
-    "check_sums",
-    "fitted",
-    "is_finite",
-    "mean_of",
-]
+from diffsketch.wire.formats import Cells, MessageFormat, WireError
 
 FALSE_REFUSAL = 1e-9
 """Largest probability that an honest message is refused for its norm."""
@@ -62,24 +56,24 @@ class Encoded:
     claimed: Tensor | None = None
     noised: Tensor | None = None
 
-    def single(self) -> Encoded:
-        """Of a batch of one: the message without the dimension of the workers."""
-        claimed = None if self.claimed is None else self.claimed[0]
-        noised = None if self.noised is None else self.noised[0]
-        return Encoded(self.messages[0], claimed, noised)
-
 
 @dataclass(frozen=True)
 class Method(ABC):
     """A way to compute a mean of vectors with `dim` coordinates.
 
-    Guarantees, for every method (`tests/methods/test_contract*.py`): a batch is encoded as its
+    Guarantees, for every method (`tests/methods/test_contract.py`): a batch is encoded as its
     vectors would be one by one; sums of messages, in any order, decode to an estimate of the mean
     with the error that the method states or is known for; messages survive the wire; the claim is
     about what was sent; bad input is refused before anything is released.
+
+    Attributes:
+        name: The method's name, for users.
+        code: The method's code in the header of a message, 0 to 127, which never changes; None
+            for a hash of the name.
     """
 
     name: ClassVar[str]
+    code: ClassVar[int | None] = None
     dim: int
 
     def __post_init__(self) -> None:
@@ -88,11 +82,11 @@ class Method(ABC):
     @property
     @abstractmethod
     def message_format(self) -> MessageFormat:
-        """Of one worker's message."""
+        """Format of one worker's message."""
 
     @property
     def total_format(self) -> MessageFormat:
-        """Of the published sum, which the server sends back. The same, where nothing else is said.
+        """Format of the published sum, which the server sends back: by default that of a message.
 
         Whole numbers may need more bits for a sum that does not wrap.
         """
@@ -104,15 +98,15 @@ class Method(ABC):
         return None
 
     def at_clip(self, clip: float) -> Self:
-        """The same method in a round with this clip.
+        """Return the same method in a round with this clip.
 
         Raises:
-            ArgumentError: The method has no clip that changes, or this is none.
+            ArgumentError: The method has no clip that changes, or the clip is out of range.
         """
         raise ArgumentError(f"method={self.name!r} has no clip that changes, got clip={clip!r}")
 
     def after(self, total: Tensor, *, count: int | float) -> Self:  # noqa: ARG002
-        """The method of the next round, from this one's published sum: the same, for most.
+        """Return the method of the next round, from this one's published sum: the same, for most.
 
         Whoever follows what is published computes the same.
 
@@ -124,7 +118,7 @@ class Method(ABC):
 
     @property
     def most_messages(self) -> int | None:
-        """How many messages a sum can have; None where it does not matter."""
+        """The most messages that a sum can have; None where it does not matter."""
         return None
 
     def sum_bits(self, count: int) -> int:  # noqa: ARG002
@@ -133,12 +127,12 @@ class Method(ABC):
 
     @property
     def exact(self) -> bool:
-        """Whether messages are whole numbers, whose noise `SecureNoise` draws exactly."""
+        """True if messages are whole numbers, whose noise `SecureNoise` draws exactly."""
         return self.message_format.cells != "float32"
 
     @property
     def wire_bytes(self) -> int:
-        """What one message costs, header included."""
+        """Bytes of one message, header included."""
         return self.message_format.wire_bytes
 
     @property
@@ -147,7 +141,7 @@ class Method(ABC):
         return 4 * self.dim / self.wire_bytes
 
     def claim_for(self, present: int, seed: HashSeed) -> Claim:
-        """What one round guarantees if so many workers contributed.
+        """State what one round guarantees if so many workers contributed.
 
         Known before the round: it depends on the hashes for some methods, on the number of workers
         for methods under a secure sum, and never on the vectors.
@@ -157,7 +151,7 @@ class Method(ABC):
         return self._claim_for(present, seed)
 
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        """The message of `(dim,)`, or one for each of `(workers, dim)`, float32 or float64.
+        """Encode `(dim,)`, or each of `(workers, dim)`, float32 or float64, as a message.
 
         Vectors are taken as float32, as most messages are.
 
@@ -181,10 +175,14 @@ class Method(ABC):
         messages = encoded.messages
         if messages is not batch and messages.is_floating_point():
             check_sums(messages)
-        return encoded if values.dim() == 2 else encoded.single()
+        if values.dim() == 2:
+            return encoded
+        claimed = None if encoded.claimed is None else encoded.claimed[0]
+        noised = None if encoded.noised is None else encoded.noised[0]
+        return Encoded(messages[0], claimed, noised)
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
-        """What the server makes known of the sum: with `central_noise`, and `reduced`.
+        """Make the sum known, as the server does: with `central_noise`, and `reduced`.
 
         Args:
             total: The sum of the messages; or `(sums, ...)`, each to have noise of its own.
@@ -195,7 +193,7 @@ class Method(ABC):
         return self.reduced(total if drawn is None else total + drawn.to(total.device))
 
     def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:  # noqa: ARG002
-        """Noise of the total's shape that a trusted server adds; None if workers add it.
+        """Draw noise of the total's shape that a trusted server adds; None if workers add it.
 
         Whoever sums may add it to any one of the messages instead: sums are sums. With `sums`, it
         is for so many: `(sums, ...)`.
@@ -203,13 +201,13 @@ class Method(ABC):
         return None
 
     def reduced(self, total: Tensor) -> Tensor:
-        """The total within its format: modulo `2**bits`, for example. As it is, for most."""
+        """Bring the total within its format: modulo `2**bits`, for example. As it is, for most."""
         return total
 
     def decode(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
     ) -> Tensor:
-        """An estimate `(dim,)`, float32, of the mean from the published sum of `count` messages.
+        """Estimate the mean `(dim,)`, float32, from the published sum of `count` messages.
 
         Args:
             total: The published sum.
@@ -232,15 +230,15 @@ class Method(ABC):
         mean = self._decode(total, seed, count, out=out)
         return mean if out is None or mean is out else out.copy_(mean.detach())
 
-    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """The largest norm of the sum of so many honest messages; infinite if all can be.
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:  # noqa: ARG002
+        """The largest norm of the sum of so many honest messages; infinite if there is no bound.
 
         Euclidean, as `norm_of` measures it. What is clipped is no longer than `clip`, for certain;
         noise that is in the messages has a tail, so that more is seen with a probability of at most
         `failure`.
         """
         check_whole("count", count, least=1)
-        return count * self._message_norm(failure / count)
+        return math.inf
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
         """Euclidean norm of a message, or of the sum of `count`, in units of the data."""
@@ -268,28 +266,29 @@ class Method(ABC):
                 f"{what} a norm of {found:.4g}, and that of honest clients is at most {most:.4g}"
             )
 
-    def _message_norm(self, failure: float) -> float:  # noqa: ARG002
-        """Norm that an honest message exceeds with a probability of at most `failure`."""
-        return math.inf
+    def _format(
+        self, shape: tuple[int, ...], cells: Cells = "float32", bits: int = 32
+    ) -> MessageFormat:
+        return MessageFormat(self.name, self.dim, shape, cells, bits, self.code)
 
     @abstractmethod
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:
-        """For checked arguments."""
+        """State the claim; the arguments are checked."""
 
     @abstractmethod
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        """Of finite vectors `(workers, dim)` in float32."""
+        """Encode finite vectors `(workers, dim)` in float32."""
 
     @abstractmethod
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        """Of a total of the right shape and type, with finite values.
+        """Decode a total of the right shape and type, with finite values.
 
         Whoever can write to `out`, if it is given, does so and returns it; what others return is
         copied there.
         """
 
     def _checked(self, vectors: Tensor) -> Tensor:
-        """The vectors in float32, if their type, shape and values are right."""
+        """Convert to float32, if type, shape and values are right."""
         if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
             kind = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
             raise ArgumentError(f"vectors must be a float32 or float64 tensor, got {kind}")
@@ -329,6 +328,100 @@ class Method(ABC):
             )
 
 
+_KINDS: dict[str, type[Method]] = {}
+METHODS: Mapping[str, type[Method]] = MappingProxyType(_KINDS)
+"""All registered methods by their names, in the order of their codes."""
+
+_Kind = TypeVar("_Kind", bound=type[Method])
+_FROM_TASK = ("dim", "cohort")  # what the task decides, and not the user's settings
+
+
+def register(kind: _Kind) -> _Kind:
+    """Add a method to `METHODS`: a decorator for its class, above `dataclass`.
+
+    Raises:
+        ArgumentError: Another method has this name, or this wire code.
+    """
+    for other in _KINDS.values():
+        if kind.name == other.name or (kind.code is not None and kind.code == other.code):
+            raise ArgumentError(
+                f"method={kind.name!r} with code={kind.code} must have a name and a code of its "
+                f"own, and {other.name!r} has code={other.code}"
+            )
+    kinds: list[type[Method]] = [*_KINDS.values(), kind]
+    kinds.sort(key=lambda one: 128 if one.code is None else one.code)
+    _KINDS.clear()
+    _KINDS.update({one.name: one for one in kinds})
+    return kind
+
+
+def settings_of(name: str) -> dict[str, bool]:
+    """List the settings that a method has, and whether each must be given.
+
+    >>> settings_of("sketch")
+    {'rows': True, 'cols': True, 'family': False, 'combine': False}
+    """
+    if name not in METHODS:
+        raise ArgumentError(f"method must be one of {', '.join(METHODS)}, got method={name!r}")
+    return {
+        field.name: field.default is MISSING and field.default_factory is MISSING
+        for field in fields(METHODS[name])
+        if field.init and field.name not in _FROM_TASK
+    }
+
+
+def parse_settings(text: str) -> dict[str, object]:
+    """Parse settings from `name=value`, with spaces between.
+
+    >>> parse_settings("rows=1 clip=1.5 trust=central")
+    {'rows': 1, 'clip': 1.5, 'trust': 'central'}
+    """
+    found: dict[str, object] = {}
+    for part in text.split():
+        name, sign, value = part.partition("=")
+        if not (name and sign and value):
+            raise ArgumentError(f"settings must be name=value, with spaces between: {part!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, object]) -> Method:
+    """Build the method of this name with a user's settings.
+
+    Args:
+        name: One of `METHODS`.
+        dim: Length of the vectors.
+        cohort: Workers of a round, at most, for methods that need to know.
+        settings: Only what the user gave.
+
+    Raises:
+        ArgumentError: The method has no such setting, lacks one that it needs, or refuses a value.
+
+    >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7, "cols": 22}).wire_bytes
+    664
+    >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7})
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: method sketch needs cols
+    """
+    known = settings_of(name)
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        own = ", ".join(known) or "none"
+        raise ArgumentError(f"method {name} has no setting {', '.join(unknown)}; it has: {own}")
+    missing = [key for key, needed in known.items() if needed and key not in settings]
+    if missing:
+        raise ArgumentError(f"method {name} needs {', '.join(missing)}")
+    kind = METHODS[name]
+    arguments: dict[str, Any] = {"dim": dim, **settings}
+    if any(field.name == "cohort" for field in fields(kind)):
+        arguments["cohort"] = cohort
+    return kind(**arguments)
+
+
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
     """Raise unless a mean with so many coordinates can be written there.
 
@@ -350,20 +443,13 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
 
 
 def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
-    """Whole numbers cut off at the limits of a format."""
+    """Cut whole numbers off at the limits of a format."""
     low, end = layout.limits
     return values.clamp(low, end - 1)
 
 
-def mean_of(total: Tensor, count: int | float, out: Tensor | None) -> Tensor:
-    """The sum of vectors over their number, in float32; in `out`, if that is given."""
-    if out is None:
-        return (total / count).float()
-    return torch.div(total.detach(), count, out=out)
-
-
 def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite.
+    """Check that all values are finite.
 
     A sum is finite only if its terms are, and quick; it may overflow, so look again then.
     """
@@ -371,7 +457,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def check_sums(tables: Tensor) -> Tensor:
-    """The tables `(workers, ...)` of finite vectors, if they are finite as well.
+    """Return the tables `(workers, ...)` of finite vectors, if they are finite as well.
 
     Raises:
         ArgumentError: One is not; the error names its row, where there are several.
@@ -386,7 +472,7 @@ def check_sums(tables: Tensor) -> Tensor:
 
 
 def _rows_of(bad: Tensor) -> str:
-    """Where it is, for an error message; the only row of a vector needs no name."""
+    """Name the bad rows in an error message; the only row of a vector needs no name."""
     if bad.dim() == 0:
         return ""
     rows = bad.nonzero().flatten().tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_sums, fitted
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_sums, fitted, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -22,7 +21,7 @@ from diffsketch.methods.forecast import (
     rounding_variance,
     sketch_recovery,
 )
-from diffsketch.methods.plain import TableMethod
+from diffsketch.methods.plain import LinearMethod, TableMethod, VectorMethod
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit, rounded_up
 from diffsketch.privacy.clipping import Encode, FlaggedBound
 from diffsketch.privacy.mechanisms import (
@@ -34,24 +33,22 @@ from diffsketch.privacy.mechanisms import (
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.mechanisms.rounding import MAX_BITS, wrap
 from diffsketch.privacy.noise import Noise
-from diffsketch.sketch.hashing import MAX_COLS, HashSeed
-from diffsketch.wire.errors import WireError
-from diffsketch.wire.formats import MessageFormat
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import MessageFormat, WireError
 
 _RATE = 0.2  # of the paper
 _ERROR = 0.05  # standard deviation of the share of clients within the clip, if it can be had
 _NOISY = 0.5  # from here on that noise is more than the share can tell, and the rate is lower
 _LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.02, 0.5, 0.1
-_LEAST, _MOST = 1e-30, 1e30  # of a clip: float32 has room for what it is multiplied by
-
-
-def check_clip(clip: float) -> None:
-    """Raise an `ArgumentError` unless rounds can have this clip."""
-    check(_LEAST <= clip <= _MOST, "clip", f"be in [{_LEAST:g}, {_MOST:g}]", clip)
+_WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
+_STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
+_ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
+_CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
+_MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
 
 def flag_share(noise_multiplier: float, *, cohort: int | None, trust: Trust) -> float:
-    """Size of the flag, in clips.
+    """Choose the size of the flag, in clips.
 
     The larger, the better the share of clients within the clip is known, and the more noise all
     other cells have: a factor `sqrt(1 + s**2)` for a flag of size `s`. The share is known to
@@ -72,7 +69,7 @@ def flag_share(noise_multiplier: float, *, cohort: int | None, trust: Trust) -> 
 
 
 def next_clip(clip: float, within: float, quantile: float, *, error: float) -> float:
-    """The clip of the next round.
+    """Compute the clip of the next round.
 
     The rate is the paper's 0.2 as long as the noise leaves something to be seen. Else it is lower,
     with the square of the noise, so that the clip settles near the quantile all the same, only
@@ -89,18 +86,11 @@ def next_clip(clip: float, within: float, quantile: float, *, error: float) -> f
     """
     rate = _RATE * min(1.0, (_NOISY / error) ** 2)
     step = min(max(rate * (within - quantile), -1.0), 1.0)
-    return min(max(clip * math.exp(-step), _LEAST), _MOST)
-
-
-_WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
-_STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
-_ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
-_CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
-_MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
+    return min(max(clip * math.exp(-step), _CLIPS[0]), _CLIPS[1])
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise(Plannable):
+class ClientNoise(LinearMethod, Plannable):
     """Clip to a norm, round onto a grid, add whole-number noise: a claim about whole clients.
 
     What is *sent* is clipped, to a Euclidean norm of `clip`: the vector, or its table, since a
@@ -129,7 +119,7 @@ class ClientNoise(Plannable):
     is clipped, noised and accounted for with the others; lengths, noise and steps are all in units
     of the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
 
-    Guarantees (`tests/methods/test_proven_methods.py`): the sensitivity holds for the whole
+    Guarantees (`tests/methods/test_client_noise.py`): the sensitivity holds for the whole
     numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
     mechanism's.
 
@@ -157,6 +147,7 @@ class ClientNoise(Plannable):
 
     law: ClassVar[type[DiscreteGaussianMechanism | SkellamMechanism]]
     fineness: ClassVar[float]
+    margins: ClassVar[tuple[float, ...]] = (0.0,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,30 +164,19 @@ class ClientNoise(Plannable):
         if self.granularity is not None:
             check_positive("granularity", self.granularity)
         if self.clip_quantile is not None:
-            number = isinstance(self.clip_quantile, float)
-            good = number and 0 < self.clip_quantile < 1
+            good = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
             check(good, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
-            check_clip(self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
         object.__setattr__(self, "trust", self.mechanism.trust)
-
-    @property
-    @abstractmethod
-    def _shape(self) -> tuple[int, ...]:
-        """Shape of what is clipped and sent."""
 
     @property
     def _sent_shape(self) -> tuple[int, ...]:
         """Shape of a message: flat, with a cell for the flag, where the clip moves."""
         return self._shape if self.clip_quantile is None else (math.prod(self._shape) + 1,)
 
-    @abstractmethod
-    def _encoder(self, seed: HashSeed) -> Encode | None:
-        """Function from vectors to what is clipped; None for the vectors themselves."""
-
     @cached_property
     def mechanism(self) -> IntegerMechanism:
-        """What clips, rounds, adds noise and makes the claim."""
+        """The mechanism that clips, rounds, adds noise and makes the claim."""
         length = self.clip
         bound: NormBound | FlaggedBound = NormBound(length)
         if self.clip_quantile is not None:  # in units of the clip: the same for every round
@@ -204,7 +184,11 @@ class ClientNoise(Plannable):
             length, bound = 1.0, FlaggedBound(share, self.relation)
         given, cells = self.granularity, math.prod(self._sent_shape)
         scope = Scope(Unit.CLIENT, self.relation, self.trust)  # checks, and converts names
-        step = length / self._steps(scope, cells) if given is None else given * length / self.clip
+        together = 1 if scope.trust is Trust.LOCAL else self._together
+        change = 2 if scope.relation is Relation.REPLACE else 1
+        beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
+        steps = self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
+        step = length / steps if given is None else given * length / self.clip
         shared = self.cohort if scope.trust is Trust.DISTRIBUTED and self.cohort else 1
         start = self.law(
             Quantizer(bound, step, cells), self.noise_multiplier,
@@ -222,13 +206,6 @@ class ClientNoise(Plannable):
             )
         return start
 
-    def _steps(self, scope: Scope, cells: int) -> float:
-        """Steps of a clip by the rule above."""
-        together = 1 if scope.trust is Trust.LOCAL else self._together
-        change = 2 if scope.relation is Relation.REPLACE else 1
-        beside = _ROUNDING * math.sqrt(together) / (change * self.noise_multiplier)
-        return self.fineness * max(_STEPS, _ROUNDING * math.sqrt(cells), beside)
-
     @property
     def most_messages(self) -> int | None:
         """The cohort, where it shares the noise."""
@@ -244,19 +221,16 @@ class ClientNoise(Plannable):
     @cached_property
     def message_format(self) -> MessageFormat:
         """Whole numbers: modulo `2**bits` under a secure sum, else signed."""
-        mechanism = self.mechanism
+        bits = self.mechanism.bits
         if self.trust is Trust.DISTRIBUTED:
-            return MessageFormat(self.name, self.dim, self._sent_shape, "unsigned", mechanism.bits)
-        bits = mechanism.bits
+            return self._format(self._sent_shape, "unsigned", bits)
         if self.trust is Trust.CENTRAL:  # without noise: the clip bounds every cell
-            bits = mechanism.quantizer.peak.bit_length() + 1
-        return MessageFormat(self.name, self.dim, self._sent_shape, "signed", bits)
+            bits = self.mechanism.quantizer.peak.bit_length() + 1
+        return self._format(self._sent_shape, "signed", bits)
 
     @cached_property
     def total_format(self) -> MessageFormat:
         """The same under a secure sum, which wraps; else with room for the sum and its noise."""
-        if self.trust is Trust.DISTRIBUTED:
-            return self.message_format
         return replace(self.message_format, bits=self.sum_bits(self._together))
 
     def sum_bits(self, count: int) -> int:
@@ -275,9 +249,8 @@ class ClientNoise(Plannable):
         return self.mechanism.claim_for(present)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        mechanism, encode = self.mechanism, self._encoder(seed)
-        if self.clip_quantile is not None:
-            batch, encode = self._in_clips(batch, encode)
+        mechanism = self.mechanism
+        batch, encode = self._in_clips(batch, seed)
         if self.trust is Trust.DISTRIBUTED:
             return Encoded(mechanism.release(batch, noise, encode=encode))
         values = mechanism.rounded(batch, noise, encode=encode)
@@ -286,7 +259,7 @@ class ClientNoise(Plannable):
         return Encoded(fitted(values, self.message_format))
 
     def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
-        """For central trust, the noise that hides a client in the sum."""
+        """Draw the noise that hides a client in the sum, for central trust."""
         if self.trust is not Trust.CENTRAL:
             return None
         drawn = self.mechanism.draw((sums or 1, *self._sent_shape), noise)
@@ -304,16 +277,16 @@ class ClientNoise(Plannable):
         return None if self.clip_quantile is None else self.clip
 
     def at_clip(self, clip: float) -> Self:
-        """The same method in a round with this clip, with a `clip_quantile`."""
+        """Return the same method in a round with this clip, with a `clip_quantile`."""
         if self.clip_quantile is None:
             return super().at_clip(clip)
-        check_clip(clip)
+        check(_CLIPS[0] <= clip <= _CLIPS[1], "clip", "be in [1e-30, 1e+30]", clip)
         other = copy(self)  # with all that was computed, which does not depend on the clip
         object.__setattr__(other, "clip", clip)
         return other
 
     def after(self, total: Tensor, *, count: int | float) -> Self:
-        """With a `clip_quantile`: with the clip that follows from the flags of the sum."""
+        """Move the clip by the flags of the sum, with a `clip_quantile`."""
         bound = self.mechanism.quantizer.bound
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
@@ -329,14 +302,20 @@ class ClientNoise(Plannable):
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
 
-    def _in_clips(self, batch: Tensor, encode: Encode | None) -> tuple[Tensor, Encode | None]:
-        """Vectors, or the function that makes tables of them, in units of the clip."""
+    def _in_clips(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
+        """Vectors, and the function that makes tables of them; in clips where the clip moves."""
+        encode, moves = self._encoder(seed), self.clip_quantile is not None
         if encode is None:
-            return batch.double() / self.clip, None
-        return batch, lambda vectors: encode(vectors).double() / self.clip
+            return (batch.double() / self.clip if moves else batch), None
+
+        def tables(vectors: Tensor) -> Tensor:
+            found = check_sums(encode(vectors))
+            return found.double() / self.clip if moves else found
+
+        return batch, tables
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, its rounding and the noise of so many; in clips where the clip moves."""
+        """Bound by clip, rounding and the noise of so many; in clips where the clip moves."""
         return self.mechanism.largest_norm(count, failure)
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
@@ -364,7 +343,6 @@ class ClientNoise(Plannable):
         )
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        """Mean of what was clipped, without the query: float32."""
         step = self.mechanism.quantizer.granularity
         if self.trust is Trust.DISTRIBUTED:
             total = self.mechanism.centred(total)
@@ -377,15 +355,18 @@ class ClientNoise(Plannable):
         cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
     ) -> dict[str, Any] | None:
         """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
-        shared = scope.trust is Trust.DISTRIBUTED
+        shared, sized = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors, cells)
         if cls.law is SkellamMechanism:
             good = shared
         else:
             good = not shared or vectors.count <= _MOST_SHARES
-        sized = cls._sized(vectors, cells, margin)
         if scope.unit is not Unit.CLIENT or not good or sized is None:
             return None
-        found = {**sized, "relation": scope.relation.value, "trust": scope.trust.value}
+        clip = vectors.norm
+        if "cols" in sized:
+            clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * sized["cols"])), 4))
+        found = {**sized, "clip": clip}
+        found |= {"relation": scope.relation.value, "trust": scope.trust.value}
         if bits is not None and scope.trust is Trust.CENTRAL:
             found["granularity"] = float(rounded_up(found["clip"] * 0.5 ** (bits - 1), 4))
         elif bits is not None:
@@ -393,17 +374,12 @@ class ClientNoise(Plannable):
         return found
 
     @classmethod
-    @abstractmethod
-    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:
-        """Sizes of what is sent, and its clip; None if it does not fit."""
-
-    @classmethod
-    def noised(cls, level: float) -> dict[str, Any]:
-        """Settings of the noise."""
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """The multiplier of the noise."""
         return {"noise_multiplier": float(rounded_up(level, 4))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round."""
+        """Predict the error of one round."""
         mechanism, count, cols = self.mechanism, vectors.count, self._shape[-1]
         drawn = {Trust.LOCAL: count, Trust.CENTRAL: 1.0}.get(self.trust, count / mechanism.cohort)
         unit = self.round_clip or 1.0
@@ -416,98 +392,24 @@ class ClientNoise(Plannable):
             rounding=noise_error(vectors, rounding, rows=rows),
         )
 
-    @abstractmethod
     def _recovery(self, vectors: Vectors) -> RelativeError:
-        """Error without noise and rounding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Dense(ClientNoise):
-    """The vector itself is clipped and sent."""
-
-    margins: ClassVar = (0.0,)
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:  # noqa: ARG003
-        return {"clip": vectors.norm} if cells >= vectors.dim else None
-
-    def _recovery(self, vectors: Vectors) -> RelativeError:
+        """Error of a clipped vector without noise and rounding."""
         kept = min(1.0, self.clip / vectors.norm)
         return RelativeError((1 - kept) ** 2, kept=kept)
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.dim,)
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
-        return None
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return self._mean(total, count, out)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Table(ClientNoise, TableMethod):
-    """The table of the vector is clipped and sent."""
-
     margins: ClassVar = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
     """Standard deviations of a table's norm above its mean: nearly `1 / sqrt(2 cells)` of it."""
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int, margin: float) -> dict[str, Any] | None:
-        # One row: to the mean over the rows, tables of as many cells are all alike.
-        cols = min(cells, vectors.dim - 1, MAX_COLS)
-        if cols < 1:
-            return None
-        clip = vectors.norm * (1 + margin / math.sqrt(2 * cols))
-        return {"rows": 1, "cols": cols, "clip": float(rounded_up(clip, 4))}
 
     def _recovery(self, vectors: Vectors) -> RelativeError:
         check(self.combine == "mean", "combine", "be mean for a forecast", self.combine)
         ratio = self.clip / math.sqrt(self.rows) / vectors.norm
         return sketch_recovery(vectors, self.rows, self.cols, clip_ratio=ratio)
 
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.rows, self.cols)
 
-    def _encoder(self, seed: HashSeed) -> Encode | None:
-        return lambda vectors: check_sums(self.sketch.encode(vectors, seed))
-
-    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
-        """Table of the mean, from the published sum: float32."""
-        return self._mean(total, count)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianMean(_Dense):
-    """A dense mean under discrete Gaussian noise: the mechanism of DP-FedAvg.
-
-    `ClientNoise` has the arguments.
-
-    >>> GaussianMean(dim=7850, clip=1.0, noise_multiplier=4.0).message_format.bits
-    18
-    """
-
-    name: ClassVar[str] = "gaussian"
-    law: ClassVar = DiscreteGaussianMechanism
-    fineness: ClassVar[float] = 4.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkellamMean(_Dense):
-    """A dense mean under Skellam noise, as a rule shared by a cohort under a secure sum.
-
-    `ClientNoise` has the arguments.
-    """
-
-    trust: Trust = Trust.DISTRIBUTED
-
-    name: ClassVar[str] = "skellam"
-    law: ClassVar = SkellamMechanism
-    fineness: ClassVar[float] = 1.0
-
-
+@register
 @dataclass(frozen=True, kw_only=True)
 class SketchGaussian(_Table):
     """Clipped tables under discrete Gaussian noise.
@@ -519,10 +421,12 @@ class SketchGaussian(_Table):
     """
 
     name: ClassVar[str] = "sketch-gaussian"
+    code: ClassVar = 7
     law: ClassVar = DiscreteGaussianMechanism
     fineness: ClassVar[float] = 4.0
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class SketchSkellam(_Table):
     """Clipped tables under Skellam noise, as a rule shared by a cohort under a secure sum.
@@ -537,5 +441,39 @@ class SketchSkellam(_Table):
     trust: Trust = Trust.DISTRIBUTED
 
     name: ClassVar[str] = "sketch-skellam"
+    code: ClassVar = 8
+    law: ClassVar = SkellamMechanism
+    fineness: ClassVar[float] = 1.0
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class GaussianMean(ClientNoise, VectorMethod):
+    """A dense mean under discrete Gaussian noise: the mechanism of DP-FedAvg.
+
+    `ClientNoise` has the arguments.
+
+    >>> GaussianMean(dim=7850, clip=1.0, noise_multiplier=4.0).message_format.bits
+    18
+    """
+
+    name: ClassVar[str] = "gaussian"
+    code: ClassVar = 10
+    law: ClassVar = DiscreteGaussianMechanism
+    fineness: ClassVar[float] = 4.0
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SkellamMean(ClientNoise, VectorMethod):
+    """A dense mean under Skellam noise, as a rule shared by a cohort under a secure sum.
+
+    `ClientNoise` has the arguments.
+    """
+
+    trust: Trust = Trust.DISTRIBUTED
+
+    name: ClassVar[str] = "skellam"
+    code: ClassVar = 11
     law: ClassVar = SkellamMechanism
     fineness: ClassVar[float] = 1.0

@@ -1,4 +1,4 @@
-"""How large the error of an estimated mean will be, before anything is sent.
+"""Forecasts of the error of an estimated mean, before anything is sent.
 
 All errors are relative: the mean squared error of the estimate over the squared norm of the mean.
 At 1 the estimate is as bad as an estimate of zero. The vectors are taken to be dense: coordinates
@@ -26,17 +26,6 @@ from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Scope
 from diffsketch.sketch.hashing import Geometry
 
-__all__ = [
-    "Plannable",
-    "RelativeError",
-    "Vectors",
-    "clipped_coordinates",
-    "collision_error",
-    "noise_error",
-    "rounding_variance",
-    "sketch_recovery",
-]
-
 Numbers = npt.NDArray[np.float64]
 
 # A standard normal variable on a grid, for means over it.
@@ -46,7 +35,7 @@ _WEIGHTS = np.exp(-(_NORMAL**2) / 2) / np.exp(-(_NORMAL**2) / 2).sum()
 
 @dataclass(frozen=True)
 class Vectors:
-    """What is known of the vectors before there are any.
+    """Sizes of the vectors, as far as they are known before there are any.
 
     Args:
         dim: Their length.
@@ -75,7 +64,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class RelativeError:
-    """Where the error of one round comes from; the parts add up to `total`.
+    """The parts of the error of one round, which add up to `total`.
 
     Attributes:
         recovery: Clipping and collisions in the sketch. The same for any number of workers.
@@ -110,7 +99,7 @@ class Plannable(Method):
     def planned(
         cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
     ) -> dict[str, Any] | None:
-        """Settings for such vectors, all but those of the noise; None if there are none.
+        """Choose settings for such vectors, all but those of the noise; None if there are none.
 
         Args:
             vectors: What is known of them.
@@ -123,12 +112,12 @@ class Plannable(Method):
 
     @classmethod
     @abstractmethod
-    def noised(cls, level: float) -> dict[str, Any]:
-        """Settings of the noise, in few digits: the larger the level, the more private."""
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Choose the settings of the noise, in few digits: a larger level is more private."""
 
     @abstractmethod
     def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round."""
+        """Predict the error of one round."""
 
 
 def collision_error(dim: int, rows: int, cols: int) -> float:
@@ -136,7 +125,7 @@ def collision_error(dim: int, rows: int, cols: int) -> float:
 
     `dim h / (rows cols)` with `h = 1 - 1 / runs`: coordinates of one run never collide.
     """
-    return dim * _colliding_share(dim, cols) / (rows * cols)
+    return dim * (1 - 1 / Geometry.of(dim, cols).runs) / (rows * cols)
 
 
 def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float) -> RelativeError:
@@ -149,7 +138,7 @@ def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float
     put at right angles to the vector. That is for vectors that are all the same; if they differ,
     `k` is that of each, and nearly independent of the mean's own `x`.
     """
-    share = _colliding_share(vectors.dim, cols)
+    share = 1 - 1 / Geometry.of(vectors.dim, cols).runs
     variance = 2 * share / (rows * cols)
     across = max(0.0, vectors.dim * share / (rows * cols) - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.
@@ -224,10 +213,6 @@ def rounding_variance(deviation: float) -> float:
     order = np.arange(1, 20)
     terms = np.exp(-2 * (math.pi * order * deviation) ** 2) / order**2
     return 1 / 6 - float(terms.sum()) / math.pi**2
-
-
-def _colliding_share(dim: int, cols: int) -> float:
-    return 1 - 1 / Geometry.of(dim, cols).runs
 
 
 def _mean(values: Numbers) -> float:

@@ -1,52 +1,81 @@
-"""Means without privacy: uncompressed vectors, and bare Count Sketches."""
+"""Messages that are vectors or Count Sketch tables, and the two methods without privacy."""
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.methods.base import Encoded, Method, mean_of
+from diffsketch.methods.base import Encoded, Method, register
+from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.clipping import Encode
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
-from diffsketch.sketch.hashing import Family, HashSeed
+from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-_CLAIM = NoClaim(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL), "vectors are sent as they are")
+_SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 
 
-@dataclass(frozen=True)
-class Uncompressed(Method):
-    """No compression and no privacy: messages are the vectors in float32, their mean is exact."""
+class LinearMethod(Method):
+    """A method whose messages are the vectors, or their tables, in float32 if not said otherwise.
 
-    name: ClassVar[str] = "none"
+    `VectorMethod` and `TableMethod` say which; what is done to them besides, methods say.
+    """
+
+    @property
+    @abstractmethod
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of the vector, or of its table."""
+
+    @abstractmethod
+    def _encoder(self, seed: HashSeed) -> Encode | None:
+        """Return the function from vectors to tables; None where vectors are sent."""
+
+    @classmethod
+    @abstractmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        """Choose sizes for so many cells, for the planner; None if it does not fit."""
 
     @cached_property
     def message_format(self) -> MessageFormat:
-        """`dim` numbers in float32."""
-        return MessageFormat(self.name, self.dim, (self.dim,), "float32", 32)
+        """The vector or table in float32."""
+        return self._format(self._shape)
 
-    def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return _CLAIM
+    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
+        """Compute the mean vector or table from a published sum: float32."""
+        if out is None:
+            return (total / count).float()
+        return torch.div(total.detach(), count, out=out)
 
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        return Encoded(batch)
+
+class VectorMethod(LinearMethod):
+    """A method that sends vectors of `dim` numbers."""
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.dim,)
+
+    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
+        return None
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        return {} if cells >= vectors.dim else None
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return mean_of(total, count, out)
-
-
-_CLAIM_SKETCH = NoClaim(Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL), "bare tables are sent")
+        return self._mean(total, count, out)
 
 
 @dataclass(frozen=True)
-class TableMethod(Method):
-    """What methods share whose messages are Count Sketch tables, most of them in float32.
+class TableMethod(LinearMethod):
+    """A method that sends Count Sketch tables.
 
     Args:
         dim: Length of the vectors.
@@ -69,28 +98,47 @@ class TableMethod(Method):
 
     @cached_property
     def sketch(self) -> CountSketch:
-        """Of the vectors; for those with appended noise, of the longer ones."""
+        """Sketch of the vectors; for those with appended noise, of the longer ones."""
         return CountSketch(self.dim, self.rows, self.cols, self.family)
 
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """A table in float32."""
-        return MessageFormat(self.name, self.dim, (self.rows, self.cols), "float32", 32)
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.rows, self.cols)
+
+    def _encoder(self, seed: HashSeed) -> Encode | None:
+        return lambda vectors: self.sketch.encode(vectors, seed)
+
+    @classmethod
+    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
+        # One row: to the mean over the rows, tables of as many cells are all alike.
+        cols = min(cells, vectors.dim - 1, MAX_COLS)
+        return {"rows": 1, "cols": cols} if cols >= 1 else None
 
     def mean_table(self, total: Tensor, count: int | float) -> Tensor:
-        """Table of the mean, from the published sum: float32."""
-        return (total / count).float()
+        """Compute the table of the mean from the published sum: float32."""
+        return self._mean(total, count)
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         table = self.mean_table(total, count)
         return self.sketch.query(table, seed, combine=self.combine, out=out)
 
 
-def largest_table(dim: int, rows: int) -> float:
-    """The norm of a table of coordinates of 1 at most, if each row has all of them in one cell."""
-    return dim * math.sqrt(rows)
+@register
+@dataclass(frozen=True)
+class Uncompressed(VectorMethod):
+    """No compression and no privacy: messages are the vectors in float32, their mean is exact."""
+
+    name: ClassVar[str] = "none"
+    code: ClassVar = 0
+
+    def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
+        return NoClaim(_SCOPE, "vectors are sent as they are")
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
+        return Encoded(batch)
 
 
+@register
 @dataclass(frozen=True)
 class PlainSketch(TableMethod):
     """The bare sketch: compression, and no privacy that anybody claims.
@@ -101,9 +149,10 @@ class PlainSketch(TableMethod):
     """
 
     name: ClassVar[str] = "sketch"
+    code: ClassVar = 1
 
     def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return _CLAIM_SKETCH
+        return NoClaim(_SCOPE, "bare tables are sent")
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(self.sketch.encode(batch, seed))

@@ -1,20 +1,24 @@
-"""Noise of everything that leaves a machine: exact, from the operating system, never drawn twice.
+"""Noise of everything that leaves a machine, and a private mean in one call.
 
 Engines that send (torch.distributed, Flower, `private_mean` without a seed) draw the noise of each
-message, and the server's, here and nowhere else. A source is made for one release and remembers
-nothing: so whatever is restarted, restored, copied or forked, no two releases share noise.
+message, and the server's, by `release_noise` and nowhere else: exact, from the operating system,
+never drawn twice. A source is made for one release and remembers nothing: so whatever is restarted,
+restored, copied or forked, no two releases share noise.
 """
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 
-from diffsketch.errors import ArgumentError
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Claim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey, SecureNoise
-
-__all__ = ["check_release", "release_noise"]
+from diffsketch.privacy.noise.simulated import SERVER
+from diffsketch.sketch.hashing import SketchKey
 
 
 def check_release(method: Method, claim: Claim) -> None:
@@ -37,7 +41,7 @@ def check_release(method: Method, claim: Claim) -> None:
 
 
 def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
-    """A source for one message, or for what one server adds to one sum.
+    """Make the source for one message, or for what one server adds to one sum.
 
     `SecureNoise` where the claim is proven. Where it is only claimed, noise may be in floating
     point, and comes from a key that is made here and forgotten.
@@ -54,3 +58,99 @@ def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
     if method.exact:
         return SecureNoise()
     return CohortNoise(NoiseKey(secrets.token_bytes(32)), range(messages), round_index=0)
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateMean:
+    """An estimated mean, and what it cost.
+
+    Attributes:
+        mean: `(dim,)`, float32.
+        claim: What the round guarantees; its `epsilon` says how much, and on which basis.
+        count: Vectors that went into it.
+        message_bytes: Of each message on the wire, header included.
+        total_bytes: Of the published sum, header included.
+    """
+
+    mean: Tensor
+    claim: Claim
+    count: int
+    message_bytes: int
+    total_bytes: int
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all messages together."""
+        return self.count * self.message_bytes
+
+
+def private_mean(
+    vectors: Tensor,
+    method: Method,
+    *,
+    key: SketchKey | None = None,
+    round_index: int = 0,
+    simulation_seed: int | None = None,
+) -> PrivateMean:
+    """The mean of `(holders, dim)` vectors, as a server learns it that sees no vector.
+
+    Every holder encodes its own vector, the messages are summed, and the sum is decoded: what
+    happens on many machines, here on one. Noise comes from the operating system, anew in each
+    call, and is exact where the claim is proven.
+
+    Args:
+        vectors: One in each row, finite.
+        method: How vectors become messages.
+        key: The holders' common secret, which the round's hashes come from; made up if not given.
+        round_index: Of a series of means with one key: another one has other hashes.
+        simulation_seed: A number from which the noise follows, for experiments that are to be
+            repeated. The claim is then a `SimulatedClaim`: whoever knows the seed has the vectors.
+
+    Raises:
+        ArgumentError: A value is not finite (the error names the rows), or of another type; or the
+            method is one for simulation only, and there is no `simulation_seed`.
+        MismatchError: The vectors have another length than the method's.
+
+    >>> import torch
+    >>> from diffsketch.methods import SketchGaussian
+    >>> method = SketchGaussian(
+    ...     dim=500, rows=1, cols=100, clip=1.0, noise_multiplier=2.0, trust="central"
+    ... )
+    >>> vectors = torch.full((1000, 500), 0.04)
+    >>> found = private_mean(vectors, method)
+    >>> found.mean.shape, found.message_bytes
+    (torch.Size([500]), 198)
+    >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
+    epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
+    >>> again = private_mean(vectors, method)  # noise is never drawn twice
+    >>> bool((found.mean == again.mean).all())
+    False
+    """
+    if not isinstance(method, Method):
+        raise ArgumentError(f"method must be a Method, got {type(method).__name__}")
+    if key is None:
+        key = SketchKey(secrets.token_bytes(32))
+    if not isinstance(key, SketchKey):
+        raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
+    if not isinstance(vectors, Tensor) or vectors.dim() != 2:
+        found = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+        raise ArgumentError(f"vectors must be a tensor (holders, dim), got {found}")
+    count, seed = len(vectors), key.seed(round_index)
+    check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
+    claim = method.claim_for(count, seed)
+    if simulation_seed is not None:
+        check_whole("simulation_seed", simulation_seed, least=0)
+    holders: Noise
+    server: Noise
+    if simulation_seed is None:
+        holders = release_noise(method, claim, messages=count)
+        server = release_noise(method, claim)
+    else:
+        claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
+        holders = CohortNoise(world, range(count), round_index=round_index)
+        server = CohortNoise(world, [SERVER], round_index=round_index)
+    total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
+    mean = method.decode(total, seed, count=count)
+    return PrivateMean(
+        mean, claim, count, method.message_format.wire_bytes, method.total_format.wire_bytes
+    )

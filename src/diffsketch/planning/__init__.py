@@ -1,9 +1,4 @@
-"""The planner: from a target and a budget to a method, its settings and its predicted error.
-
-`request` says what is wanted, `search` finds the best settings of each method of the registry,
-which predict their own errors (`diffsketch.methods.forecast`), `planner` chooses and advises, and
-`report` puts it into words, a command and code. Only the command line imports it.
-"""
+"""The planner: from a target and a budget to a method, its settings and its predicted error."""
 
 from diffsketch.methods.forecast import RelativeError
 from diffsketch.planning.planner import Plan, plan
@@ -15,8 +10,7 @@ from diffsketch.planning.report import (
     run_command,
     to_data,
 )
-from diffsketch.planning.request import SAMPLINGS, PlanRequest
-from diffsketch.planning.search import Option
+from diffsketch.planning.search import SAMPLINGS, Option, PlanRequest
 from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From a request to a plan: the best method, its rivals, and what to beware of."""
+"""The planner: from a target and a budget to a method, its settings and its predicted error."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import build_method
-from diffsketch.planning.request import PlanRequest
-from diffsketch.planning.search import TIE, TRUSTS, Option, search
+from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import HEADER_BYTES
-
-__all__ = ["Plan", "bytes_needed", "clients_needed", "epsilon_needed", "plan"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, what else one could do, and what to beware of.
+    """A proposed method, its alternatives, and what to beware of.
 
     Attributes:
         request: What was asked.
@@ -37,7 +34,7 @@ class Plan:
 
 
 def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
-    """The method of the registry, with all its settings, that should estimate the mean best.
+    """Choose the method of the registry, with all its settings, that should do best.
 
     Every method that needs no more trust than there is, fits the bytes and has a proof for the
     unit is tried, each with its best settings. Of methods whose errors are within 1% of each other
@@ -66,7 +63,14 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     options = list(search(request))
     options = [option for option in options if option.method.exact] or options
     if not options:
-        raise ArgumentError(_nothing(request))
+        what = f"epsilon {request.target_epsilon:g} over {request.paying_rounds} rounds"
+        scope = f"the {request.unit} unit and {request.trust} trust"
+        if request.delta == 0:
+            raise ArgumentError(
+                f"no method gives {what} without a delta for {scope}: allow a delta"
+            )
+        size = f"at delta {request.delta:g} within {request.message_bytes} bytes"
+        raise ArgumentError(f"no method gives {what} {size} for {scope}")
     options.sort(key=lambda option: option.error.total)
     close = [o for o in options if o.error.total <= TIE * options[0].error.total]
     best = min(close, key=lambda o: (TRUSTS.index(o.trust), o.method.wire_bytes))
@@ -82,8 +86,9 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
 
 
 def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
-    """Clients of a round whose mean has noise smaller by this factor."""
-    return math.ceil(request.cohort * math.pow(factor, 1 / option.scaling))
+    """Count the clients of a round whose mean has noise smaller by this factor."""
+    power = 1 if option.trust is Trust.LOCAL else 2  # with which the error falls
+    return math.ceil(request.cohort * math.pow(factor, 1 / power))
 
 
 def bytes_needed(option: Option, request: PlanRequest) -> int:
@@ -117,19 +122,8 @@ def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> fl
     return None if total is None else float(total)
 
 
-def _nothing(request: PlanRequest) -> str:
-    what = f"epsilon {request.target_epsilon:g} over {request.paying_rounds} rounds"
-    scope = f"the {request.unit} unit and {request.trust} trust"
-    if request.delta == 0:
-        return f"no method gives {what} without a delta for {scope}: allow a delta"
-    return (
-        f"no method gives {what} at delta {request.delta:g} within {request.message_bytes} bytes "
-        f"for {scope}"
-    )
-
-
 def _warnings(option: Option, request: PlanRequest) -> list[str]:
-    """What the user must know before relying on it; empty if all is well."""
+    """List what the user must know before relying on it; empty if all is well."""
     found, error = [], option.error
     if error.total > 1:
         parts = [f"{_brief(error.noise + error.rounding)} from the noise"]
@@ -157,7 +151,7 @@ def _warnings(option: Option, request: PlanRequest) -> list[str]:
 
 
 def _advice(option: Option, request: PlanRequest) -> list[str]:
-    """What would bring the error down to 1; empty if it is there."""
+    """List what would bring the error down to 1; empty if it is there."""
     error, found = option.error, list[str]()
     if error.total <= 1:
         return found
@@ -199,7 +193,7 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
 
 
 def _notes(option: Option, request: PlanRequest) -> list[str]:
-    """What the prediction takes for granted."""
+    """List what the prediction takes for granted."""
     found = [
         f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
         "clipped) nor shorter (the noise would be larger beside them): --norm sets it."

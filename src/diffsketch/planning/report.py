@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffsketch.planning.planner import Plan
-from diffsketch.planning.request import PlanRequest
-from diffsketch.planning.search import Option
+from diffsketch.planning.search import Option, PlanRequest
 from diffsketch.privacy.claim import Trust, Unit
 
 __all__ = ["explain", "flower_plan", "python_code", "report", "run_command", "to_data"]
@@ -25,7 +24,7 @@ _TASK, _TASK_DIM, _TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch 
 
 
 def report(plan: Plan) -> tuple[Table | Text, ...]:
-    """What to print: the options side by side, the best one in words, and what to beware of."""
+    """Lay out the options side by side, the best one in words, and what to beware of."""
     request = plan.request
     table = Table(
         title="Ways to estimate the mean, best first", title_justify="left",
@@ -45,7 +44,7 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         "squared norm of the mean; those within 1% of each other count as equal, and then less "
         f"trust, then fewer bytes, decide. epsilon: {total.basis}, for the {total.scope.unit} unit "
         f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
-        f"{_rounds(total.rounds)}."
+        f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
     )
     parts: list[Table | Text] = [table, Text(reading, style="dim"), Text()]
     parts.append(Text.assemble(("Best: ", "bold"), explain(plan.best, request)))
@@ -68,7 +67,7 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
 
 
 def explain(option: Option, request: PlanRequest) -> str:
-    """What an option does and gives, in a few sentences."""
+    """Explain what an option does and gives, in a few sentences."""
     method, clip = option.method, option.settings["clip"]
     table = "rows" in option.settings
     steps = [f"sketches its vector into {option.shape} cells"] if table else []
@@ -95,7 +94,7 @@ def explain(option: Option, request: PlanRequest) -> str:
 
 
 def run_command(option: Option, request: PlanRequest) -> str | None:
-    """A `diffsketch run` of the plan; None if no task of it has such vectors and devices.
+    """Write a `diffsketch run` of the plan; None if no task of it has such vectors and devices.
 
     Those of MNIST* over devices have norms of their own: `--norm` should be near them.
     """
@@ -106,28 +105,26 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     if request.members != _TASK_DEVICES:
         flags["workers"] = request.members
     flags |= {"cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds}
-    flags |= {
-        "budget": request.target_epsilon,
-        "delta": request.delta,
-        "method": option.method.name,
-    }
+    flags |= {"budget": request.target_epsilon, "delta": request.delta}
+    flags |= {"method": option.method.name}
     flags |= {name: value for name, value in option.settings.items() if name != "delta"}
     return "diffsketch run " + " ".join(
-        f"--{name.replace('_', '-')} {_plain(value)}" for name, value in flags.items()
+        f"--{name.replace('_', '-')} {f'{value:.15g}' if isinstance(value, float) else value}"
+        for name, value in flags.items()
     )
 
 
 def flower_plan(option: Option, request: PlanRequest) -> str | None:
-    """The plan for Flower's engine; None if the engine refuses the method or the sampling."""
+    """Write the plan for Flower's engine; None if it refuses the method or the sampling."""
     if not option.method.exact or request.sampling == "poisson":
         return None
     secure = option.trust is Trust.DISTRIBUTED
     more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
-    return f'Plan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
+    return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
-    """Source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
+    """Write source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
 
     `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
     Poisson's), and charges an accountant first. The noise is exact where the method's is.
@@ -198,7 +195,7 @@ def run_round(vectors, round_index):
 
 
 def to_data(plan: Plan) -> dict[str, Any]:
-    """The whole plan as plain data, for JSON."""
+    """Convert the whole plan to plain data, for JSON."""
     return {
         "request": {**asdict(plan.request), "paying_rounds": plan.request.paying_rounds},
         "best": _data(plan.best, plan.request),
@@ -221,11 +218,7 @@ def _data(option: Option, request: PlanRequest) -> dict[str, Any]:
         "message_bytes": option.method.wire_bytes,
         "compression": option.method.compression,
         "relative_error": error.total,
-        "error_parts": {
-            "recovery": error.recovery,
-            "noise": error.noise,
-            "rounding": error.rounding,
-        },
+        "error_parts": {name: getattr(error, name) for name in ("recovery", "noise", "rounding")},
         "worse_than_nothing": error.total > 1,
         "total_epsilon": {
             "value": float(total),
@@ -270,11 +263,6 @@ def _count(value: int) -> str:
     return str(value) if value < 10**7 else _short(value)
 
 
-def _plain(value: object) -> str:
-    """As the command line takes it."""
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
 def _size(compression: float) -> str:
     """Bytes of a message beside the vector."""
     if 0.95 < compression < 1.05:
@@ -282,7 +270,3 @@ def _size(compression: float) -> str:
     if compression < 1:
         return f"{1 / compression:.3g} times larger than"
     return f"{compression:.3g} times less than"
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count:,} rounds"

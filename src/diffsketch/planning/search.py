@@ -1,4 +1,7 @@
-"""The best settings of each method of the registry: those with the least predicted error."""
+"""Requests for a plan, and the best settings of each method of the registry for it.
+
+Methods predict their own errors (`diffsketch.methods.forecast`).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,152 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods import METHODS, Method, build_method, settings_of
-from diffsketch.methods.forecast import Plannable, RelativeError
-from diffsketch.planning.request import PlanRequest
-from diffsketch.privacy.claim import Epsilon, Scope, Trust
+from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
+from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit
+from diffsketch.sketch import SketchKey
+from diffsketch.wire.formats import HEADER_BYTES
 
-__all__ = ["TIE", "TRUSTS", "Option", "search"]
+SAMPLINGS = ("shuffled", "uniform", "weighted", "poisson")
+"""Ways to draw a round's devices, by the names of `diffsketch run --sampling`."""
 
 TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
 """The less one has to trust, the earlier."""
 
 TIE = 1.01  # errors closer than this count as equal, and then bytes decide
+_MOST_DIM, _MOST_COUNT = 1 << 40, 10**9
+_SEED = SketchKey.from_integer(0).seed(0)  # claims of the methods in plans are the same for all
 _MIN_KEPT = 0.9  # of the mean: to clip it all away would look best where noise is larger still
 _STEP = math.sqrt(2)  # between sizes of tables
-_FEWEST_CELLS = 16  # of a table smaller than the budget
-_FEWEST_BITS = 2
+_FEWEST_CELLS, _FEWEST_BITS = 16, 2  # of a table smaller than the budget, and of a cell
 _LEAST, _MOST = 1e-3, 1e12  # levels of the noise
 _FAR = 1e9  # stands for epsilons that are not proven
 _FITS = 8  # attempts to fit a message whose bits depend on its size
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Everything that a plan depends on.
+
+    Args:
+        dim: Length of the vectors whose mean is wanted.
+        cohort: Clients that send a message in each round.
+        rounds: Rounds of the whole run.
+        target_epsilon: The most that the run may cost any client, at `delta`.
+        message_bytes: The most that one client may send in one round, header included.
+        population: Clients that a cohort is drawn from; None for the cohort itself.
+        sampling: How it is drawn: in passes over all clients (`shuffled`), or so that a client may
+            be in every round (`uniform`, `weighted`), or each on its own and in secret (`poisson`,
+            for central trust and add-or-remove), which amplifies the guarantee.
+        delta: The probability that epsilon may leave out; 0 for pure differential privacy.
+        unit: What is protected: all data of a client, or one coordinate of a vector.
+        relation: Which data sets are neighbours.
+        trust: Whom one is willing to trust. Methods that need less trust are considered as well.
+        vector_norm: Norm that a client's vector has. What is longer will be clipped. Must be
+            public: not measured on private data.
+        spread: How much the vectors differ: the variance around what they have in common over
+            the squared norm of what they have in common. 0 if they are all the same.
+
+    Raises:
+        ArgumentError: A value is out of range, or they do not go together.
+
+    >>> PlanRequest(dim=0, cohort=10, rounds=1, target_epsilon=1.0, message_bytes=1000)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: dim must be >= 1, got dim=0
+    >>> devices = {"cohort": 1000, "population": 6000, "rounds": 60}
+    >>> PlanRequest(dim=7850, **devices, target_epsilon=8.0, message_bytes=500).paying_rounds
+    10
+    """
+
+    dim: int
+    cohort: int
+    rounds: int
+    target_epsilon: float
+    message_bytes: int
+    population: int | None = None
+    sampling: str = "shuffled"
+    delta: float = 1e-5
+    unit: Unit = Unit.CLIENT
+    relation: Relation = Relation.REPLACE
+    trust: Trust = Trust.DISTRIBUTED
+    vector_norm: float = 1.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        most = {"dim": _MOST_DIM, "message_bytes": _MOST_DIM, "cohort": _MOST_COUNT}
+        for name, limit in {**most, "rounds": _MOST_COUNT}.items():
+            value = getattr(self, name)
+            check_whole(name, value, least=1)
+            check(value <= limit, name, f"be <= {limit}", value)
+        if self.population is not None:
+            check_whole("population", self.population, least=self.cohort)
+        least = HEADER_BYTES + 4
+        reason = f"be >= {least}, a header of {HEADER_BYTES} bytes and one number"
+        check(self.message_bytes >= least, "message_bytes", reason, self.message_bytes)
+        scope = Scope(self.unit, self.relation, self.trust)
+        for name in ("unit", "relation", "trust"):
+            object.__setattr__(self, name, getattr(scope, name))
+        if self.unit is Unit.EXAMPLE:
+            raise ArgumentError(
+                "unit must be client or coordinate, got unit='example': methods hide all data of "
+                "a client, single examples among them"
+            )
+        target, norm = self.target_epsilon, self.vector_norm
+        check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
+        check(1e-30 <= norm <= 1e30, "vector_norm", "be in 1e-30..1e30", norm)  # squares fit
+        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        known = ", ".join(SAMPLINGS)
+        check(self.sampling in SAMPLINGS, "sampling", f"be one of {known}", self.sampling)
+        if self.sampling == "poisson":
+            scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+            good = Scope(self.unit, self.relation, self.trust) == scope
+            check(good, "sampling", f"not be poisson but for {scope}", self.sampling)
+        _ = self.vectors  # checks the rest
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The vectors of one round."""
+        return Vectors(self.dim, self.cohort, self.vector_norm, self.spread)
+
+    @property
+    def payload_bits(self) -> int:
+        """Bits that are left of a message for its cells."""
+        return 8 * (self.message_bytes - HEADER_BYTES)
+
+    @property
+    def members(self) -> int:
+        """All clients that may ever take part."""
+        return self.population or self.cohort
+
+    @property
+    def paying_rounds(self) -> int:
+        """Rounds that a client pays for, at most.
+
+        As `diffsketch run` counts them, but for `uniform` and `weighted`: there it looks at who is
+        drawn, and here nobody is yet.
+        """
+        if self.sampling != "shuffled":
+            return self.rounds
+        return -(-self.rounds // (self.members // self.cohort))
+
+    @property
+    def sampler(self) -> PoissonSampler | None:
+        """Sampler of a secret sample, if there is one."""
+        if self.sampling != "poisson":
+            return None
+        return PoissonSampler(self.members, self.cohort / self.members)
+
+    def total(self, method: Method) -> Epsilon | None:
+        """Compute the whole run's epsilon from the method's own claim; None if it is not proven."""
+        claim = method.claim_for(self.cohort, _SEED)
+        if not isinstance(claim, ProvenClaim):
+            return None
+        if self.sampler is not None:
+            claim = self.sampler.amplified(claim)
+        return claim.epsilon(delta=self.delta, rounds=self.paying_rounds)
 
 
 @dataclass(frozen=True)
@@ -49,7 +179,7 @@ class Option:
 
     @property
     def trust(self) -> Trust:
-        """Whom this method needs to be trusted."""
+        """The trust that this method needs."""
         return self.total.scope.trust
 
     @property
@@ -57,14 +187,9 @@ class Option:
         """Shape of a message, as people write it."""
         return " x ".join(str(size) for size in self.method.message_format.shape)
 
-    @property
-    def scaling(self) -> int:
-        """The noise's part of the error falls with this power of the number of clients."""
-        return 1 if self.trust is Trust.LOCAL else 2
-
 
 def search(request: PlanRequest) -> Iterator[Option]:
-    """The best of every method, at every trust that there is, that keeps the target."""
+    """Find the best settings of every method, at every trust that there is, for the target."""
     for name, kind in METHODS.items():
         if issubclass(kind, Plannable):
             for trust in TRUSTS[: TRUSTS.index(request.trust) + 1]:
@@ -78,14 +203,14 @@ def search(request: PlanRequest) -> Iterator[Option]:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What to build, all but the noise, with its error at about the right noise."""
+    """A method with the cells that fit the bytes, and its error."""
 
     cells: int
     bits: int | None
     margin: float
+    settings: dict[str, Any]
+    method: Plannable
     error: RelativeError
-    width: int  # bits that a cell takes
-    wire_bytes: int
 
 
 @dataclass(frozen=True)
@@ -99,30 +224,29 @@ class _Search:
 
     def best(self) -> Option | None:
         """The settings with the least error, or nearly so; None if none keep target and bytes."""
-        if self.level is None:
+        request, margin = self.request, self.kind.margins[0]
+        # The noise hardly depends on the other settings: near enough to compare them.
+        level = self._calibrated(request.dim, None, margin)
+        if level is None:
             return None
-        margin, most = self.kind.margins[0], self._most_cells
-        start = self._fitted(most, None, margin)
-        finest = self.request.payload_bits if start is None else start[1].message_format.bits
-        every = [None, *range(min(finest, 62), _FEWEST_BITS - 1, -1)]
-        drafts = [self._draft(most, bits, margin) for bits in every]
-        draft = _least(drafts, key=lambda draft: draft.width)
+        most = min(request.dim, request.payload_bits // _FEWEST_BITS)
+        start = self._draft(most, None, margin, level)
+        finest = request.payload_bits if start is None else start.method.message_format.bits
+        every = range(min(finest, 62), _FEWEST_BITS - 1, -1)
+        drafts = [start, *(self._draft(most, bits, margin, level) for bits in every)]
+        draft = _least(drafts, key=lambda draft: draft.method.message_format.bits)
         if draft is None:
             return None
-        sizes = _shrinking(draft.cells)
-        draft = _least(self._draft(cells, draft.bits, margin) for cells in sizes) or draft
-        draft = _least(self._draft(draft.cells, draft.bits, m) for m in self.kind.margins) or draft
+        sizes, size = [draft.cells], int(draft.cells / _STEP)
+        while size >= _FEWEST_CELLS:
+            sizes.append(size)
+            size = int(size / _STEP)
+        draft = _least(self._draft(size, draft.bits, margin, level) for size in sizes) or draft
+        draft = (
+            _least(self._draft(draft.cells, draft.bits, m, level) for m in self.kind.margins)
+            or draft
+        )
         return self._settled(draft)
-
-    @property
-    def _most_cells(self) -> int:
-        return min(self.request.dim, self.request.payload_bits // _FEWEST_BITS)
-
-    @cached_property
-    def level(self) -> float | None:
-        """Of the noise, near enough to compare settings: it hardly depends on them."""
-        margin = self.kind.margins[0]
-        return self._calibrated(lambda level: self._built(self.request.dim, None, margin, level))
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
@@ -135,7 +259,7 @@ class _Search:
             return None
         usual = {field.name: field.default for field in fields(self.kind)}
         found = {name: value for name, value in found.items() if value != usual[name]}
-        found |= self.kind.noised(level)
+        found |= self.kind.noise_settings(level)
         if "delta" in settings_of(self.name):
             # A claim that is made for one delta has to share the run's with all rounds of a client.
             found["delta"] = request.delta / request.paying_rounds
@@ -146,73 +270,58 @@ class _Search:
             return None
         return (found, method) if isinstance(method, Plannable) else None
 
-    def _fitted(
-        self, cells: int, bits: int | None, margin: float, level: float | None = None
-    ) -> tuple[int, Plannable, dict[str, Any]] | None:
-        """With as many of the cells as fit the bytes, whatever bits they take."""
+    def _draft(self, cells: int, bits: int | None, margin: float, level: float) -> _Draft | None:
+        """Build with as many of the cells as fit the bytes, whatever bits they take."""
+        request = self.request
         for _ in range(_FITS):
-            built = self._built(cells, bits, margin, level or self.level or math.inf)
+            built = self._built(cells, bits, margin, level)
             if built is None:
                 return None
             settings, method = built
-            if method.wire_bytes <= self.request.message_bytes:
-                return cells, method, settings
-            fewer = self.request.payload_bits // method.message_format.bits
-            cells = min(fewer, cells - 1)
+            if method.wire_bytes <= request.message_bytes:
+                error = method.forecast(request.vectors)
+                if request.sampler is not None:  # a sum is divided by its expected size
+                    varying = (1 - request.sampler.rate) / request.cohort
+                    error = replace(error, recovery=error.recovery + varying)
+                return _Draft(cells, bits, margin, settings, method, error)
+            cells = min(request.payload_bits // method.message_format.bits, cells - 1)
         return None
-
-    def _draft(self, cells: int, bits: int | None, margin: float) -> _Draft | None:
-        fitted = self._fitted(cells, bits, margin)
-        if fitted is None:
-            return None
-        cells, method, _ = fitted
-        error = self._error(method)
-        width = method.message_format.bits
-        return _Draft(cells, bits, margin, error, width, method.wire_bytes)
-
-    def _error(self, method: Plannable) -> RelativeError:
-        """With what it adds that a Poisson sample is divided by its expected size."""
-        error, request = method.forecast(self.request.vectors), self.request
-        if request.sampler is None:
-            return error
-        varying = (1 - request.sampler.rate) / request.cohort
-        return replace(error, recovery=error.recovery + varying)
 
     def _settled(self, draft: _Draft) -> Option | None:
         """The draft with exactly the noise that its own claim needs."""
         cells = draft.cells
         for _ in range(_FITS):
-            level = self._calibrated(
-                lambda level: self._built(cells, draft.bits, draft.margin, level)  # noqa: B023
-            )
+            level = self._calibrated(cells, draft.bits, draft.margin)
             if level is None:
                 return None
-            fitted = self._fitted(cells, draft.bits, draft.margin, level)
-            if fitted is None:
+            found = self._draft(cells, draft.bits, draft.margin, level)
+            if found is None:
                 return None
-            if fitted[0] == cells:
-                _, method, settings = fitted
-                total = self.request.total(method)
+            if found.cells == cells:
+                total = self.request.total(found.method)
                 if total is None or float(total) > self.request.target_epsilon:
                     return None
-                return Option(method, settings, self._error(method), total)
-            cells = fitted[0]
+                return Option(found.method, found.settings, found.error, total)
+            cells = found.cells
         return None
 
-    def _calibrated(
-        self, built: Callable[[float], tuple[dict[str, Any], Plannable] | None]
-    ) -> float | None:
-        """The least level, to 0.1%, that keeps the target; None if there is none."""
-        target = self.request.target_epsilon
+    def _calibrated(self, cells: int, bits: int | None, margin: float) -> float | None:
+        """The least level of the noise, to 0.1%, that keeps the target; None if there is none."""
+        target, delta = self.request.target_epsilon, self.request.delta
+        rounds = self.request.paying_rounds
 
         def excess(log_level: float) -> float:
             """Logarithm of epsilon over the target; far above where nothing is proven."""
-            found = built(math.exp(log_level))
+            found = self._built(cells, bits, margin, math.exp(log_level))
             total = None if found is None else self.request.total(found[1])
             value = _FAR if total is None else float(total)
             return math.log(min(max(value / target, 1 / _FAR), _FAR))
 
-        low = high = math.log(min(max(self._guess, _LEAST), _MOST))
+        # Start near the multiplier of Gaussian noise.
+        guess = rounds / target
+        if delta > 0:
+            guess = math.sqrt(rounds * 2 * (math.log(1.25 / delta) + target)) / target
+        low = high = math.log(min(max(guess, _LEAST), _MOST))
         step = math.log(1.5)
         while excess(high) > 0:
             if high >= math.log(_MOST):
@@ -229,28 +338,10 @@ class _Search:
             found += 2e-4
         return math.exp(found)
 
-    @property
-    def _guess(self) -> float:
-        """Near the multiplier of Gaussian noise, where the search starts."""
-        rounds, target, delta = (
-            self.request.paying_rounds, self.request.target_epsilon, self.request.delta
-        )  # fmt: skip
-        if delta == 0:
-            return rounds / target
-        return math.sqrt(rounds * 2 * (math.log(1.25 / delta) + target)) / target
-
-
-def _shrinking(cells: int) -> Iterator[int]:
-    while True:
-        yield cells
-        cells = int(cells / _STEP)
-        if cells < _FEWEST_CELLS:
-            return
-
 
 def _least(
     drafts: Iterable[_Draft | None],
-    key: Callable[[_Draft], int] = lambda draft: draft.wire_bytes,
+    key: Callable[[_Draft], int] = lambda draft: draft.method.wire_bytes,
 ) -> _Draft | None:
     """The draft with the least error; of those that are nearly as good, the smallest message."""
     good = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]

@@ -210,8 +210,8 @@ class FlaggedBound:
     zeros. So all cells together have a norm of at most `limit = sqrt(1 + share**2)`, a vector that
     is replaced moves them by up to `2 limit`, and one that becomes zeros by `limit`.
 
-    Guarantees (`tests/methods/test_adaptive.py`): the worst neighbours are that far apart, and no
-    others are farther.
+    Guarantees (`tests/methods/test_client_noise.py`): the worst neighbours are that far apart, and
+    no others are farther.
 
     Args:
         share: Size of the cell, over the norm of the rest.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from diffsketch.errors import DiffSketchError
 from diffsketch.secure_sum.stages import Stage
-from diffsketch.wire.errors import WireError
+from diffsketch.wire.formats import WireError
 
 __all__ = ["RefusedError", "VoidError"]
 

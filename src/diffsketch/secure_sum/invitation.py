@@ -26,7 +26,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.secure_sum.errors import RefusedError
 from diffsketch.secure_sum.params import Params
 from diffsketch.wire.formats import MessageFormat
-from diffsketch.wire.header import check_data
+from diffsketch.wire.message import check_data
 
 __all__ = ["accept", "invite"]
 

@@ -29,7 +29,7 @@ from diffsketch.secure_sum.params import PUBLIC_BYTES, Params
 from diffsketch.secure_sum.primitives import TAG_BYTES
 from diffsketch.secure_sum.shamir import SHARE_BYTES
 from diffsketch.secure_sum.stages import Stage
-from diffsketch.wire.header import SERVER, check_data
+from diffsketch.wire.message import SERVER, check_data
 
 __all__ = [
     "ENVELOPE_BYTES",

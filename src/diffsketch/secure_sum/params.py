@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.wire.formats import MessageFormat
-from diffsketch.wire.header import SERVER, Header
+from diffsketch.wire.message import SERVER, Header
 
 __all__ = ["PUBLIC_BYTES", "Params", "default_threshold"]
 

@@ -29,9 +29,8 @@ from diffsketch.secure_sum.params import Params
 from diffsketch.secure_sum.primitives import KeyPair, verify
 from diffsketch.secure_sum.shamir import PRIME, SHARE_BYTES, Recovery, number_of
 from diffsketch.secure_sum.stages import Stage
-from diffsketch.wire.errors import DuplicateError
-from diffsketch.wire.header import SERVER
-from diffsketch.wire.message import Message
+from diffsketch.wire.formats import DuplicateError
+from diffsketch.wire.message import SERVER, Message
 
 __all__ = ["Server", "Total"]
 

@@ -4,19 +4,20 @@
 taken apart with `struct` and NumPy and never unpickled; what is not exactly as expected is refused
 with a `WireError`. The checksum finds accidents: nothing here says who sent a message, or hides
 what is in it. That is the transport's part.
-
-Imports nothing of ours but `errors`; methods and everything above may import it.
 """
 
-from diffsketch.wire.errors import DuplicateError, WireError
-from diffsketch.wire.formats import HEADER_BYTES, Cells, MessageFormat
-from diffsketch.wire.header import METHOD_CODES, SERVER, VERSION, Header, method_code
+from diffsketch.wire.formats import (
+    HEADER_BYTES,
+    Cells,
+    DuplicateError,
+    MessageFormat,
+    WireError,
+)
 from diffsketch.wire.inbox import Inbox
-from diffsketch.wire.message import Message
+from diffsketch.wire.message import SERVER, VERSION, Header, Message
 
 __all__ = [
     "HEADER_BYTES",
-    "METHOD_CODES",
     "SERVER",
     "VERSION",
     "Cells",
@@ -26,5 +27,4 @@ __all__ = [
     "Message",
     "MessageFormat",
     "WireError",
-    "method_code",
 ]

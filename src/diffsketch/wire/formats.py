@@ -1,19 +1,38 @@
-"""What a message looks like: its kind of cells, their number and the bytes they take."""
+"""Message formats: the kind, number and width of the cells, and how cells become bytes.
+
+float32 cells are written as they are, whole numbers in as many bits as they need: bit `k` of cell
+`i` is bit `i * bits + k` of the payload, where bit `n` is the `n mod 8`-th lowest bit of byte
+`n div 8`. The last byte is filled up with zeros.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from diffsketch.errors import check
+import numpy as np
+import torch
+from torch import Tensor
 
-__all__ = ["HEADER_BYTES", "Cells", "MessageFormat"]
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
+from diffsketch.wire.kernels import pack_words, unpack_words
 
 HEADER_BYTES = 48
-"""Of every message; `diffsketch.wire.header` lays them out."""
+"""Size of every message's header; `diffsketch.wire.message` lays it out."""
 
 Cells: TypeAlias = Literal["float32", "unsigned", "signed"]
+
+_OWN_CODES = 128  # codes from here on are hashes of the names of users' own methods
+
+
+class WireError(DiffSketchError, ValueError):
+    """A message that arrived is refused. Its one line says why; nothing was changed."""
+
+
+class DuplicateError(WireError):
+    """The sender's message is already there: a repeated delivery, which may be ignored."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +40,16 @@ class MessageFormat:
     """The messages of one method: all of the same shape and kind of cells.
 
     Args:
-        method: The method's name, one of `diffsketch.wire.header`'s codes.
+        method: The method's name.
         dim: Length of the vectors that are encoded.
         shape: Of a message: `(rows, cols)` for a table, `(length,)` for a vector.
         cells: `float32`; `unsigned` whole numbers in `[0, 2**bits)`, which a secure sum takes
             modulo `2**bits`; or `signed` ones in `[-2**(bits - 1), 2**(bits - 1))`.
         bits: That a cell takes on the wire: 32 for `float32`, 1 to 62 for whole numbers.
+        code: The method's code in the header, 0 to 127, which registered methods have. None for
+            a hash of the name, 128 to 255: both sides of a wire agree on it without a registry,
+            and two methods that are mistaken for each other are told apart, unless they are among
+            the one in 128 pairs that share a code.
 
     >>> MessageFormat("sketch", dim=7850, shape=(7, 22), cells="float32", bits=32).wire_bytes
     664
@@ -39,6 +62,7 @@ class MessageFormat:
     shape: tuple[int, ...]
     cells: Cells
     bits: int
+    code: int | None = None
 
     def __post_init__(self) -> None:
         check(self.dim >= 1, "dim", "be >= 1", self.dim)
@@ -49,6 +73,20 @@ class MessageFormat:
         if self.cells == "float32":
             check(self.bits == 32, "bits", "be 32 for float32 cells", self.bits)
         check(1 <= self.bits <= 62, "bits", "be in 1..62", self.bits)
+        if self.code is not None:
+            check(0 <= self.code < _OWN_CODES, "code", "be in 0..127", self.code)
+
+    @property
+    def method_code(self) -> int:
+        """The method's code in the header.
+
+        >>> MessageFormat("my-method", 9, (9,), "float32", 32).method_code
+        130
+        """
+        if self.code is not None:
+            return self.code
+        digest = hashlib.blake2b(self.method.encode(), digest_size=1, person=b"ds-method").digest()
+        return _OWN_CODES + digest[0] % _OWN_CODES
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -61,10 +99,10 @@ class MessageFormat:
 
         Args:
             count: Messages of a sum, at most.
-            noise_bits: Of noise that is added to the sum.
+            noise_bits: Width of the noise that is added to the sum.
         """
-        room = self.bits + (count - 1).bit_length()
-        return replace(self, bits=min(62, 1 + max(room, noise_bits)))
+        bits = self.bits + (count - 1).bit_length()
+        return replace(self, bits=min(62, 1 + max(bits, noise_bits)))
 
     @property
     def cell_count(self) -> int:
@@ -73,10 +111,81 @@ class MessageFormat:
 
     @property
     def payload_bytes(self) -> int:
-        """The cells, packed to their bits; the last byte is filled up with zeros."""
+        """Bytes of the packed cells."""
         return -(-self.cell_count * self.bits // 8)
 
     @property
     def wire_bytes(self) -> int:
-        """Of a message, header included."""
+        """Bytes of a message, header included."""
         return HEADER_BYTES + self.payload_bytes
+
+
+def check_cells(cells: Tensor, layout: MessageFormat) -> None:
+    """Raise unless the cells have the format's type and shape."""
+    dtype = torch.float32 if layout.cells == "float32" else torch.int64
+    if not isinstance(cells, Tensor) or cells.dtype != dtype:
+        kind = cells.dtype if isinstance(cells, Tensor) else type(cells).__name__
+        raise ArgumentError(f"cells must be a tensor of {dtype} in this format, got {kind}")
+    if tuple(cells.shape) != layout.shape:
+        raise MismatchError(f"cells must have the shape {layout.shape}, got {tuple(cells.shape)}")
+
+
+def pack(cells: Tensor, layout: MessageFormat) -> bytes:
+    """Pack cells into the payload of a message.
+
+    Args:
+        cells: Of the format's shape: float32, or int64 for whole numbers.
+        layout: The message's format.
+
+    Raises:
+        ArgumentError: A cell is not finite, beyond the format's `limits`, or of another type.
+        MismatchError: The shape is another.
+
+    >>> layout = MessageFormat("cpsgd", dim=3, shape=(3,), cells="unsigned", bits=5)
+    >>> pack(torch.tensor([1, 2, 31]), layout).hex()
+    '417c'
+    """
+    check_cells(cells, layout)
+    values = cells.detach().cpu().contiguous().numpy().reshape(-1)
+    if layout.cells == "float32":
+        if not np.isfinite(values).all():
+            raise ArgumentError("cells must be finite, got NaN or infinity among them")
+        return values.astype("<f4", copy=False).tobytes()
+    least, most, (low, end) = int(values.min()), int(values.max()), layout.limits
+    if least < low or most >= end:
+        wrong = least if least < low else most
+        raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
+    words = np.empty(-(-layout.payload_bytes // 8), np.uint64)
+    pack_words(values, layout.bits, words)
+    return words.astype("<u8", copy=False).tobytes()[: layout.payload_bytes]
+
+
+def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
+    """Unpack the cells of a message that has the right length, into memory of their own.
+
+    Whole numbers are within their `limits`, because that is how many bits are read; signed ones
+    are in two's complement.
+
+    Args:
+        data: The whole message, header included.
+        layout: The message's format.
+
+    Raises:
+        WireError: A cell is not finite, or the last byte is not filled up with zeros.
+    """
+    if layout.cells == "float32":
+        floats = np.frombuffer(data, "<f4", offset=HEADER_BYTES).astype(np.float32)
+        if not np.isfinite(floats).all():
+            raise WireError("message has cells that are not finite")
+        return torch.from_numpy(floats).reshape(layout.shape)
+    used = layout.cell_count * layout.bits % 8
+    if used and data[-1] >> used:
+        raise WireError("message has other bits than zeros after its last cell")
+    words = np.zeros(-(-layout.payload_bytes // 8), "<u8")
+    words.view(np.uint8)[: layout.payload_bytes] = np.frombuffer(data, np.uint8, -1, HEADER_BYTES)
+    cells = np.empty(layout.cell_count, np.int64)
+    unpack_words(words.astype(np.uint64, copy=False), layout.bits, cells)
+    if layout.cells == "signed":
+        half = layout.limits[1]
+        cells = (cells ^ half) - half
+    return torch.from_numpy(cells).reshape(layout.shape)

@@ -1,28 +1,167 @@
-"""A message as a value, to bytes and back."""
+"""A message as a value, as bytes, and back: a header of 48 bytes, and the packed cells.
+
+All numbers of the header are unsigned and little-endian; there are no optional parts.
+
+    offset  bytes  what
+         0      2  magic: d5 4b
+         2      1  version of this layout: 1
+         3      1  method: its code
+         4      4  checksum: the BLAKE2b of four bytes of all others of the message
+         8      6  dim: of the vectors that were encoded, 1 to 2**40
+        14      2  rows of a table; 0 for a vector
+        16      6  cols of a table, or the length of a vector, 1 to 2**40
+        22      1  cells: 0 for float32, 1 for unsigned whole numbers, 2 for signed ones
+        23      1  bits of a cell: 32 for float32, 1 to 62
+        24      4  round
+        28      4  count: messages that are summed in this one; 1 for a worker's own
+        32      8  sender: its number; the server's is 2**64 - 1
+        40      8  key: fingerprint of the round's hashes
+
+The checksum finds accidents (all but one in 2**32). It is no signature: whoever alters a message on
+purpose computes it again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+import hashlib
+import struct
+from dataclasses import KW_ONLY, astuple, dataclass
 
 from torch import Tensor
 
-from diffsketch.wire.errors import WireError
-from diffsketch.wire.formats import MessageFormat
-from diffsketch.wire.header import Header, check_seal, seal
-from diffsketch.wire.packing import check_cells, pack, unpack
+from diffsketch.errors import ArgumentError, check_whole
+from diffsketch.wire.formats import (
+    HEADER_BYTES,
+    MessageFormat,
+    WireError,
+    check_cells,
+    pack,
+    unpack,
+)
 
-__all__ = ["Message"]
+VERSION = 1
+"""Version of the layout. A message of any other version is refused."""
+
+SERVER = 2**64 - 1
+"""The sender's number in what a server sends: the total of a round."""
+
+MAX_COUNT = 2**32 - 1
+CHECKSUM = slice(4, 8)
+
+_MAX_SIZE = 2**40
+_MAGIC = b"\xd5K"  # no text begins like this
+_STRUCT = struct.Struct("<2sBB4s6sH6sBBIIQ8s")
+_CELL_CODES = {"float32": 0, "unsigned": 1, "signed": 2}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The numbers of the 48 bytes. `parse` promises no more than magic and version.
+
+    A server that serves several formats may look here to see which one to expect. The attributes
+    are those of the table above; `method` and `cells` are codes, and `rows` is 0 for a vector.
+    """
+
+    method: int
+    dim: int
+    rows: int
+    cols: int
+    cells: int
+    bits: int
+    round_index: int
+    count: int
+    sender: int
+    fingerprint: bytes
+
+    @classmethod
+    def of(
+        cls,
+        layout: MessageFormat,
+        *,
+        round_index: int,
+        fingerprint: bytes,
+        sender: int,
+        count: int = 1,
+    ) -> Header:
+        """Make the header of a message.
+
+        Raises:
+            ArgumentError: A number does not fit in its bytes.
+        """
+        rows, cols = layout.shape if len(layout.shape) == 2 else (0, layout.shape[0])
+        for name, value, least, most in (
+            ("dim", layout.dim, 1, _MAX_SIZE),
+            ("rows", rows, 0, 2**16 - 1),
+            ("cols", cols, 1, _MAX_SIZE),
+            ("round_index", round_index, 0, 2**32 - 1),
+            ("sender", sender, 0, SERVER),
+            ("count", count, 1, MAX_COUNT),
+        ):
+            check_whole(name, value, least=least, most=most)
+        if not isinstance(fingerprint, bytes) or len(fingerprint) != 8:
+            raise ArgumentError("fingerprint must be the 8 bytes of HashSeed.fingerprint")
+        kind = _CELL_CODES[layout.cells]
+        about = round_index, count, sender, fingerprint
+        return cls(layout.method_code, layout.dim, rows, cols, kind, layout.bits, *about)
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray) -> Header:
+        """Read the header of bytes that may be a message. The checksum is not looked at.
+
+        Raises:
+            WireError: Too short, not ours, or of another version.
+        """
+        check_data(data)
+        if len(data) < HEADER_BYTES:
+            raise WireError(
+                f"message is truncated: {len(data)} bytes, and a header takes {HEADER_BYTES}"
+            )
+        if data[:2] != _MAGIC:
+            raise WireError(f"not a message of ours: it begins with {bytes(data[:2]).hex()}")
+        if data[2] != VERSION:
+            raise WireError(f"message is of version {data[2]}, and only {VERSION} is understood")
+        _, _, method, _, dim, rows, cols, *rest = _STRUCT.unpack_from(data)
+        return cls(
+            method, int.from_bytes(dim, "little"), rows, int.from_bytes(cols, "little"), *rest
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the message, as in its format."""
+        return (self.rows, self.cols) if self.rows else (self.cols,)
+
+    def to_bytes(self) -> bytes:
+        """Serialise, with zeros for the checksum."""
+        method, dim, rows, cols, *rest = astuple(self)
+        sizes = dim.to_bytes(6, "little"), rows, cols.to_bytes(6, "little")
+        return _STRUCT.pack(_MAGIC, VERSION, method, bytes(4), *sizes, *rest)
+
+    def check_format(self, expected: MessageFormat) -> None:
+        """Refuse a message of any other format than the expected one.
+
+        Raises:
+            WireError: It names the first difference.
+        """
+        names = ("method code", "cells of code", "bits", "dim", "shape")
+        found = (self.method, self.cells, self.bits, self.dim, self.shape)
+        kind, code = _CELL_CODES[expected.cells], expected.method_code
+        wanted = (code, kind, expected.bits, expected.dim, expected.shape)
+        for name, value, right in zip(names, found, wanted, strict=True):
+            if value != right:
+                raise WireError(
+                    f"message has {name} {value}, and {right} is expected for method "
+                    f"{expected.method}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
     """Cells, and what tells whether they are the ones that are waited for.
 
-    Guarantees (`tests/wire/`): what `to_bytes` gives, `from_bytes` gives back, bit by bit, and
-    `to_bytes` of what `from_bytes` accepts are the very same bytes (`test_message.py`); it accepts
-    no message with a flipped bit, none that is shorter or longer (`test_damage.py`); whatever the
-    bytes, it raises nothing but `WireError` and allocates no more than in proportion to them
-    (`test_fuzz.py`).
+    Guarantees (`tests/wire/test_message.py`): what `to_bytes` gives, `from_bytes` gives back, bit
+    by bit, and `to_bytes` of what `from_bytes` accepts are the very same bytes; it accepts no
+    message with a flipped bit, none that is shorter or longer; whatever the bytes, it raises
+    nothing but `WireError` and allocates no more than in proportion to them (`test_fuzz.py`).
 
     Args:
         format: Of the message.
@@ -43,7 +182,7 @@ class Message:
     >>> Message.from_bytes(data, sketched, round_index=2, fingerprint=key)
     Traceback (most recent call last):
         ...
-    diffsketch.wire.errors.WireError: message is of round 3, and round 2 is expected
+    diffsketch.wire.formats.WireError: message is of round 3, and round 2 is expected
     """
 
     format: MessageFormat
@@ -60,22 +199,22 @@ class Message:
 
     @property
     def header(self) -> Header:
-        """Its header."""
+        """The message's header."""
         return Header.of(
-            self.format,
-            round_index=self.round_index,
-            fingerprint=self.fingerprint,
-            sender=self.sender,
-            count=self.count,
-        )
+            self.format, round_index=self.round_index, fingerprint=self.fingerprint,
+            sender=self.sender, count=self.count,
+        )  # fmt: skip
 
     def to_bytes(self) -> bytes:
-        """The message on the wire: `format.wire_bytes` bytes.
+        """Serialise to `format.wire_bytes` bytes.
 
         Raises:
             ArgumentError: A cell is not finite, or beyond the format's `limits`.
         """
-        return seal(self.header, pack(self.cells, self.format))
+        data = bytearray(self.header.to_bytes())
+        data += pack(self.cells, self.format)
+        data[CHECKSUM] = checksum(data)
+        return bytes(data)
 
     @classmethod
     def from_bytes(
@@ -87,7 +226,7 @@ class Message:
         fingerprint: bytes,
         count: int | None = None,
     ) -> Message:
-        """The message in bytes that somebody sent.
+        """Read the message in bytes that somebody sent.
 
         The format, and so the length, must be the expected one before anything is allocated.
 
@@ -110,7 +249,8 @@ class Message:
             raise WireError(
                 f"message is {what}: {len(data)} bytes, and {expected.wire_bytes} are expected"
             )
-        check_seal(data)
+        if data[CHECKSUM] != checksum(data):
+            raise WireError("message was altered on its way: its checksum does not fit")
         if header.round_index != round_index:
             raise WireError(
                 f"message is of round {header.round_index}, and round {round_index} is expected"
@@ -126,10 +266,20 @@ class Message:
                 f"message is the sum of {header.count} messages, and {wanted} is expected"
             )
         return cls(
-            expected,
-            unpack(data, expected),
-            round_index=round_index,
-            fingerprint=fingerprint,
-            sender=header.sender,
-            count=header.count,
-        )
+            expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
+            sender=header.sender, count=header.count,
+        )  # fmt: skip
+
+
+def check_data(data: object) -> None:
+    """Raise for what is not bytes: a mistake of the caller, not of a sender."""
+    if not isinstance(data, bytes | bytearray):
+        raise ArgumentError(f"data must be bytes, got {type(data).__name__}")
+
+
+def checksum(data: bytes | bytearray) -> bytes:
+    """Compute the checksum of a message, which leaves out the bytes at `CHECKSUM`."""
+    view = memoryview(data)
+    digest = hashlib.blake2b(view[: CHECKSUM.start], digest_size=4, person=b"ds-wire")
+    digest.update(view[CHECKSUM.stop :])
+    return digest.digest()

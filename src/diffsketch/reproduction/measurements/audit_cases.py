@@ -28,7 +28,7 @@ from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import check
 from diffsketch.methods.base import Method
-from diffsketch.methods.laplace import LaplaceBaseline, SketchLaplace, add_laplace
+from diffsketch.methods.paper import LaplaceBaseline, SketchLaplace, add_laplace
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit

@@ -12,8 +12,7 @@ from diffsketch.auditing.cases import bare_unknown
 from diffsketch.auditing.inversion import invert
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.client_noise import SketchGaussian
-from diffsketch.methods.diffsketch import ProvenDiffSketch
-from diffsketch.methods.laplace import RawLaplace, SketchLaplace
+from diffsketch.methods.paper import ProvenDiffSketch, RawLaplace, SketchLaplace
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.reproduction.measurements.audit_cases import Padded, of_method, of_padding
 from diffsketch.reproduction.measurements.options import check_known, number, text, whole

@@ -1,4 +1,4 @@
-"""cpSGD: a few levels per coordinate and binomial noise, under a secure sum."""
+"""Methods of other papers: cpSGD under a secure sum, and ProjUnit for clients who trust nobody."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -29,18 +29,20 @@ from diffsketch.privacy.claim import (
     Scope,
     Trust,
     Unit,
+    rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism, PaperSetting
+from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism
+from diffsketch.privacy.mechanisms.privunit import MAX_PER_MESSAGE, ProjUnit
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-__all__ = ["CpSgd"]
-
 _DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
+_MOST_ENTRIES = 1 << 31  # of a projection, in a plan
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class CpSgd(Plannable):
     """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
@@ -97,6 +99,7 @@ class CpSgd(Plannable):
     relation: Relation = Relation.REPLACE
 
     name: ClassVar[str] = "cpsgd"
+    code: ClassVar = 6
     margins: ClassVar = (16, 2, 4, 8, 32, 64, 256)
     """Levels of a coordinate."""
 
@@ -113,8 +116,16 @@ class CpSgd(Plannable):
     def _levels_and_trials(self) -> tuple[int, int]:
         """As given, or from the paper's table if its epsilon is to be claimed."""
         if self.claimed is not None:
-            setting = self._setting()
-            return setting.levels, setting.trials
+            given = (self.claimed, self.bits, self.levels, self.trials)
+            for setting in PAPER_SETTINGS:
+                if all(own is None or own == its for own, its in zip(given, setting, strict=True)):
+                    return setting.levels, setting.trials
+            rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
+            raise ArgumentError(
+                "claimed, bits, levels and trials must be a row of the paper's table "
+                f"({'; '.join(rows)}), got claimed={self.claimed}, bits={self.bits}, "
+                f"levels={self.levels}, trials={self.trials}"
+            )
         if self.bits is not None:
             raise ArgumentError("bits must come with claimed: levels and trials decide them")
         if self.levels is None or self.trials is None:
@@ -123,18 +134,6 @@ class CpSgd(Plannable):
         check_whole("levels", self.levels, least=2)
         check_whole("trials", self.trials, least=1)
         return self.levels, self.trials
-
-    def _setting(self) -> PaperSetting:
-        given = (self.claimed, self.bits, self.levels, self.trials)
-        for setting in PAPER_SETTINGS:
-            if all(own is None or own == its for own, its in zip(given, setting, strict=True)):
-                return setting
-        table = "; ".join(f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
-        raise ArgumentError(
-            "claimed, bits, levels and trials must be a row of the paper's table "
-            f"({table}), got claimed={self.claimed}, bits={self.bits}, levels={self.levels}, "
-            f"trials={self.trials}"
-        )
 
     @cached_property
     def _unrotated(self) -> BinomialMechanism:
@@ -146,7 +145,7 @@ class CpSgd(Plannable):
         )  # fmt: skip
 
     def mechanism(self, seed: HashSeed) -> BinomialMechanism:
-        """What clips, rotates and adds noise in a round."""
+        """Return the mechanism of a round, which clips, rotates and adds noise."""
         if not self.rotate:
             return self._unrotated
         digest = hashlib.blake2b(key=seed.value, digest_size=8, person=b"ds-cpsgd-rotate")
@@ -167,9 +166,9 @@ class CpSgd(Plannable):
 
     @cached_property
     def total_format(self) -> MessageFormat:
-        """With room for the sum of the cohort, which does not wrap."""
+        """Numbers with room for the sum of the cohort, which does not wrap."""
         length, bits = self._unrotated.length, self._unrotated.sum_bits
-        return MessageFormat(self.name, self.dim, (length,), "unsigned", bits)
+        return self._format((length,), "unsigned", bits)
 
     @cached_property
     def _claim(self) -> ProvenClaim | PaperClaim | NoClaim:
@@ -183,14 +182,11 @@ class CpSgd(Plannable):
         claim = self._unrotated.claim_for(present)
         if not isinstance(claim, PaperClaim):
             return claim
-        bits = self._unrotated.bits
-        source = (
-            f"{claim.source}, with messages of {bits} bits that leave no room for a secure sum,"
-        )
-        return replace(claim, source=source)
+        size = f"messages of {self._unrotated.bits} bits that leave no room for a secure sum"
+        return replace(claim, source=f"{claim.source}, with {size},")
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """By the clip, its rounding and the noise of so many; rotating changes no norm."""
+        """Bound by clip, rounding and the noise of so many; rotating changes no norm."""
         return self._unrotated.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
@@ -220,8 +216,8 @@ class CpSgd(Plannable):
         }
 
     @classmethod
-    def noised(cls, level: float) -> dict[str, Any]:
-        """Trials of the noise."""
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Choose the trials of the noise."""
         return {"trials": max(1, math.ceil(level))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
@@ -234,4 +230,101 @@ class CpSgd(Plannable):
             clipped_coordinates(vectors, self.limit),
             noise=noise_error(vectors, mechanism.step**2 * trials / 4 / count),
             rounding=noise_error(vectors, rounding),
+        )
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ProjUnitMean(Plannable):
+    """The direction of a random projection under local, pure differential privacy.
+
+    Vectors are clipped to norm `clip`, projected by a matrix that the round's seed gives, and sent
+    by PrivUnitG as `size` numbers; a whole client is hidden from everybody, with a delta of 0. All
+    workers of a round use the same matrix, so that messages can be summed and the sum projected
+    back. The estimate is unbiased over the seeds; for one seed, the mean itself has the error of
+    a projection, about `dim / size` times its squared norm.
+
+    Args:
+        dim: Length of the vectors.
+        size: Numbers of a message.
+        per_round: Epsilon of one message.
+        clip: Norm of a vector.
+    """
+
+    size: int
+    per_round: float
+    clip: float
+
+    name: ClassVar[str] = "projunit"
+    code: ClassVar = 9
+    margins: ClassVar = (0.0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("size", self.size, least=1)
+        check_positive("per_round", self.per_round)
+        most = MAX_PER_MESSAGE
+        check(self.per_round <= most, "per_round", f"be at most {most:g}", self.per_round)
+        check_positive("clip", self.clip)
+        _ = self.mechanism  # checks the rest
+
+    @cached_property
+    def mechanism(self) -> ProjUnit:
+        """The mechanism that clips, projects and randomises."""
+        return ProjUnit(self.dim, self.size, self.per_round, self.clip, shared=True)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """`size` numbers in float32."""
+        return self._format((self.size,))
+
+    @cached_property
+    def _claim(self) -> ProvenClaim:
+        return self.mechanism.claim
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim:  # noqa: ARG002
+        return self._claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return Encoded(self.mechanism.release(batch, noise, seed=seed))
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        return (self.mechanism.decode(total[None], seed=seed) / count).float()
+
+    @classmethod
+    def planned(
+        cls,
+        vectors: Vectors,
+        scope: Scope,
+        *,
+        cells: int,
+        bits: int | None,
+        margin: float,  # noqa: ARG003
+    ) -> dict[str, Any] | None:
+        """Choose all settings but epsilon."""
+        size = min(cells, vectors.dim, _MOST_ENTRIES // vectors.dim)
+        wanted = Scope(Unit.CLIENT, scope.relation, Trust.LOCAL)
+        if scope != wanted or bits is not None or size < 1:
+            return None
+        return {"size": size, "clip": vectors.norm}
+
+    @classmethod
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Choose the epsilon of one message."""
+        return {"per_round": float(rounded_down(1 / level, 4))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round: of the projection, the same for all, and of each one's noise.
+
+        All messages of a unit vector `u` have `S' S u / (|S u| E|S u|)` in common, whose squared
+        norm is `(size + dim - 1) / E|S u|**2` on average.
+        """
+        kept = min(1.0, self.clip / vectors.norm)
+        length = math.exp(math.lgamma(self.size / 2 + 0.5) - math.lgamma(self.size / 2))
+        projected = (self.size + self.dim - 1) / (2 * length**2)
+        noise = self.mechanism.squared_norm - projected * (kept * vectors.norm) ** 2
+        return RelativeError(
+            (1 - kept) ** 2 + kept**2 * (projected - 1),
+            noise / (vectors.count * vectors.norm**2 * vectors.mean_energy),
+            kept=kept,
         )

@@ -78,14 +78,6 @@ def test_the_noise_is_the_workers_own_whoever_else_adds_some(vectors: Tensor) ->
             assert torch.equal(method.encode(vectors[worker], SEED, own).messages, together[worker])
 
 
-def test_nothing_is_claimed_for_the_papers_own_tables(vectors: Tensor) -> None:
-    encoded = DiffSketch(DIM, 7, 22, per_round=1.0).encode(vectors, SEED, noise())
-    assert encoded.claimed is not None
-    assert encoded.noised is not None
-    assert bool(torch.isinf(encoded.claimed[0]))
-    assert bool(encoded.noised[0])
-
-
 def test_padding_counts_in_theorem_1_and_is_sketched(vectors: Tensor) -> None:
     padding = 20_000
     method = DiffSketch(DIM, 7, 4, per_round=50.0, padding=padding)

@@ -1,0 +1,431 @@
+"""The paper's methods: DiffSketch, DiffSketch with a proof, and the two Laplace baselines.
+
+*The baselines.* The paper "assume[s] that the input gradients are bounded by a constant alpha with
+a 90% probability" and takes the 90th percentile of each worker's own vector for it. One coordinate
+whose value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in
+the L1 norm, by
+
+    2 alpha          for a raw vector,
+    2 alpha rows     for a table, where it is in one cell of each row.
+
+Laplace noise has the scale `sensitivity / per_round`. Since one coordinate in ten exceeds alpha,
+and alpha comes from the private vector, these are no sensitivities, and what follows from them is
+claimed and not proven. With a `clip`, which does not come from the vector, they are: coordinates
+are clipped and rounded onto a grid, and the noise is discrete Laplace noise on whole numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, register
+from diffsketch.methods.forecast import (
+    Plannable,
+    RelativeError,
+    Vectors,
+    clipped_coordinates,
+    collision_error,
+    noise_error,
+    rounding_variance,
+)
+from diffsketch.methods.plain import LinearMethod, TableMethod, VectorMethod
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    NoClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+    rounded_down,
+    rounded_up,
+)
+from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism, PaddedGaussian
+from diffsketch.privacy.mechanisms.padding import padded_tables
+from diffsketch.privacy.mechanisms.rounding import CoordinateQuantizer
+from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
+from diffsketch.sketch.count_sketch import Combine, CountSketch
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import MessageFormat
+
+_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
+_STEPS = 256  # of the clip, at least
+_MANY = 4096  # messages that a sum has room for, at least
+_CUT = 1e-6  # probability that noise is cut off in any cell of a message
+
+
+def _paper_claim(per_round: float, source: str) -> PaperClaim:
+    return PaperClaim(_SCOPE, Epsilon(per_round, 0.0, 1, Basis.CLAIMED, _SCOPE), source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedTables(TableMethod):
+    """Tables of vectors that `padding` random numbers are appended to."""
+
+    padding: int
+
+    def __post_init__(self) -> None:
+        check_whole("padding", self.padding, least=0)
+        super().__post_init__()
+
+    @cached_property
+    def sketch(self) -> CountSketch:
+        """Sketch of the extended vectors: with it the tables are made, and must be queried."""
+        check_whole("dim", self.dim, least=1)
+        return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
+        mean = self.mean_table(total, count)
+        # Only the vector's own coordinates, not those of the appended numbers.
+        out = mean.new_empty(self.dim) if out is None else out
+        return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DiffSketch(PaddedTables):
+    """Algorithm 2 of the paper, at the workers.
+
+    * Compression: the table of the vector, with `padding` numbers appended that have the normal
+      distribution of the vector's own standard deviation ("the same Gaussian"). Where they are
+      many, the table that they make is drawn from its distribution, without drawing them
+      (`privacy.mechanisms.padding`).
+    * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
+      sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
+      claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
+      sensitivity is `2 alpha rows`, so the scale is `2 alpha rows / per_round`.
+    * Aggregation and query: the sum; the query of the mean table, by the median of its rows.
+
+    **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
+    coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
+    and the other methods are for when it counts.
+
+    `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        per_round: The epsilon that is to be claimed for each message.
+        padding: How many numbers are appended. Without any, Theorem 1 claims something only for
+            tables that are very small for the length of the vector.
+        family: Of the hashes.
+        combine: How the rows' estimates become one: by their median, as in Algorithm 1. (For other
+            methods it is the mean, if nothing is given.)
+    """
+
+    per_round: float
+    padding: int = 0
+    combine: Combine = field(default="median", kw_only=True)
+
+    name: ClassVar[str] = "diffsketch"
+    code: ClassVar = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+
+    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
+        source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
+        return _paper_claim(self.per_round, source)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        alpha, sigma = estimates(batch, validate=False)
+        claimed = claimed_per_round(self.sketch.dim, self.rows, self.cols, alpha=alpha, sigma=sigma)
+        if self.padding:
+            tables = padded_tables(batch, self.sketch, seed=seed, std=sigma, noise=noise)
+        else:
+            tables = self.sketch.encode(batch, seed)
+        weak = ~(claimed <= self.per_round)
+        if bool(weak.any()):
+            some = noise if bool(weak.all()) else noise.part(weak)
+            tables[weak] = add_laplace(
+                tables[weak], batch[weak], some,
+                alpha=alpha[weak], rows=self.rows, per_round=self.per_round,
+            )  # fmt: skip
+        return Encoded(tables, claimed, weak)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ProvenDiffSketch(PaddedTables):
+    """Algorithm 2 with its appended noise repaired, which makes it a Gaussian mechanism.
+
+    * Compression: the table of the vector, its coordinates clipped to `[-clip, clip]`, with
+      `padding` numbers of standard deviation `std` appended. Both are fixed beforehand.
+    * Validation: `claim_for(present, seed)`, once for the round's hashes and before any data is
+      seen. One coordinate moves the table by up to `2 clip` (`clip` for add-or-remove) in one cell
+      of each row; what that amounts to beside the noise is computed from the hashes.
+    * Aggregation and query: the sum; the query of the mean table.
+
+    The claim is proven, for one coordinate and hashes that everybody knows. There is none where
+    the padding is shorter than the table has cells, or leaves part of it without noise.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table.
+        cols: Columns of the table.
+        clip: Limit of a coordinate.
+        padding: How many numbers are appended.
+        std: Their standard deviation; must not come from private data.
+        relation: Which data sets are neighbours.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+
+    >>> from diffsketch.sketch import SketchKey
+    >>> method = ProvenDiffSketch(7850, 7, 22, clip=1.645, padding=39_250, std=1.0)
+    >>> print(method.claim_for(10, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=1))
+    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven, simulated; coordinate unit, \
+replace, local trust)
+    """
+
+    clip: float
+    std: float
+    relation: Relation = Relation.REPLACE
+
+    name: ClassVar[str] = "diffsketch-proven"
+    code: ClassVar = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("padding", self.padding, least=1)
+        check_positive("clip", self.clip)
+        check_positive("std", self.std)
+        scope = Scope(Unit.COORDINATE, self.relation, Trust.LOCAL)  # checks, and converts names
+        object.__setattr__(self, "relation", scope.relation)
+
+    def mechanism(self, seed: HashSeed) -> PaddedGaussian:
+        """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""
+        if self not in seed.memo:
+            bare = CountSketch(self.dim, self.rows, self.cols, self.family)
+            bound = CoordinateBound(self.clip)
+            made = PaddedGaussian(bare, seed, bound, self.padding, self.std, self.relation)
+            seed.memo[self] = made
+        mechanism: PaddedGaussian = seed.memo[self]
+        return mechanism
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
+        return self.mechanism(seed).claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return Encoded(self.mechanism(seed).release(batch, noise))
+
+
+class LaplaceBaseline(LinearMethod, Plannable):
+    """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
+
+    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
+    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]` and rounded at
+    random to multiples of `clip / steps`, `steps` being 256, or more where so many coordinates meet
+    in a cell that their rounding would add over 0.5% to the variance of the noise. The claim is
+    proven, pure, for one coordinate, and exactly `per_round` for one round.
+    """
+
+    # Fields of the dataclasses that inherit, in the order and by the names that they choose.
+    per_round: float
+    clip: float | None
+    _sent: ClassVar[str]  # what the noise is added to, in words
+    margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
+    """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("per_round", self.per_round)
+        if self.clip is not None:
+            check_between("clip", self.clip, 1e-30, 1e30)
+            check_between("per_round", self.per_round, 1e-9, 1e9)
+            _ = self.mechanism  # checks the rest
+
+    @property
+    def _rows(self) -> int:
+        """Cells of a message that each coordinate is in."""
+        return self._shape[0] if len(self._shape) == 2 else 1
+
+    @cached_property
+    def mechanism(self) -> DiscreteLaplaceMechanism | None:
+        """The mechanism that clips, rounds and adds noise; None for the paper's reading."""
+        if self.clip is None:
+            return None
+        cells, expected, table = math.prod(self._shape), self.dim / self._shape[-1], {}
+        if len(self._shape) == 2:
+            load = math.ceil(expected + 6 * math.sqrt(expected) + 6)
+            table = {"dim": self.dim, "load": min(self.dim, load)}
+        steps = max(_STEPS, math.ceil(2.5 * self.per_round * math.sqrt(expected) / self._rows))
+        bound = CoordinateBound(self.clip, self._rows)
+        quantizer = CoordinateQuantizer(bound, steps, cells, **table)
+        return DiscreteLaplaceMechanism(quantizer, 1 / self.per_round).with_bits_for(_CUT)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """Whole numbers if there is a clip; in the paper's reading float32."""
+        if self.mechanism is None:
+            return self._format(self._shape)
+        return self._format(self._shape, "signed", self.mechanism.bits)
+
+    @cached_property
+    def total_format(self) -> MessageFormat:
+        """The same with room for a sum."""
+        return replace(self.message_format, bits=self.sum_bits(_MANY))
+
+    def sum_bits(self, count: int) -> int:
+        """Room for a sum of so many messages; of float32, none is needed."""
+        form = self.message_format
+        return form.bits if self.mechanism is None else form.for_sums_of(count).bits
+
+    @cached_property
+    def _claim(self) -> ProvenClaim | PaperClaim:
+        if self.mechanism is not None:
+            return self.mechanism.claim
+        return _paper_claim(self.per_round, f"the paper's Laplace noise on {self._sent}")
+
+    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
+        return self._claim
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        encode, mechanism = self._encoder(seed), self.mechanism
+        if mechanism is None:
+            messages = batch if encode is None else encode(batch)
+            return Encoded(
+                add_laplace(
+                    messages, batch, noise,
+                    alpha=estimate_alpha(batch), rows=self._rows, per_round=self.per_round,
+                )
+            )  # fmt: skip
+        values = mechanism.rounded(batch, noise, encode=encode)
+        values += mechanism.draw(tuple(values.shape), noise).to(values.device)
+        return Encoded(fitted(values, self.message_format))
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """Bound by the clip, the worst that a table can make of it, and the noise of so many."""
+        return math.inf if self.mechanism is None else self.mechanism.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
+        """Norm of the numbers that the cells stand for."""
+        return float(torch.linalg.vector_norm(self._mean(total, 1).double()))
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The sum within its format."""
+        return total if self.mechanism is None else fitted(total, self.total_format)
+
+    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
+        if self.mechanism is None:
+            return super()._mean(total, count, out)
+        return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
+
+    @classmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings, all but the noise; the grid is the method's own."""
+        sized = cls._sized(vectors, cells)
+        if scope != replace(_SCOPE, relation=scope.relation) or bits is not None or sized is None:
+            return None
+        return {**sized, "clip": float(rounded_up(margin * vectors.norm / vectors.dim**0.5, 4))}
+
+    @classmethod
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Choose the epsilon of one message."""
+        return {"per_round": float(rounded_down(1 / level, 4))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Predict the error of one round."""
+        if self.mechanism is None:
+            raise ArgumentError("clip must be given for a forecast, got clip=None")
+        table, cols, limit = len(self._shape) == 2, self._shape[-1], self.mechanism.quantizer.bound
+        collisions = collision_error(self.dim, self._rows, cols) if table else 0.0
+        step = self.mechanism.quantizer.granularity
+        rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
+        return replace(
+            clipped_coordinates(vectors, limit.limit, collisions=collisions),
+            noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=self._rows),
+            rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=self._rows),
+        )
+
+
+@register
+@dataclass(frozen=True)
+class RawLaplace(LaplaceBaseline, VectorMethod):
+    """Laplace noise on every coordinate, and no compression: Algorithm 2 without its sketch.
+
+    * Compression: none.
+    * Validation: always adds noise. Sensitivity of one coordinate: `2 alpha`, so the scale is
+      `2 alpha / per_round`.
+    * Aggregation and query: the sum, over the number of workers.
+
+    `LaplaceBaseline` says what a `clip` changes.
+
+    Args:
+        dim: Length of the vectors.
+        per_round: Epsilon of one message.
+        clip: Limit of a coordinate, or None for the paper's reading.
+
+    >>> from diffsketch.sketch import SketchKey
+    >>> seed = SketchKey.from_integer(0).seed(0)
+    >>> print(RawLaplace(100, per_round=0.5, clip=1.0).claim_for(10, seed))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    Proven: discrete Laplace noise of standard deviation 5.657 on whole numbers limits how well
+    anyone who sees a client's message can tell which of two values one coordinate of a vector has.
+    """
+
+    per_round: float
+    clip: float | None = None
+
+    name: ClassVar[str] = "laplace"
+    code: ClassVar = 4
+    _sent: ClassVar[str] = "raw vectors"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class SketchLaplace(LaplaceBaseline, TableMethod):
+    """Laplace noise on every cell of the table: Algorithm 2 without its Theorem 1.
+
+    * Compression: the table of the vector (of the clipped one, if there is a `clip`).
+    * Validation: always adds noise. One coordinate is in one cell of each row, so its sensitivity
+      is `2 alpha rows`, and the scale `2 alpha rows / per_round`.
+    * Aggregation and query: the sum; the query of the mean table.
+
+    `LaplaceBaseline` says what a `clip` changes; hashes need not be secret for its proof.
+
+    Args:
+        dim: Length of the vectors.
+        rows: Rows of the table. One row needs the least noise.
+        cols: Columns of the table.
+        per_round: Epsilon of one message.
+        clip: Limit of a coordinate, or None for the paper's reading.
+        family: Of the hashes.
+        combine: How the rows' estimates become one.
+    """
+
+    per_round: float
+    clip: float | None = None
+
+    name: ClassVar[str] = "sketch-laplace"
+    code: ClassVar = 5
+    _sent: ClassVar[str] = "sketches"
+
+
+def add_laplace(
+    messages: Tensor, vectors: Tensor, noise: Noise, *, alpha: Tensor, rows: int, per_round: float
+) -> Tensor:
+    """Add Laplace noise to messages `(workers, ...)`, of scale `2 alpha rows / per_round`.
+
+    A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
+    rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
+    are). There is a row of `noise`, and a float64 `alpha`, for each of the `vectors`.
+    """
+    if float(alpha.min()) == 0:
+        alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())
+    scales = (alpha * (2 * rows / per_round)).to(messages.dtype)
+    drawn = noise.laplace(tuple(messages.shape), 1.0, dtype=messages.dtype).to(messages.device)
+    return torch.addcmul(messages, drawn, scales.reshape(-1, *(1,) * (messages.dim() - 1)))
