@@ -30,7 +30,7 @@ from diffsketch.sketch import SketchKey
 from tests.flower.flower_secure import KEYS, MASKED, SHARES, UNMASK, Losses, bytes_of, is_own
 from tests.flower.flower_world import DIM, RUN, World, our_record
 from tests.flower.test_flower_secure import FIRST, KEY, NODES, PLAN, plain, run
-from tests.secure_sum.playing import identity
+from tests.secure_sum.helpers import identity
 
 BAD = 1002
 Replies = Mapping[int, bytes]
