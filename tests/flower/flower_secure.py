@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from diffsketch.flower import Plan, sketch_mod
+from diffsketch.flower import FlowerPlan, sketch_mod
 from diffsketch.flower.records import SUM_RECORD
 from tests.flower.flower_world import RUN, Node, World, client_app, our_record, towards
 
@@ -49,9 +49,9 @@ class Restarting(World):
     def __init__(self, forgets: Mapping[int, int] | None = None) -> None:
         super().__init__()
         self._forgets, self._exchange = forgets or {}, -1
-        self._made: dict[int, tuple[Plan, dict[str, Any]]] = {}
+        self._made: dict[int, tuple[FlowerPlan, dict[str, Any]]] = {}
 
-    def join(self, number: int, plan: Plan | None, **options: Any) -> Node:
+    def join(self, number: int, plan: FlowerPlan | None, **options: Any) -> Node:
         node = super().join(number, plan, **options)
         assert plan is not None
         self._made[node.node_id] = plan, options

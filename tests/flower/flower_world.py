@@ -20,7 +20,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from diffsketch.flower import Plan, sketch_mod
+from diffsketch.flower import FlowerPlan, replay_totals, sketch_mod
 from diffsketch.flower.records import RECORD
 
 DIM = 21
@@ -118,7 +118,7 @@ class World(Grid):
     def join(
         self,
         number: int,
-        plan: Plan | None,
+        plan: FlowerPlan | None,
         *,
         train: Train = towards,
         node_id: int | None = None,
@@ -186,3 +186,7 @@ def one_round(strategy: Any, world: World, arrays: ArrayRecord, server_round: in
 
 def our_record(message: Message) -> ConfigRecord:
     return message.content.config_records[RECORD]
+
+
+def followed(model, totals, rounds, **options):
+    return replay_totals(model, list(zip(rounds, totals)), **options)[0]

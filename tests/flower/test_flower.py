@@ -14,7 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import Plan, SketchStrategy, followed
+from diffsketch.flower import FlowerPlan, SketchStrategy
+from tests.flower.flower_world import followed
 from diffsketch.flower.records import digest_of
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
@@ -31,16 +32,16 @@ from tests.helpers import contract
 from tests.helpers.silent import silence
 
 KEY = SketchKey.from_integer(3)
-SKETCH = Plan("sketch", {"rows": 3, "cols": 16})
-DENSE = Plan("none")
-GAUSSIAN = Plan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
+SKETCH = FlowerPlan("sketch", {"rows": 3, "cols": 16})
+DENSE = FlowerPlan("none")
+GAUSSIAN = FlowerPlan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
 
 
 def fed_avg(kind: type[FedAvg] = FedAvg, **options: Any) -> FedAvg:
     return kind(fraction_evaluate=0.0, **options)
 
 
-def world_of(plan: Plan, nodes: int = 3, **options: Any) -> World:
+def world_of(plan: FlowerPlan, nodes: int = 3, **options: Any) -> World:
     world = World()
     for number in range(nodes):
         world.join(number, plan, key=options.pop("key", KEY), **options)
@@ -69,7 +70,7 @@ class Descent(FedAvg):
 @pytest.mark.parametrize("case", contract.CASES, ids=lambda case: case.name)
 def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
     name, settings = contract.SETTINGS[case.name]
-    plan = Plan(name, settings, contract.WORKERS, contract.WORKERS)
+    plan = FlowerPlan(name, settings, contract.WORKERS, contract.WORKERS)
 
     def train(number: int, weights: Tensor, server_round: int) -> Tensor:
         return weights + contract.gradient(weights, number, server_round - 1)
@@ -96,7 +97,7 @@ def test_methods_without_an_exact_form_are_refused(name: str) -> None:
         "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0},
         "projunit": {"size": 5, "per_round": 8.0, "clip": 2.0},
     }
-    plan = Plan(name, settings[name])
+    plan = FlowerPlan(name, settings[name])
     strategy = SketchStrategy(fed_avg(), plan, key=KEY)
     with pytest.raises(ArgumentError, match=f"method='{name}' must not be sent"):
         strategy.start(world_of(plan), record_of(torch.zeros(DIM)), 1)
@@ -153,7 +154,7 @@ def test_nodes_follow_by_totals_and_have_the_servers_bits() -> None:
 
 
 def test_a_node_that_missed_rounds_catches_up() -> None:
-    plan = Plan("sketch", {"rows": 1, "cols": 2})  # 56 bytes a total, and 464 the model
+    plan = FlowerPlan("sketch", {"rows": 1, "cols": 2})  # 56 bytes a total, and 464 the model
     world = world_of(plan)
     strategy = SketchStrategy(fed_avg(min_train_nodes=1), plan, key=KEY)
     arrays = one_round(strategy, world, record_of(torch.zeros(DIM)), 1)
@@ -196,7 +197,7 @@ def test_a_server_without_a_key_sums_and_the_owner_has_the_model() -> None:
 
 
 def test_too_few_replies_make_a_round_void(caplog: pytest.LogCaptureFixture) -> None:
-    plan = Plan(GAUSSIAN.method, GAUSSIAN.settings, min_replies=2)
+    plan = FlowerPlan(GAUSSIAN.method, GAUSSIAN.settings, min_replies=2)
     world = world_of(plan)
     strategy = SketchStrategy(fed_avg(), plan, key=KEY)
     arrays = one_round(strategy, world, record_of(torch.zeros(DIM)), 1)
@@ -225,7 +226,7 @@ def test_a_round_with_no_reply_at_all_is_void() -> None:
 
 
 def test_bytes_are_counted_and_shrink() -> None:
-    plan = Plan("sketch", {"rows": 1, "cols": 4})
+    plan = FlowerPlan("sketch", {"rows": 1, "cols": 4})
     world = world_of(plan)
     strategy = SketchStrategy(fed_avg(), plan, key=KEY)
     strategy.start(world, record_of(torch.zeros(DIM)), 2)
@@ -249,14 +250,14 @@ def test_the_budget_stops_the_run_and_keeps_its_result() -> None:
 
 
 @pytest.mark.parametrize(("plan", "match"), [(SKETCH, "nothing is proven"), (DENSE, "proven")])
-def test_a_budget_needs_a_proof(plan: Plan, match: str) -> None:
+def test_a_budget_needs_a_proof(plan: FlowerPlan, match: str) -> None:
     strategy = SketchStrategy(fed_avg(), plan, key=KEY, budget=Budget(1.0, 1e-5))
     with pytest.raises(ArgumentError, match=match):
         strategy.start(world_of(plan), record_of(torch.zeros(DIM)), 1)
 
 
 def test_distributed_trust_needs_a_secure_sum() -> None:
-    plan = Plan(
+    plan = FlowerPlan(
         "sketch-skellam", {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 1.0}, cohort=3
     )
     start = record_of(torch.zeros(DIM))
@@ -270,7 +271,7 @@ def test_distributed_trust_needs_a_secure_sum() -> None:
 
 def test_fewer_members_weaken_a_shared_noise_and_the_claim_says_so() -> None:
     settings = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 1.0}
-    plan = Plan("sketch-skellam", settings, cohort=3, min_replies=2)
+    plan = FlowerPlan("sketch-skellam", settings, cohort=3, min_replies=2)
     start = record_of(torch.zeros(DIM))
     epsilons = []
     for dead in (set[int](), {1002}):
@@ -308,7 +309,7 @@ def test_diverging_rounds_are_void() -> None:
 
 def test_central_noise_is_the_servers() -> None:
     settings = {**GAUSSIAN.settings, "trust": "central"}
-    plan = Plan("sketch-gaussian", settings)
+    plan = FlowerPlan("sketch-gaussian", settings)
 
     def started() -> Tensor:
         strategy = SketchStrategy(fed_avg(), plan, key=KEY)

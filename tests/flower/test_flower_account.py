@@ -17,8 +17,8 @@ pytest.importorskip("flwr")
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.errors import DataError, MismatchError
-from diffsketch.flower import Account, Plan, SketchStrategy
-from diffsketch.flower.accounts import AccountFile, Books
+from diffsketch.flower import ClientAccount, FlowerPlan, SketchStrategy
+from diffsketch.flower.accounts import AccountFile, ClientLedger
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
@@ -26,15 +26,15 @@ from tests.flower.flower_world import DIM, World, one_round, record_of, towards
 
 KEY = SketchKey.from_integer(3)
 SETTINGS = {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0}
-PLAN = Plan("sketch-gaussian", SETTINGS)
-CENTRAL = Plan("sketch-gaussian", {**SETTINGS, "trust": "central"})
-LOUDER = Plan("sketch-gaussian", {**SETTINGS, "noise_multiplier": 0.5})
+PLAN = FlowerPlan("sketch-gaussian", SETTINGS)
+CENTRAL = FlowerPlan("sketch-gaussian", {**SETTINGS, "trust": "central"})
+LOUDER = FlowerPlan("sketch-gaussian", {**SETTINGS, "noise_multiplier": 0.5})
 FIRST = record_of(torch.zeros(DIM))
 BUDGET = Budget(6.0, 1e-5)
 SECRET = "ab" * 32
 
 
-def claim_of(plan: Plan) -> Any:
+def claim_of(plan: FlowerPlan) -> Any:
     return plan.build(DIM).claim_for(1, KEY.seed(0))
 
 
@@ -54,8 +54,8 @@ def request(round_index: int = 0, *, statement: bytes = b"", known: bytes = b"")
     )
 
 
-def books(path: Path | None, *, key: bytes | None = None, budget: Budget | None = None) -> Books:
-    return Books("0", budget, key, None if path is None else AccountFile(path))
+def books(path: Path | None, *, key: bytes | None = None, budget: Budget | None = None) -> ClientLedger:
+    return ClientLedger("0", budget, key, None if path is None else AccountFile(path))
 
 
 def inside() -> FedAvg:
@@ -89,22 +89,22 @@ def test_without_a_statement_a_lost_file_counts_all_earlier_rounds(tmp_path: Pat
     path.unlink()
     known = member_digest("0")  # the server has a statement: it is waited for
     with pytest.raises(Refusal, match="needs its statement first"):
-        books(path, key=b"k" * 32).check(CLAIM, request(7, known=known), remembered=None)
+        books(path, key=b"k" * 32).after(CLAIM, request(7, known=known), remembered=None)
     path.unlink(missing_ok=True)
-    path.write_text(Account.new(None).to_text())  # how a new client says that it is new
+    path.write_text(ClientAccount.new(None).to_text())  # how a new client says that it is new
     assert books(path).charge(CLAIM, request(7), remembered=None).serial == 1
     path.unlink()
-    remembered = Account.new(None).after(CLAIM, rounds=3)
+    remembered = ClientAccount.new(None).after(CLAIM, rounds=3)
     assert books(path).charge(CLAIM, request(7), remembered=remembered).serial == 4
 
 
-def test_the_most_spent_of_what_is_known_counts(tmp_path: Path) -> None:
+def test_the_combined_of_what_is_known_counts(tmp_path: Path) -> None:
     key, path = b"k" * 32, tmp_path / "account.json"
-    many, dear = Account.new(None).after(CLAIM, rounds=5), Account.new(None)
+    many, dear = ClientAccount.new(None).after(CLAIM, rounds=5), ClientAccount.new(None)
     dear = dear.after(claim_of(LOUDER), rounds=2)  # fewer messages that cost more
     for on_disk, stated in ((many, dear), (dear, many)):
         AccountFile(path).write(on_disk)
-        asked = request(statement=stated.sealed(key))
+        asked = request(statement=stated.statement(key))
         after = books(path, key=key).charge(CLAIM, asked, remembered=None)
         assert after.serial == 6
         expected = float(dear.after(CLAIM).epsilon(1e-5))
@@ -122,9 +122,9 @@ def at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     read before either writes. Locks are of open files, not of processes: two threads do.
     """
     both = threading.Barrier(2)
-    read: Callable[[AccountFile, Budget | None], Account | None] = AccountFile.read
+    read: Callable[[AccountFile, Budget | None], ClientAccount | None] = AccountFile.read
 
-    def lingering(self: AccountFile, budget: Budget | None) -> Account | None:
+    def lingering(self: AccountFile, budget: Budget | None) -> ClientAccount | None:
         account = read(self, budget)
         with suppress(threading.BrokenBarrierError):
             both.wait(0.5)
@@ -156,11 +156,11 @@ def test_without_the_lock_one_of_them_would_be_lost(
 ) -> None:
     monkeypatch.setattr(AccountFile, "locked", lambda _: nullcontext())
     path = tmp_path / "account.json"
-    AccountFile(path).write(Account.new(None))
+    AccountFile(path).write(ClientAccount.new(None))
     replaced = threading.Lock()
-    write: Callable[[AccountFile, Account], None] = AccountFile.write
+    write: Callable[[AccountFile, ClientAccount], None] = AccountFile.write
 
-    def one_by_one(self: AccountFile, account: Account) -> None:
+    def one_by_one(self: AccountFile, account: ClientAccount) -> None:
         with replaced:  # both threads have the same temporary name
             write(self, account)
 
@@ -211,6 +211,6 @@ def test_an_account_of_another_trust_is_refused_in_words(tmp_path: Path) -> None
             (reason,) = report.refused.values()
             assert reason.startswith("account: this client's account is about another kind")
             assert str(tmp_path) not in reason
-    local, central = (Account.new(None).after(claim_of(one)) for one in (PLAN, CENTRAL))
+    local, central = (ClientAccount.new(None).after(claim_of(one)) for one in (PLAN, CENTRAL))
     with pytest.raises(MismatchError, match="accounts of one client"):
-        Account.most_spent([local, central])
+        ClientAccount.combined([local, central])

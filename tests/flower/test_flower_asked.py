@@ -17,23 +17,23 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import Plan, SketchStrategy
-from diffsketch.flower.accounts import Members
+from diffsketch.flower import FlowerPlan, SketchStrategy
+from diffsketch.flower.accounts import ClientRegistry
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, record_of
 
 KEY = SketchKey.from_integer(3)
-PLAN = Plan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
+PLAN = FlowerPlan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
 SKELLAM = {"rows": 1, "cols": 16, "clip": 0.5, "noise_multiplier": 2.0}
-SUM = Plan("sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True, identities=False)
+SUM = FlowerPlan("sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True, identities=False)
 FIRST = record_of(torch.zeros(DIM))
 CLAIM = PLAN.build(DIM).claim_for(1, KEY.seed(0))
 BUDGET = Budget(3.5, 1e-5)  # two rounds of PLAN
 
 
-def strategy_of(plan: Plan = PLAN, **options: Any) -> SketchStrategy:
+def strategy_of(plan: FlowerPlan = PLAN, **options: Any) -> SketchStrategy:
     own = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     return SketchStrategy(own, plan, key=KEY, **options)
 
@@ -108,28 +108,28 @@ def test_if_nobody_else_is_there_the_round_is_void() -> None:
 
 
 def test_members_that_are_beyond_do_not_keep_others_from_being_told_apart() -> None:
-    one = Members(BUDGET, CLAIM)
+    one = ClientRegistry(BUDGET, CLAIM)
     one.charge(CLAIM, [1])
-    one.heard(1, member="a", version=0, statement=b"")
+    one.update(1, member="a", version=0, statement=b"")
     one.charge(CLAIM, [1])
     one.charge(CLAIM, [2])  # a restarted "a" that is silent, and paid by its id
-    one.ask(CLAIM, [2, 3])
-    assert one.beyond(CLAIM) == frozenset()
-    one.heard(2, member="a", version=0, statement=b"")
-    one.heard(3, member="b", version=0, statement=b"")
-    assert one.beyond(CLAIM) == {2}
+    one.begin_round(CLAIM, [2, 3])
+    assert one.over_budget(CLAIM) == frozenset()
+    one.update(2, member="a", version=0, statement=b"")
+    one.update(3, member="b", version=0, statement=b"")
+    assert one.over_budget(CLAIM) == {2}
     assert one.rounds_of("a") == 4
-    one.settle(CLAIM)
+    one.settle_round(CLAIM)
     assert (one.rounds_of("a"), one.rounds_of("b")) == (4, 1)
     with pytest.raises(BudgetExceeded):
-        one.ask(CLAIM, [3])
+        one.begin_round(CLAIM, [3])
     assert one.rounds_of("b") == 1
 
 
 def test_two_nodes_of_one_member_pay_twice() -> None:
-    one = Members(None, CLAIM)
+    one = ClientRegistry(None, CLAIM)
     for node in (1, 2, 3):
-        one.heard(node, member="b" if node == 3 else "a", version=0, statement=b"")
+        one.update(node, member="b" if node == 3 else "a", version=0, statement=b"")
     one.charge(CLAIM, [1, 2, 3])
     assert (one.rounds_of("a"), one.rounds_of("b")) == (2, 1)
 
@@ -140,7 +140,7 @@ def test_of_more_nodes_than_the_cohort_some_are_asked() -> None:
         world.join(number, SUM, key=KEY)
     strategy = strategy_of(SUM)
     result = strategy.start(world, FIRST, 2)
-    assert [len(report.asked) for report in strategy.reports] == [3, 3]
+    assert [len(report.selected) for report in strategy.reports] == [3, 3]
     assert not any(report.void for report in strategy.reports)
     assert list(result.arrays) == list(FIRST)
 
@@ -153,13 +153,13 @@ def test_all_nodes_have_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None
     """
     source = random.Random(5)
     monkeypatch.setattr(secrets, "SystemRandom", lambda: source)
-    plan = Plan("sketch-skellam", SKELLAM, cohort=3)
+    plan = FlowerPlan("sketch-skellam", SKELLAM, cohort=3)
     world = World()
     for number in range(5):
         world.join(number, plan, key=KEY)
     strategy = strategy_of(plan, trusted_server=True)
     strategy.configure_train(1, FIRST, ConfigRecord(), world)
-    desk = strategy._desk
+    desk = strategy._started
     assert desk is not None
     messages = list(strategy.strategy.configure_train(1, FIRST, ConfigRecord(), world))
     assert len(messages) == 5
@@ -169,7 +169,7 @@ def test_all_nodes_have_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None
 
     counts: Counter[int] = Counter()
     for _ in range(150):
-        chosen = [one.metadata.dst_node_id for one in desk.chosen(messages)]
+        chosen = [one.metadata.dst_node_id for one in desk.select(messages)]
         assert len(set(chosen)) == 3
         counts.update(chosen)
     assert is_fair(counts)

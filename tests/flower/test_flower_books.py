@@ -11,10 +11,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.flower import Account
-from diffsketch.flower.accounts import Members
+from diffsketch.flower import ClientAccount
+from diffsketch.flower.accounts import ClientRegistry
 from diffsketch.flower.records import cast_like, flat, length_of, moved
-from diffsketch.flower.server import History
+from diffsketch.flower.server import ModelHistory
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
@@ -27,44 +27,44 @@ KEY, OTHER = b"k" * 32, b"o" * 32
 
 
 def test_an_account_comes_back_exactly() -> None:
-    account = Account.new(None)
+    account = ClientAccount.new(None)
     for _ in range(7):
         account = account.after(CLAIM)
-    again = Account.opened(account.sealed(KEY), KEY, None)
+    again = ClientAccount.of_statement(account.statement(KEY), KEY, None)
     assert again.serial == 7
     assert again.to_text() == account.to_text()
     assert again.epsilon(1e-5) == account.epsilon(1e-5)
 
 
 def test_a_restored_account_is_held_to_its_budget() -> None:
-    account = Account.new(None).after(CLAIM, rounds=50)
-    again = Account.opened(account.sealed(KEY), KEY, Budget(1.0, 1e-5))
+    account = ClientAccount.new(None).after(CLAIM, rounds=50)
+    again = ClientAccount.of_statement(account.statement(KEY), KEY, Budget(1.0, 1e-5))
     with pytest.raises(BudgetExceeded):
         again.after(CLAIM)
 
 
 @pytest.mark.parametrize("place", [0, 31, 32, 40, -1])
 def test_a_changed_statement_is_refused(place: int) -> None:
-    statement = bytearray(Account.new(None).after(CLAIM).sealed(KEY))
+    statement = bytearray(ClientAccount.new(None).after(CLAIM).statement(KEY))
     statement[place] ^= 1
     with pytest.raises(WireError, match="not made with its own key"):
-        Account.opened(bytes(statement), KEY, None)
+        ClientAccount.of_statement(bytes(statement), KEY, None)
 
 
 @pytest.mark.parametrize("length", [0, 31, 32, 100])
 def test_a_cut_statement_is_refused(length: int) -> None:
-    statement = Account.new(None).after(CLAIM).sealed(KEY)
+    statement = ClientAccount.new(None).after(CLAIM).statement(KEY)
     with pytest.raises(WireError):
-        Account.opened(statement[:length], KEY, None)
+        ClientAccount.of_statement(statement[:length], KEY, None)
 
 
 def test_a_statement_of_another_key_is_refused() -> None:
     with pytest.raises(WireError, match="own key"):
-        Account.opened(Account.new(None).sealed(OTHER), KEY, None)
+        ClientAccount.of_statement(ClientAccount.new(None).statement(OTHER), KEY, None)
 
 
-def members(budget: Budget | None = None) -> Members:
-    return Members(budget, CLAIM)
+def members(budget: Budget | None = None) -> ClientRegistry:
+    return ClientRegistry(budget, CLAIM)
 
 
 def test_accounts_grow_with_the_members() -> None:
@@ -80,12 +80,12 @@ def test_accounts_grow_with_the_members() -> None:
 def test_a_member_that_comes_back_under_another_id_has_one_account() -> None:
     one = members()
     one.charge(CLAIM, [1, 2])
-    one.heard(1, member="a", version=0, statement=b"")
-    one.heard(2, member="b", version=0, statement=b"")
+    one.update(1, member="a", version=0, statement=b"")
+    one.update(2, member="b", version=0, statement=b"")
     one.charge(CLAIM, [1, 2])
     one.charge(CLAIM, [3])  # a restarted "a", which does not answer at first
     assert one.rounds_of("a") == 2
-    one.heard(3, member="a", version=-1, statement=b"")
+    one.update(3, member="a", version=-1, statement=b"")
     assert one.rounds_of("a") == 3
     assert one.rounds_of("b") == 2
     one.charge(CLAIM, [3])
@@ -97,22 +97,22 @@ def test_a_member_that_comes_back_under_another_id_has_one_account() -> None:
 def test_the_members_budget_is_never_exceeded() -> None:
     budget, one, rounds = Budget(6.0, 1e-5), members(Budget(6.0, 1e-5)), 0
     while float(CLAIM.epsilon(delta=1e-5, rounds=rounds + 1)) <= budget.epsilon:
-        one.afford(CLAIM, [rounds, 50])
+        one.check_budget(CLAIM, [rounds, 50])
         one.charge(CLAIM, [rounds, 50])
         rounds += 1
     assert rounds >= 1
     with pytest.raises(BudgetExceeded):
-        one.afford(CLAIM, [rounds, 50])
+        one.check_budget(CLAIM, [rounds, 50])
     with pytest.raises(BudgetExceeded):
         one.charge(CLAIM, [50])
-    one.afford(CLAIM, [rounds])
+    one.check_budget(CLAIM, [rounds])
     assert float(one.epsilon(1e-5)) <= budget.epsilon
 
 
 def test_statements_are_handed_back_to_their_member_only() -> None:
     one = members()
-    one.heard(1, member="a", version=0, statement=b"of a")
-    one.heard(2, member="b", version=0, statement=b"of b")
+    one.update(1, member="a", version=0, statement=b"of a")
+    one.update(2, member="b", version=0, statement=b"of b")
     assert one.statement_for(1) == (b"of a", b"")
     statement, known = one.statement_for(9)
     assert statement == b""
@@ -124,39 +124,39 @@ def arrays(value: float) -> ArrayRecord:
 
 
 def test_a_history_sends_totals_while_they_are_smaller() -> None:
-    history = History(arrays(0.0), keyed=True)
+    history = ModelHistory(arrays(0.0), keyed=True)
     size = sum(len(one.data) for one in arrays(0.0).values())
     total = bytes(size // 3)
     for index in range(5):
-        history.followed(total, 2 * index, arrays(float(index)))
+        history.add(total, 2 * index, arrays(float(index)))
     assert history.version == 5
     near, far, new = history.download(4), history.download(1), history.download(-1)
-    assert (near.arrays, near.totals, near.rounds, near.first) == (None, [total], [8], 5)
+    assert (near.arrays, near.totals, [i for i, _ in near.totals], near.first) == (None, [total], [8], 5)
     assert far.base == new.base == 5
     assert far.totals == []
 
 
 def test_a_history_after_a_leap_sends_the_model() -> None:
-    history = History(arrays(0.0), keyed=True)
-    history.followed(b"1", 0, arrays(1.0))
-    history.replaced(arrays(2.0))
+    history = ModelHistory(arrays(0.0), keyed=True)
+    history.add(b"1", 0, arrays(1.0))
+    history.replace(arrays(2.0))
     assert history.version == 2
     assert history.download(1).base == 2
-    history.followed(b"3", 5, arrays(3.0))
+    history.add(b"3", 5, arrays(3.0))
     assert history.download(2).rounds == [5]
     assert history.download(3).totals == []
 
 
 def test_a_history_without_a_key_keeps_everything() -> None:
     first = arrays(0.0)
-    history = History(first, keyed=False)
+    history = ModelHistory(first, keyed=False)
     for index in range(40):
-        history.followed(bytes(1000), index, None)
+        history.add(bytes(1000), index, None)
     new = history.download(-1)
     assert (new.arrays, new.base, len(new.totals), new.digest) == (first, 0, 40, b"")
     assert history.download(38).rounds == [38, 39]
     with pytest.raises(ArgumentError, match="has no key"):
-        history.replaced(arrays(1.0))
+        history.replace(arrays(1.0))
 
 
 def test_vectors_keep_types_and_leave_whole_numbers_alone() -> None:

@@ -15,21 +15,21 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.flower import Account, Plan, SketchStrategy, sketch_mod
+from diffsketch.flower import ClientAccount, FlowerPlan, SketchStrategy, sketch_mod
 from diffsketch.flower.records import PROTOCOL
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, our_record, record_of
 
 KEY, OTHER = SketchKey.from_integer(3), SketchKey.from_integer(4)
-GAUSSIAN = Plan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
-SKETCH = Plan("sketch", {"rows": 3, "cols": 16})
+GAUSSIAN = FlowerPlan("sketch-gaussian", {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
+SKETCH = FlowerPlan("sketch", {"rows": 3, "cols": 16})
 FIRST = record_of(torch.zeros(DIM))
 SECRET = "ab" * 32
 
 
 def rounds(
-    count: int, world: World, plan: Plan = GAUSSIAN, **options: Any
+    count: int, world: World, plan: FlowerPlan = GAUSSIAN, **options: Any
 ) -> tuple[SketchStrategy, World]:
     strategy = SketchStrategy(_inside(), plan, **{"key": KEY, **options})
     strategy.start(world, FIRST, count)
@@ -96,7 +96,7 @@ def test_other_keys_are_refused(
 
 
 def test_a_server_cannot_choose_less_noise() -> None:
-    weaker = Plan(GAUSSIAN.method, {**GAUSSIAN.settings, "noise_multiplier": 0.01})
+    weaker = FlowerPlan(GAUSSIAN.method, {**GAUSSIAN.settings, "noise_multiplier": 0.01})
     world = World()
     node = world.join(0, GAUSSIAN, key=KEY)
     strategy, _ = rounds(1, world, weaker)
@@ -181,7 +181,7 @@ def test_noise_is_new_in_every_message() -> None:
 
 
 def test_importance_scales_the_vector() -> None:
-    plan, results = Plan("none"), []
+    plan, results = FlowerPlan("none"), []
     for importance in (1.0, 3.0):
         world = World()
         world.join(0, plan, key=KEY, importance=importance)
@@ -194,7 +194,7 @@ BUDGET = Budget(6.0, 1e-5)  # three rounds of GAUSSIAN
 
 
 def allowed() -> int:
-    account, count = Account.new(BUDGET), 0
+    account, count = ClientAccount.new(BUDGET), 0
     claim = GAUSSIAN.build(DIM).claim_for(1, KEY.seed(0))
     while True:
         try:
@@ -276,14 +276,14 @@ def test_a_node_that_lost_its_model_gets_it_again() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ArgumentError, match="plan must be a Plan"):
+    with pytest.raises(ArgumentError, match="plan must be a FlowerPlan"):
         sketch_mod("sketch")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="importance must"):
         sketch_mod(SKETCH, importance=0.0)
     with pytest.raises(ArgumentError, match="settings must be of"):
-        Plan("sketch", {"clip": 1.0})
+        FlowerPlan("sketch", {"clip": 1.0})
     with pytest.raises(ArgumentError, match="name=value"):
-        Plan.parse("sketch", "rows cols")
+        FlowerPlan.parse("sketch", "rows cols")
 
 
 def test_the_account_survives_from_run_to_run_by_the_servers_record(

@@ -13,7 +13,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg, FedAvgM
 
-from diffsketch.flower import Plan, SketchStrategy, followed
+from diffsketch.flower import FlowerPlan, SketchStrategy
+from tests.flower.flower_world import followed
 from diffsketch.flower.records import digest_of
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import DIM, World, one_round, our_record, record_of
@@ -21,13 +22,13 @@ from tests.flower.flower_world import DIM, World, one_round, our_record, record_
 KEY = SketchKey.from_integer(3)
 NODES = 5
 SETTINGS = {"rows": 1, "cols": 16, "clip": 0.2, "noise_multiplier": 1e-3, "clip_quantile": 0.5}
-LOCAL = Plan("sketch-gaussian", SETTINGS, NODES)
-CENTRAL = Plan("sketch-gaussian", {**SETTINGS, "trust": "central"}, NODES)
-SECURE = Plan("sketch-skellam", SETTINGS, NODES, NODES - 1, secure_sum=True, identities=False)
+LOCAL = FlowerPlan("sketch-gaussian", SETTINGS, NODES)
+CENTRAL = FlowerPlan("sketch-gaussian", {**SETTINGS, "trust": "central"}, NODES)
+SECURE = FlowerPlan("sketch-skellam", SETTINGS, NODES, NODES - 1, secure_sum=True, identities=False)
 FIRST = record_of(torch.zeros(DIM))
 
 
-def world_of(plan: Plan) -> World:
+def world_of(plan: FlowerPlan) -> World:
     world = World()
     for number in range(NODES):
         world.join(number, plan, key=KEY)
@@ -44,13 +45,13 @@ def rounds(strategy: SketchStrategy, world: World, count: int) -> list[float]:
     return clips
 
 
-def strategy_of(plan: Plan, key: SketchKey | None = KEY) -> SketchStrategy:
+def strategy_of(plan: FlowerPlan, key: SketchKey | None = KEY) -> SketchStrategy:
     return SketchStrategy(FedAvg(fraction_evaluate=0.0), plan, key=key)
 
 
 @pytest.mark.parametrize("plan", [LOCAL, CENTRAL, SECURE], ids=["local", "central", "secure"])
 @pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
-def test_the_clip_moves_and_all_follow(plan: Plan, key: SketchKey | None) -> None:
+def test_the_clip_moves_and_all_follow(plan: FlowerPlan, key: SketchKey | None) -> None:
     """All updates are longer than the clip, which grows by a factor of exp(0.1) a round.
 
     Noise is 0.01 in the share at most, so 0.004 in the logarithm after four rounds: 3% is 7 times
@@ -64,7 +65,7 @@ def test_the_clip_moves_and_all_follow(plan: Plan, key: SketchKey | None) -> Non
     indices, totals = zip(*strategy.totals, strict=True)
     model = followed(FIRST, totals, indices, method=plan.build(DIM), key=KEY)
     if key is not None:
-        desk: Any = strategy._desk
+        desk: Any = strategy._started
         assert digest_of(model) == digest_of(desk.history.arrays)
 
 
@@ -125,7 +126,7 @@ def test_clips_that_are_none_are_refused(clip: Any) -> None:
 
 def test_a_plan_without_a_quantile_takes_no_clip() -> None:
     fixed = {name: value for name, value in SETTINGS.items() if name != "clip_quantile"}
-    plan = Plan("sketch-gaussian", fixed, NODES)
+    plan = FlowerPlan("sketch-gaussian", fixed, NODES)
     world, strategy = world_of(plan), strategy_of(plan)
     asked = list(strategy.configure_train(1, FIRST, ConfigRecord(), world))
     assert our_record(asked[0])["clip"] == 0.0

@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 
 from benchmarks.flower import EXAMPLE, Relay, without_sketches
-from diffsketch.secure_sum import Identity
+from diffsketch.secure_sum import SigningIdentity
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import RUN, Node, World
 
@@ -56,7 +56,7 @@ def test_the_app_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure:
     settings = CONFIG | (SECURE if secure else {})
     members = tmp_path / "members.txt"
     secrets = [bytes([number]) * 32 for number in range(3)]
-    members.write_text("\n".join(Identity(one).public.hex() for one in secrets))
+    members.write_text("\n".join(SigningIdentity(one).public.hex() for one in secrets))
     monkeypatch.setenv("DIFFSKETCH_IDENTITIES_FILE", str(members))
     for number, secret in enumerate(secrets):
         path = tmp_path / f"{number}.key"

@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.flower import PlainSum, Plan, SketchStrategy
-from diffsketch.flower.aggregation import Exchange, SumRound
+from diffsketch.flower import PlainAggregation, FlowerPlan, SketchStrategy
+from diffsketch.flower.aggregation import Exchange, RoundContext
 from diffsketch.flower.records import PROTOCOL, RECORD, Reply, digest_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
@@ -27,7 +27,7 @@ from tests.flower.flower_world import DIM, World, one_round, our_record, record_
 from tests.helpers.silent import silence
 
 KEY = SketchKey.from_integer(3)
-PLAN = Plan("sketch", {"rows": 3, "cols": 16})
+PLAN = FlowerPlan("sketch", {"rows": 3, "cols": 16})
 FIRST = record_of(torch.zeros(DIM))
 BAD = 1002
 
@@ -191,9 +191,9 @@ def test_replies_of_nodes_that_were_not_asked_are_refused() -> None:
 
 
 CLIPPED = {"rows": 3, "cols": 16, "clip": 2.0, "noise_multiplier": 0.5}
-TOO_LONG: dict[str, tuple[Plan, dict[str, Any]]] = {
-    "central": (Plan("sketch-gaussian", {**CLIPPED, "trust": "central"}), {}),
-    "local": (Plan("sketch-gaussian", CLIPPED), {}),
+TOO_LONG: dict[str, tuple[FlowerPlan, dict[str, Any]]] = {
+    "central": (FlowerPlan("sketch-gaussian", {**CLIPPED, "trust": "central"}), {}),
+    "local": (FlowerPlan("sketch-gaussian", CLIPPED), {}),
     "limit": (PLAN, {"limit": 50.0}),
 }
 
@@ -266,8 +266,8 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
         ).to_bytes()
         for sender in (1, 2)
     }
-    about = SumRound(PLAN, method, 0, None, bytes(16))
-    summed = PlainSum().total(parts, about, exchange=Exchange(World(), timeout=1.0))
+    about = RoundContext(PLAN, method, 0, None, bytes(16))
+    summed = PlainAggregation().total(parts, about, exchange=Exchange(World(), timeout=1.0))
     assert summed.total is None
     assert set(summed.refused) == {1, 2}
 

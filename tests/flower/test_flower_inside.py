@@ -10,9 +10,9 @@ import flwr.serverapp.strategy as flower
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import Plan, SketchStrategy
+from diffsketch.flower import FlowerPlan, SketchStrategy
 
-PLAN = Plan("sketch", {"rows": 3, "cols": 16})
+PLAN = FlowerPlan("sketch", {"rows": 3, "cols": 16})
 
 
 class OwnKrum(flower.Krum):

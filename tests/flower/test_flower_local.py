@@ -14,13 +14,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import Plan, SketchStrategy, followed, sketch_mod
+from diffsketch.flower import FlowerPlan, SketchStrategy, sketch_mod
+from tests.flower.flower_world import followed
 from diffsketch.flower.records import flat, length_of
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_world import Node, World
 
 KEY = SketchKey.from_integer(3)
-PLAN = Plan("sketch-gaussian", {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
+PLAN = FlowerPlan("sketch-gaussian", {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0})
 LOCAL = ("running_mean", "running_var", "num_batches_tracked")
 WIDTH, WEIGHTS = 16, 24
 

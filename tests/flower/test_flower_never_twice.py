@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.flower import Plan, SketchStrategy
+from diffsketch.flower import FlowerPlan, SketchStrategy
 from diffsketch.flower.accounts import AccountFile
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
@@ -53,7 +53,7 @@ class Network(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         kind, own = NOISED[self.name]
-        self.plan = Plan(kind, own, NODES, 1)
+        self.plan = FlowerPlan(kind, own, NODES, 1)
         self.method = noised(self.name, NODES, DIM)
         self.proven = isinstance(self.method.claim_for(NODES, KEY.seed(0)), ProvenClaim)
         self.sent, self.totals = Releases(self.method), Releases(self.method)

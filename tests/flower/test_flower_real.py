@@ -66,8 +66,8 @@ def test_nodes_are_killed_between_rounds_and_within_one(monkeypatch: pytest.Monk
         wait_for(lambda: bool(result.exists() and result.stat().st_size), "the result")
         found = network.run_result(result)
     first, second = found["rounds"]
-    assert (first["asked"], first["present"], first["void"]) == (3, 3, "")
-    assert (second["asked"], second["present"], second["void"]) == (3, 1, "")
+    assert (first["selected"], first["present"], first["void"]) == (3, 3, "")
+    assert (second["selected"], second["present"], second["void"]) == (3, 1, "")
     assert second["silent"] + len(second["refused"]) == 2
     # The first download is the model, the next one the sum of the first round.
     assert second["bytes_down"] < first["bytes_down"] / 2
@@ -96,7 +96,7 @@ def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) ->
         wait_for(lambda: bool(result.exists() and result.stat().st_size), "the result")
         found = network.run_result(result)
     (only,) = found["rounds"]
-    assert (only["asked"], only["present"], only["void"]) == (3, 2, "")
+    assert (only["selected"], only["present"], only["void"]) == (3, 2, "")
     assert only["silent"] + len(only["refused"]) == 1
     # Two nodes give 55% with a standard deviation of 5% (40 runs): 20% is seven of them away.
     assert found["accuracy"][0] < 0.15

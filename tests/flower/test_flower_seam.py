@@ -19,8 +19,8 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from diffsketch.flower import Plan, SketchStrategy, Summed
-from diffsketch.flower.aggregation import Prepared
+from diffsketch.flower import FlowerPlan, SketchStrategy, AggregationResult
+from diffsketch.flower.aggregation import Preparation
 from diffsketch.flower.records import SUM_RECORD, digest_of
 from diffsketch.privacy import Trust
 from diffsketch.sketch import SketchKey
@@ -29,7 +29,7 @@ from diffsketch.wire import Message as WireMessage
 from tests.flower.flower_world import DIM, World, record_of
 
 KEY = SketchKey.from_integer(3)
-PLAN = Plan(
+PLAN = FlowerPlan(
     "sketch-skellam",
     {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 1.0},
     cohort=3,
@@ -55,19 +55,19 @@ class ToySealing:
 
     trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
 
-    def answered(self, message: Message, own: Any) -> Message | None:
+    def answer(self, message: Message, client: Any) -> Message | None:
         record = message.content.config_records.get("toy")
         if record is None:
             return None
-        reply = ConfigRecord({"hello": int(own.context.node_config["partition-id"])})
+        reply = ConfigRecord({"hello": int(client.context.node_config["partition-id"])})
         return Message(RecordDict({"toy": reply}), reply_to=message)
 
-    def expect(self, told: Any, round_index: int, *, own: Any) -> None:
-        del round_index, own
+    def check(self, told: Any, round_index: int, *, client: Any) -> None:
+        del round_index, client
         assert told is not None
 
-    def sealed(self, message: WireMessage, told: Any, *, own: Any) -> bytes:
-        del own
+    def protect(self, message: WireMessage, told: Any, *, client: Any) -> bytes:
+        del client
         mask = mask_of(int(told["seed"]), tuple(message.cells.shape))
         hidden = (message.cells + mask) & ((1 << BITS) - 1)
         return WireMessage(
@@ -87,7 +87,7 @@ class ToySum:
     def __init__(self) -> None:
         self.seeds: dict[int, int] = {}
 
-    def prepare(self, nodes: Any, about: Any, *, exchange: Any) -> Prepared:
+    def prepare(self, nodes: Any, about: Any, *, exchange: Any) -> Preparation:
         del about
         asked = [
             Message(RecordDict({"toy": ConfigRecord()}), dst_node_id=node, message_type="train")
@@ -96,9 +96,9 @@ class ToySum:
         for reply in exchange.grid.send_and_receive(asked):
             number = reply.content.config_records["toy"]["hello"]
             self.seeds[reply.metadata.src_node_id] = 100 + number
-        return Prepared({node: ConfigRecord({"seed": one}) for node, one in self.seeds.items()})
+        return Preparation({node: ConfigRecord({"seed": one}) for node, one in self.seeds.items()})
 
-    def total(self, parts: Mapping[int, bytes], about_round: Any, *, exchange: Any) -> Summed:
+    def total(self, parts: Mapping[int, bytes], about_round: Any, *, exchange: Any) -> AggregationResult:
         assert exchange.grid is not None
         method, fingerprint = about_round.method, about_round.fingerprint
         form, total = method.message_format, torch.zeros(method.message_format.shape).long()
@@ -113,15 +113,15 @@ class ToySum:
             sender=SERVER,
             count=len(parts),
         )
-        return Summed(message, frozenset(parts), {})
+        return AggregationResult(message, frozenset(parts), {})
 
 
 def result(summation: Any, sealing: Any, **trust: Any) -> Any:
     world = World()
     for number in range(3):
-        world.join(number, PLAN, key=KEY, sealing=sealing, **trust)
+        world.join(number, PLAN, key=KEY, aggregation=sealing, **trust)
     inside = FedAvg(fraction_evaluate=0.0)
-    strategy = SketchStrategy(inside, PLAN, key=KEY, summation=summation, **trust)
+    strategy = SketchStrategy(inside, PLAN, key=KEY, aggregation=summation, **trust)
     return strategy, strategy.start(world, record_of(torch.zeros(DIM)), 2).arrays
 
 
@@ -151,10 +151,10 @@ def test_the_messages_are_sealed() -> None:
 
 def test_the_app_does_not_see_the_sums_records() -> None:
     world = World()
-    node = world.join(0, PLAN, key=KEY, sealing=ToySealing())
+    node = world.join(0, PLAN, key=KEY, aggregation=ToySealing())
     for number in (1, 2):
-        world.join(number, PLAN, key=KEY, sealing=ToySealing())
-    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY, summation=ToySum())
+        world.join(number, PLAN, key=KEY, aggregation=ToySealing())
+    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY, aggregation=ToySum())
     strategy.start(world, record_of(torch.zeros(DIM)), 1)
     assert len(node.seen) == 1
     assert SUM_RECORD not in node.seen[0].content

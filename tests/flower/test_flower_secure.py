@@ -21,7 +21,8 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import PlainSum, Plan, SketchStrategy, followed
+from diffsketch.flower import PlainAggregation, FlowerPlan, SketchStrategy
+from tests.flower.flower_world import followed
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
@@ -42,10 +43,10 @@ from tests.flower.flower_world import DIM, World, point, record_of, towards
 
 KEY = SketchKey.from_integer(3)
 SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
-PLAN = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False)
+PLAN = FlowerPlan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False)
 SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
-PLAIN = Plan("sketch-skellam", SCALED, cohort=5, min_replies=3)
-CPSGD = Plan(
+PLAIN = FlowerPlan("sketch-skellam", SCALED, cohort=5, min_replies=3)
+CPSGD = FlowerPlan(
     "cpsgd", {"levels": 8, "trials": 40}, cohort=5, min_replies=3, secure_sum=True, identities=False
 )
 FIRST = record_of(torch.zeros(DIM))
@@ -60,7 +61,7 @@ def _silent() -> Iterator[None]:
 
 
 def run(
-    plan: Plan = PLAN,
+    plan: FlowerPlan = PLAN,
     *,
     rounds: int = 2,
     world: World | None = None,
@@ -79,7 +80,7 @@ def run(
     return strategy, strategy.start(world, FIRST, rounds).arrays
 
 
-def plain(silent: set[int], *, plan: Plan = PLAIN, rounds: int = 1) -> ArrayRecord:
+def plain(silent: set[int], *, plan: FlowerPlan = PLAIN, rounds: int = 1) -> ArrayRecord:
     """The model after rounds of a plain sum in which some replies are lost."""
 
     def lose(replies: list[Message]) -> list[Message]:
@@ -91,7 +92,7 @@ def plain(silent: set[int], *, plan: Plan = PLAIN, rounds: int = 1) -> ArrayReco
 
 
 @pytest.mark.parametrize("method", [PLAN, CPSGD], ids=lambda plan: plan.method)
-def test_the_sum_is_the_plain_sum(method: Plan) -> None:
+def test_the_sum_is_the_plain_sum(method: FlowerPlan) -> None:
     without = PLAIN if method is PLAN else replace(CPSGD, secure_sum=False)
     strategy, arrays = run(method)
     assert arrays is not None
@@ -110,7 +111,7 @@ def test_dropouts_within_the_threshold(stage: int, silent: set[int]) -> None:
     (report,) = strategy.reports
     lost = set() if stage is UNMASK else silent
     assert set(report.present) == set(NODES) - lost
-    assert set(report.asked) == set(NODES)
+    assert set(report.selected) == set(NODES)
     assert set(report.refused) | set(report.silent) == lost
     assert digest_of(arrays) == digest_of(plain(lost))
     assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
@@ -157,7 +158,7 @@ def test_too_few_nodes_are_a_void_round() -> None:
     assert strategy.totals == ()
 
 
-def messages_of(plan: Plan, round_index: int) -> list[bytes]:
+def messages_of(plan: FlowerPlan, round_index: int) -> list[bytes]:
     """The cells of the nodes' plain messages of the first round, as they would be packed."""
     method, seed = plan.build(DIM), KEY.seed(round_index)
     found = []
@@ -169,7 +170,7 @@ def messages_of(plan: Plan, round_index: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("plan", [PLAN, PLAIN], ids=["secure", "plain"])
-def test_no_message_is_in_what_the_server_sees(plan: Plan) -> None:
+def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
     """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
     seen: list[bytes] = []
 
@@ -220,7 +221,7 @@ def test_secrets_do_not_outlive_the_round() -> None:
     run(rounds=1, world=world)
     for node in world.nodes.values():  # the last reply is left, which the server has anyway
         kept = node.context.state.config_records["diffsketch.sum"]
-        assert set(kept) == {"invitation", "dim", "round_index", "asked", "reply"}
+        assert set(kept) == {"invitation", "dim", "round_index", "request", "reply"}
 
 
 def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> None:
@@ -250,7 +251,7 @@ def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
     for number in range(5):
         world.join(number, PLAN, key=KEY)
     strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY)
-    strategy._summation = PlainSum()
+    strategy._summation = PlainAggregation()
     strategy.start(world, FIRST, 1)
     refused = strategy.reports[0].refused
     assert set(refused) == set(NODES)
@@ -284,11 +285,11 @@ def test_bytes_of_the_secure_sum_are_counted() -> None:
 
 @pytest.mark.parametrize("present", [3, 4, 5])
 def test_the_planned_claim_holds_for_all_who_may_be_present(present: int) -> None:
-    def epsilon(plan: Plan, count: int) -> float:
+    def epsilon(plan: FlowerPlan, count: int) -> float:
         claim = plan.build(DIM).claim_for(count, KEY.seed(0))
         return claim.epsilon(delta=1e-5, rounds=1).value
 
-    planned = epsilon(Plan("sketch-skellam", SETTINGS, cohort=3), 3)
+    planned = epsilon(FlowerPlan("sketch-skellam", SETTINGS, cohort=3), 3)
     assert epsilon(PLAN, 3) == pytest.approx(planned, rel=1e-3)
     assert epsilon(PLAN, present) <= epsilon(PLAN, 3)
     # Negative control: noise that was planned for all is not enough for three.
@@ -314,18 +315,18 @@ def test_plans_that_do_not_fit() -> None:
         replace(PLAN, min_replies=6)
     with pytest.raises(ArgumentError, match="min_replies must be in"):
         replace(PLAN, cohort=1, min_replies=1)
-    gaussian = Plan(
+    gaussian = FlowerPlan(
         "sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False
     )
     with pytest.raises(ArgumentError, match="whole numbers with room for their sum"):
         gaussian.build(DIM)
-    paper = Plan(
+    paper = FlowerPlan(
         "cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True, identities=False
     )
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         paper.build(DIM)
-    with pytest.raises(ArgumentError, match="summation must be a SecureSum"):
-        SketchStrategy(FedAvg(), PLAN, summation=PlainSum())
+    with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
+        SketchStrategy(FedAvg(), PLAN, aggregation=PlainAggregation())
 
 
 def test_a_refusal_of_a_node_is_heard() -> None:

@@ -15,16 +15,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import Plan, SecureSealing, SketchStrategy
-from diffsketch.flower.aggregation import Own
+from diffsketch.flower import FlowerPlan, SecureClientAggregation, SketchStrategy
+from diffsketch.flower.aggregation import ClientContext
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget
 from diffsketch.secure_sum import Params, invite
 from diffsketch.secure_sum.messages import (
     _CHECKSUM,
     ENVELOPE_BYTES,
-    SEALED_BYTES,
-    Fate,
+    ENCRYPTED_BYTES,
+    Presence,
     _checksum,
 )
 from tests.flower.flower_secure import SHARES, _copied, bytes_of
@@ -32,10 +32,10 @@ from tests.flower.flower_world import DIM, RUN, World, our_record
 from tests.flower.test_flower_secure import FIRST, KEY, NODES, PLAN, SETTINGS, run
 from tests.flower.test_flower_secure_hostile import BAD, ask, opening, signed_run
 
-FOUR = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=4, secure_sum=True, identities=False)
+FOUR = FlowerPlan("sketch-skellam", SETTINGS, cohort=5, min_replies=4, secure_sum=True, identities=False)
 ONE = replace(FOUR, corrupt=1)
 
-# Members that pass on what they have.
+# ClientRegistry that pass on what they have.
 
 
 def test_thresholds_withstand_those_who_are_corrupt() -> None:
@@ -43,13 +43,13 @@ def test_thresholds_withstand_those_who_are_corrupt() -> None:
         for corrupt in range(cohort):
             least = (cohort + corrupt) // 2 + 1
             for replies in range(max(least, 2), cohort + 1):
-                plan = Plan("sketch-skellam", SETTINGS, cohort, replies, True, corrupt)
+                plan = FlowerPlan("sketch-skellam", SETTINGS, cohort, replies, True, corrupt)
                 for members in range(replies, cohort + 1):
                     assert 2 * plan.threshold(members) > members + corrupt
                     assert plan.threshold(members) <= replies
                 assert replies - corrupt >= 1
     # Negative control: as it would be without.
-    assert 2 * Plan("sketch-skellam", SETTINGS, 10, 10, True).threshold(10) <= 10 + 4
+    assert 2 * FlowerPlan("sketch-skellam", SETTINGS, 10, 10, True).threshold(10) <= 10 + 4
 
 
 def test_plans_without_a_threshold_are_refused() -> None:
@@ -63,19 +63,19 @@ def test_plans_without_a_threshold_are_refused() -> None:
         replace(ONE, secure_sum=False)
     with pytest.raises(ArgumentError, match="corrupt"):
         replace(ONE, corrupt=-1)
-    assert Plan.parse("cpsgd", "levels=4", cohort=5, min_replies=4, secure_sum=True, corrupt=1)
+    assert FlowerPlan.parse("cpsgd", "levels=4", cohort=5, min_replies=4, secure_sum=True, corrupt=1)
 
 
 @pytest.mark.parametrize(("corrupt", "threshold"), [(0, 7), (4, 7), (4, 8)])
 def test_a_member_refuses_a_threshold_that_does_not_withstand(corrupt: int, threshold: int) -> None:
-    plan = Plan("sketch-skellam", SETTINGS, 10, 10, True, corrupt, False)
+    plan = FlowerPlan("sketch-skellam", SETTINGS, 10, 10, True, corrupt, False)
     context = Context(RUN, 1000, {"partition-id": 0}, RecordDict(), {})
     which = Params(
         plan.build(DIM).message_format, run=bytes(16), round_index=0, threshold=threshold,
         fingerprint=KEY.seed(0).fingerprint, members=tuple(range(1000, 1010)), min_present=10,
     )  # fmt: skip
-    request = opening(which, plan=plan.text(DIM), invitation=invite(which))
-    reply = ask(request, Own(context, plan, KEY, 1000), SecureSealing())
+    request = opening(which, plan=plan.describe(DIM), invitation=invite(which))
+    reply = ask(request, ClientContext(context, plan, KEY, 1000), SecureClientAggregation())
     refused = 2 * threshold <= 10 + corrupt
     assert ("does not withstand 4 who collude" in reply.reason) == refused
     assert (reply.reply == b"") == refused
@@ -86,14 +86,14 @@ def epsilon(count: int) -> float:
     return claim.epsilon(delta=1e-5, rounds=1).value
 
 
-def joined(plan: Plan, **options: Any) -> World:
+def joined(plan: FlowerPlan, **options: Any) -> World:
     world = World()
     for number in range(5):
         world.join(number, plan, key=KEY, **options)
     return world
 
 
-def started(plan: Plan, world: World, rounds: int = 1, **options: Any) -> SketchStrategy:
+def started(plan: FlowerPlan, world: World, rounds: int = 1, **options: Any) -> SketchStrategy:
     strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), plan, key=KEY, **options)
     strategy.start(world, FIRST, rounds)
     return strategy
@@ -117,7 +117,7 @@ def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
 
 
 def test_members_insist_on_their_own_number() -> None:
-    assert ONE.text(DIM) == FOUR.text(DIM) + ", corrupt=1"
+    assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"
     world = joined(ONE)
     reasons: list[str] = []
 
@@ -153,8 +153,8 @@ def garbage(stage: int, exchanges: int) -> Callable[[list[Message]], list[Messag
 def _spoilt(reply: bytes) -> bytes:
     """With zeros for all values: after envelope and count, each follows 8 bytes of a member."""
     data = bytearray(reply)
-    for at in range(ENVELOPE_BYTES + 4, len(data), 8 + SEALED_BYTES):
-        data[at + 8 : at + 8 + SEALED_BYTES] = bytes(SEALED_BYTES)
+    for at in range(ENVELOPE_BYTES + 4, len(data), 8 + ENCRYPTED_BYTES):
+        data[at + 8 : at + 8 + ENCRYPTED_BYTES] = bytes(ENCRYPTED_BYTES)
     data[_CHECKSUM] = _checksum(data)
     return bytes(data)
 
@@ -223,8 +223,8 @@ def test_a_second_process_from_the_same_state(guard: str, tmp_path: Path) -> Non
     for number in range(5):
         path = str(tmp_path / str(number))
         own = {"diffsketch-guard": path} if guard == "node" else {}
-        sealing = SecureSealing(guard=path) if guard == "option" else None
-        world.join(number, PLAN, key=KEY, sealing=sealing, config=own)
+        sealing = SecureClientAggregation(guard=path) if guard == "option" else None
+        world.join(number, PLAN, key=KEY, aggregation=sealing, config=own)
     strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY)
     asked = list(strategy.configure_train(1, FIRST, ConfigRecord(), world))
     (message,) = (one for one in asked if one.metadata.dst_node_id == BAD)
@@ -255,6 +255,6 @@ def other_fates(request: object, gone: int) -> bytes:
     data = bytearray(request)
     for at in range(ENVELOPE_BYTES + 4, len(data), 9):
         if int.from_bytes(data[at : at + 8], "little") == gone:
-            data[at + 8] = Fate.DROPPED
+            data[at + 8] = Presence.DROPPED
     data[_CHECKSUM] = _checksum(data)
     return bytes(data)

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import Plan, SecureSealing, SecureSum, SketchStrategy
-from diffsketch.flower.aggregation import Own
+from diffsketch.flower import FlowerPlan, SecureClientAggregation, SecureAggregation, SketchStrategy
+from diffsketch.flower.aggregation import ClientContext
 from diffsketch.flower.records import PROTOCOL, SUM_RECORD, Refusal, SumReply, SumRequest, digest_of
-from diffsketch.secure_sum import Client, Params, Server, invite
+from diffsketch.secure_sum import SecureSumClient, Params, SecureSumServer, invite
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES, _checksum
 from diffsketch.sketch import SketchKey
 from tests.flower.flower_secure import KEYS, MASKED, SHARES, UNMASK, Losses, bytes_of, is_own
@@ -149,24 +149,24 @@ def params(**changes: Any) -> Params:
     return Params(PLAN.build(DIM).message_format, **values)
 
 
-def own(key: SketchKey | None = KEY) -> Own:
+def own(key: SketchKey | None = KEY) -> ClientContext:
     context = Context(RUN, 1000, {"partition-id": 0}, RecordDict(), {})
-    return Own(context, PLAN, key, 1000)
+    return ClientContext(context, PLAN, key, 1000)
 
 
-def ask(request: SumRequest | ConfigRecord, who: Own, sealing: SecureSealing) -> SumReply:
+def ask(request: SumRequest | ConfigRecord, who: ClientContext, sealing: SecureClientAggregation) -> SumReply:
     World()  # for messages to know a run
     record = request if isinstance(request, ConfigRecord) else request.to_record()
     message = Message(RecordDict({SUM_RECORD: record}), dst_node_id=1000, message_type="train")
     message.metadata.__dict__["_message_id"] = "asked"
-    reply = sealing.answered(message, who)
+    reply = sealing.answer(message, who)
     assert reply is not None
     return SumReply.of(reply.content.config_records[SUM_RECORD])
 
 
 def opening(which: Params, **changes: Any) -> SumRequest:
-    request = Server(which).requests()[which.members[0]]
-    values: dict[str, Any] = {"round_index": 0, "plan": PLAN.text(DIM), "dim": DIM}
+    request = SecureSumServer(which).requests()[which.members[0]]
+    values: dict[str, Any] = {"round_index": 0, "plan": PLAN.describe(DIM), "dim": DIM}
     return SumRequest(**values | {"invitation": invite(which), "request": request} | changes)
 
 
@@ -190,7 +190,7 @@ def opening(which: Params, **changes: Any) -> SumRequest:
 )  # fmt: skip
 def test_a_member_refuses(request_: SumRequest, reason: str) -> None:
     who = own()
-    reply = ask(request_, who, SecureSealing())
+    reply = ask(request_, who, SecureClientAggregation())
     assert reply.code
     assert reason in reply.reason
     assert reply.reply == b""
@@ -200,23 +200,23 @@ def test_a_member_refuses(request_: SumRequest, reason: str) -> None:
 def test_a_lower_threshold_than_the_plans_is_refused() -> None:
     # Of 5 with min_replies 5 the plan's is 4.
     plan = type(PLAN)(PLAN.method, PLAN.settings, 5, 5, secure_sum=True, identities=False)
-    who = Own(own().context, plan, KEY, 1000)
+    who = ClientContext(own().context, plan, KEY, 1000)
     low = Params(
         plan.build(DIM).message_format, run=bytes(16), round_index=0, members=tuple(NODES),
         fingerprint=KEY.seed(0).fingerprint, threshold=3, min_present=5,
     )  # fmt: skip
-    reply = ask(opening(low, plan=plan.text(DIM)), who, SecureSealing())
+    reply = ask(opening(low, plan=plan.describe(DIM)), who, SecureClientAggregation())
     assert "with a threshold of 3" in reply.reason
 
 
 def test_a_member_without_the_key_says_so() -> None:
-    assert ask(opening(params()), own(None), SecureSealing()).code == "key"
+    assert ask(opening(params()), own(None), SecureClientAggregation()).code == "key"
 
 
 def test_no_message_is_masked_but_in_training() -> None:
     """A server that asks for masked messages in an exchange of the sum's own gets none."""
-    which, who, sealing = params(), own(), SecureSealing()
-    server, others = Server(which), {node: Client(node, which) for node in NODES if node != 1000}
+    which, who, sealing = params(), own(), SecureClientAggregation()
+    server, others = SecureSumServer(which), {node: SecureSumClient(node, which) for node in NODES if node != 1000}
     invitation = invite(which)
     for _ in range(2):
         for node, request in server.requests().items():
@@ -233,11 +233,11 @@ def test_no_message_is_masked_but_in_training() -> None:
         invitation = b""
     told = opening(which, invitation=b"", request=server.requests()[1000])
     assert "only in reply to a request for training" in ask(told, who, sealing).reason
-    sealing.expect(told.to_record(), 0, own=who)
+    sealing.check(told.to_record(), 0, client=who)
     with pytest.raises(Refusal, match="the secure sum of another round"):
-        sealing.expect(told.to_record(), 1, own=who)
+        sealing.check(told.to_record(), 1, client=who)
     with pytest.raises(Refusal, match="the server asks without"):
-        sealing.expect(None, 0, own=who)
+        sealing.check(None, 0, client=who)
 
 
 @settings(max_examples=60, deadline=None)
@@ -251,9 +251,9 @@ def test_no_message_is_masked_but_in_training() -> None:
 def test_any_request_gets_a_reply(
     round_index: int, dim: int, invitation: bytes, request: bytes, agreed: bool
 ) -> None:
-    text, dim = (PLAN.text(DIM), DIM) if agreed else ("", dim)
+    text, dim = (PLAN.describe(DIM), DIM) if agreed else ("", dim)
     told = SumRequest(round_index, text, dim, invitation, request)
-    reply = ask(told, own(), SecureSealing())
+    reply = ask(told, own(), SecureClientAggregation())
     assert reply.reply == b""
 
 
@@ -282,24 +282,24 @@ def test_a_wrong_share_of_a_secret_is_named(spare: bool, caplog: pytest.LogCaptu
 
 def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
     """One masks what it should never have made: it cannot be seen who, but that somebody did."""
-    seen = SecureSealing.sealed
+    seen = SecureClientAggregation.protect
 
-    def sealed(self: Any, message: Any, told: Any, *, own: Own) -> bytes:
-        if own.node == BAD:
+    def sealed(self: Any, message: Any, told: Any, *, client: ClientContext) -> bytes:
+        if client.node == BAD:
             half = 1 << (message.format.bits - 1)
             message = replace(message, cells=torch.full(message.format.shape, half))
-        return seen(self, message, told, own=own)
+        return seen(self, message, told, client=client)
 
     strategy, arrays = run(rounds=1)
     assert (strategy.reports[0].void, len(strategy.reports[0].present)) == ("", 5)
-    monkeypatch.setattr(SecureSealing, "sealed", sealed)
+    monkeypatch.setattr(SecureClientAggregation, "protect", sealed)
     strategy, arrays = run(rounds=1)
     assert "the sum of 5 messages has a norm of" in strategy.reports[0].void
     assert strategy.reports[0].present == ()
     assert not arrays
 
 
-# Members that sign.
+# ClientRegistry that sign.
 
 PUBLIC = [identity(number).public for number in range(5)]
 SIGNED = replace(PLAN, identities=True)
@@ -309,18 +309,18 @@ def signed_run(
     tamper: Callable[[list[Message]], list[Message]] = list,
     *,
     names: tuple[int, ...] = (0, 1, 2, 3, 4),
-    summation: SecureSum | None = None,
+    summation: SecureAggregation | None = None,
     rounds: int = 1,
 ) -> Any:
     world = World()
     for number, name in enumerate(names):
         public = [*PUBLIC, identity(name).public]
-        sealing = SecureSealing(identity=identity(name), identities=public)
-        world.join(number, SIGNED, key=KEY, sealing=sealing)
+        sealing = SecureClientAggregation(identity=identity(name), identities=public)
+        world.join(number, SIGNED, key=KEY, aggregation=sealing)
     world.tamper = tamper
-    summation = summation or SecureSum(identities=PUBLIC)
+    summation = summation or SecureAggregation(identities=PUBLIC)
     inside = FedAvg(fraction_evaluate=0.0)
-    strategy = SketchStrategy(inside, SIGNED, key=KEY, summation=summation)
+    strategy = SketchStrategy(inside, SIGNED, key=KEY, aggregation=summation)
     return strategy, strategy.start(world, FIRST, rounds).arrays
 
 
@@ -342,10 +342,10 @@ def test_strangers_and_doubles_are_left_out() -> None:
 def test_members_that_sign_refuse_a_server_that_does_without() -> None:
     """It says that the plan is the members', and sums without signatures all the same."""
 
-    class Lying(SecureSum):
+    class Lying(SecureAggregation):
         signed = True
 
-    strategy, arrays = signed_run(summation=Lying())
+    strategy, arrays = signed_run(aggregation=Lying())
     assert "the round is void" in strategy.reports[0].void
     assert not arrays
 
@@ -375,7 +375,7 @@ def test_identities_are_the_default_and_looked_up(
     arrays = strategy.start(world, FIRST, 1).arrays
     assert digest_of(arrays) == digest_of(plain(set()))
     assert "follows the protocol" not in str(strategy.claim)
-    assert Plan(PLAN.method, PLAN.settings, 5, 3, secure_sum=True) == SIGNED
+    assert FlowerPlan(PLAN.method, PLAN.settings, 5, 3, secure_sum=True) == SIGNED
 
 
 def test_without_identities_the_claim_says_so() -> None:
@@ -388,10 +388,10 @@ def test_without_identities_the_claim_says_so() -> None:
 
 
 def test_a_server_without_a_list_does_not_start() -> None:
-    signing = SecureSum(identities=PUBLIC)
-    for plan, summation in ((SIGNED, None), (SIGNED, SecureSum()), (PLAN, signing)):
-        with pytest.raises(ArgumentError, match="summation must have identities"):
-            SketchStrategy(FedAvg(), plan, key=KEY, summation=summation)
+    signing = SecureAggregation(identities=PUBLIC)
+    for plan, summation in ((SIGNED, None), (SIGNED, SecureAggregation()), (PLAN, signing)):
+        with pytest.raises(ArgumentError, match="aggregation must have identities"):
+            SketchStrategy(FedAvg(), plan, key=KEY, aggregation=summation)
 
 
 @pytest.mark.parametrize("fault", ["no identity", "no list", "not in the list", "no file", "plan"])
@@ -406,10 +406,10 @@ def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -
     if fault == "no file":
         config["diffsketch-identity-file"] = str(tmp_path / "none")
     context = Context(RUN, 1000, {"partition-id": 0, **config}, RecordDict(), {})
-    plan, sealing = SIGNED, SecureSealing()
+    plan, sealing = SIGNED, SecureClientAggregation()
     if fault == "plan":  # a list is given, and the plan is one for a server that is trusted
-        plan, sealing = PLAN, SecureSealing(identity=identity(0), identities=PUBLIC)
-    reply = ask(opening(params(), plan=plan.text(DIM)), Own(context, plan, KEY, 1000), sealing)
+        plan, sealing = PLAN, SecureClientAggregation(identity=identity(0), identities=PUBLIC)
+    reply = ask(opening(params(), plan=plan.describe(DIM)), ClientContext(context, plan, KEY, 1000), sealing)
     assert reply.reply == b""
     assert reply.reason
     assert list(context.state) == []
@@ -417,6 +417,6 @@ def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -
 
 def test_identities_come_together() -> None:
     with pytest.raises(ArgumentError, match="given together"):
-        SecureSealing(identities=PUBLIC)
+        SecureClientAggregation(identities=PUBLIC)
     with pytest.raises(ArgumentError, match="must have the public key"):
-        SecureSealing(identity=identity(9), identities=PUBLIC)
+        SecureClientAggregation(identity=identity(9), identities=PUBLIC)

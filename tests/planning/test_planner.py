@@ -396,7 +396,7 @@ def test_flower_takes_the_plan() -> None:
     for option in all_options(planned(request)):
         text = flower_plan(option, request)
         assert text is not None
-        found = eval(text, {"Plan": flower.Plan})  # noqa: S307
+        found = eval(text, {"FlowerPlan": flower.FlowerPlan})  # noqa: S307
         assert found.build(request.dim) == option.method
 
 

@@ -123,7 +123,7 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
         return None
     secure = option.trust is Trust.DISTRIBUTED
     more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
-    return f'Plan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
+    return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
