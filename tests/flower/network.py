@@ -198,6 +198,7 @@ def our_record(message: Message) -> ConfigRecord:
 
 KEY = SketchKey.from_integer(3)
 FIRST = record_of(torch.zeros(DIM))
+BAD = 1002  # the node that misbehaves, where one does
 DENSE = FlowerPlan("none")
 SKETCH = FlowerPlan("sketch", {"rows": 3, "cols": 16})
 PRIVATE = {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0}

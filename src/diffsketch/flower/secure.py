@@ -163,8 +163,8 @@ class SecureClientAggregation:
         self._bind(reply, stage, member, client)
         if stage is Stage.UNMASK:
             # The last reply, for if it is lost, takes the place of the secrets.
-            last = {**about, "request": digest, "reply": reply}
-            client.context.state[_STATE] = ConfigRecord(last)  # type: ignore[arg-type]
+            last: dict[str, Any] = {**about, "request": digest, "reply": reply}
+            client.context.state[_STATE] = ConfigRecord(last)
         else:
             self._keep(member, client, about)
         return SumReply("", "", number, fingerprint, reply)

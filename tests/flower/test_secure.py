@@ -1,0 +1,420 @@
+"""A secure sum on a Flower network: the server has the sum, and nothing that it is made of.
+
+Exchanges of a round with a server that has the key: keys, shares, the messages, unmasking.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.silent import Silent, silence
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from diffsketch.errors import ArgumentError
+from diffsketch.flower import AggregationResult, FlowerPlan, PlainAggregation, SketchStrategy
+from diffsketch.flower.aggregation import Preparation
+from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
+from diffsketch.privacy import Budget, Trust
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES
+from diffsketch.sketch import SketchKey
+from diffsketch.wire import SERVER
+from diffsketch.wire import Message as WireMessage
+from diffsketch.wire.packing import pack
+from tests.flower.network import (
+    DIM,
+    FIRST,
+    KEY,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    Losses,
+    Network,
+    RestartingNetwork,
+    all_bytes,
+    bytes_of,
+    is_sum_reply,
+    network_of,
+    point,
+    replayed,
+    strategy_of,
+    towards,
+)
+
+SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
+PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum=True, identities=False)
+SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
+PLAIN = FlowerPlan("sketch-skellam", SCALED, cohort=5, min_replies=3)
+CPSGD = FlowerPlan("cpsgd", {"levels": 8, "trials": 40}, 5, 3, secure_sum=True, identities=False)
+NODES = range(1000, 1005)
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Rounds without noise, which can be compared."""
+    with silence():
+        yield
+
+
+def run(
+    plan: FlowerPlan = PLAN,
+    *,
+    rounds: int = 1,
+    network: Network | None = None,
+    tamper: Callable[[list[Message]], list[Message]] = list,
+    nodes: int = 5,
+    **options: Any,
+) -> tuple[SketchStrategy, ArrayRecord]:
+    """Some rounds; without a secure sum the server is trusted not to look."""
+    network = Network() if network is None else network
+    trust: dict[str, Any] = {} if plan.secure_sum else {"trusted_server": True}
+    for number in range(nodes):
+        network.join(number, plan, key=KEY, **trust)
+    network.tamper = tamper
+    strategy = strategy_of(plan, **trust, **options)
+    return strategy, strategy.start(network, FIRST, rounds).arrays
+
+
+@cache
+def plain(*silent: int, rounds: int = 1) -> bytes:
+    """Digest of the model after rounds of a plain sum in which some replies are lost."""
+
+    def lose(replies: list[Message]) -> list[Message]:
+        return [one for one in replies if one.metadata.src_node_id not in silent]
+
+    return digest_of(run(PLAIN, rounds=rounds, tamper=lose)[1])
+
+
+@pytest.mark.parametrize("plan", [PLAN, CPSGD], ids=lambda plan: plan.method)
+def test_the_sum_is_the_plain_sum(plan: FlowerPlan) -> None:
+    without = PLAIN if plan is PLAN else replace(CPSGD, secure_sum=False)
+    strategy, arrays = run(plan, rounds=2)
+    assert digest_of(arrays) == digest_of(run(without, rounds=2)[1])
+    assert [one.present for one in strategy.reports] == [tuple(NODES)] * 2
+    assert [one.void for one in strategy.reports] == ["", ""]
+    assert strategy.epsilon(1e-5).scope.trust is Trust.DISTRIBUTED
+
+
+@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+def test_dropouts_within_the_threshold(stage: int) -> None:
+    """Gone for good from some exchange on: the sum is that of whoever has sent a message."""
+    strategy, arrays = run(tamper=Losses(dict.fromkeys((1001, 1004), stage)))
+    (report,) = strategy.reports
+    lost = () if stage is UNMASK else (1001, 1004)
+    assert set(report.present) == set(NODES) - set(lost)
+    assert set(report.selected) == set(NODES)
+    assert set(report.refused) | set(report.silent) == set(lost)
+    assert digest_of(arrays) == plain(*lost)
+    assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
+
+
+def test_dropouts_of_several_stages() -> None:
+    strategy, arrays = run(tamper=Losses({1000: SHARES, 1003: MASKED}))
+    assert digest_of(arrays) == plain(1000, 1003)
+    assert "silent in stage shares" in strategy.reports[0].refused[1000]
+
+
+@pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
+def test_below_the_threshold_the_round_is_void(
+    stage: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said, not charged unless messages were requested, and the next round goes on."""
+    losses = Losses(dict.fromkeys((1000, 1001, 1002), stage), until=stage + 1)
+    with caplog.at_level(logging.ERROR):
+        strategy, arrays = run(rounds=2, tamper=losses)
+    first, second = strategy.reports
+    assert "the round is void" in first.void
+    assert first.present == ()
+    assert "VOID" in caplog.text
+    assert (second.void, len(second.present)) == ("", 5)
+    # The first round has changed nothing: the model is that of the second one's hashes and noise.
+    assert [index for index, _ in strategy.totals] == [1]
+    assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
+    planned = PLAN.claim_for(PLAN.build(DIM), 3, KEY.seed(0))
+    assert first.claim == (planned if stage >= MASKED else None)
+    rounds = {KEYS: 1, SHARES: 1, MASKED: 2, UNMASK: 2}[stage]
+    assert f"over {rounds} round" in str(strategy.epsilon(1e-5))
+
+
+def test_too_few_nodes_are_a_void_round() -> None:
+    strategy, arrays = run(nodes=2)
+    assert "2 nodes can take part in the secure sum, and 3 are needed" in strategy.reports[0].void
+    assert not arrays
+    assert strategy.totals == ()
+
+
+@pytest.mark.parametrize("plan", [PLAN, PLAIN], ids=["secure", "plain"])
+def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
+    """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
+    seen: list[bytes] = []
+
+    def keep(replies: list[Message]) -> list[Message]:
+        seen.extend(all_bytes(one) for one in replies)
+        return replies
+
+    run(plan, tamper=keep)
+    method, found = plan.build(DIM), []
+    for number in range(5):
+        change = towards(number, torch.zeros(DIM), 1)
+        assert torch.equal(change, 0.5 * point(number))
+        cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
+        found.append(any(cells in one for one in seen))
+    assert method.message_format.bits * 12 >= 180
+    # Negative control: without a secure sum, each is there.
+    assert found == [not plan.secure_sum] * 5
+
+
+def test_masks_differ_between_rounds_and_nodes() -> None:
+    seen: list[bytes] = []
+
+    def keep(replies: list[Message]) -> list[Message]:
+        if not any(is_sum_reply(one) for one in replies):
+            seen.extend(bytes_of(one)[ENVELOPE_BYTES:] for one in replies)
+        return replies
+
+    for _ in range(2):  # with the same keys and the same noise
+        run(tamper=keep)
+    assert len(seen) == len({one[-20:] for one in seen}) == 10
+
+
+def test_every_message_in_a_process_of_its_own() -> None:
+    """State goes through bytes, and nothing else of a client is left."""
+    strategy, arrays = run(network=RestartingNetwork(), rounds=2)
+    assert digest_of(arrays) == plain(rounds=2)
+    assert all(not one.void for one in strategy.reports)
+
+
+@pytest.mark.parametrize("stage", [SHARES, MASKED, UNMASK])
+def test_a_node_that_forgets_has_dropped_out(stage: int) -> None:
+    strategy, arrays = run(network=RestartingNetwork(forgets={1002: stage}))
+    lost = () if stage is UNMASK else (1002,)
+    assert set(strategy.reports[0].present) == set(NODES) - set(lost)
+    assert digest_of(arrays) == plain(*lost)
+
+
+def test_secrets_do_not_outlive_the_round() -> None:
+    network = Network()
+    run(network=network)
+    for node in network.nodes.values():  # the last reply is left, which the server has anyway
+        kept = node.context.state.config_records["diffsketch.sum"]
+        assert set(kept) == {"invitation", "dim", "round_index", "request", "reply"}
+
+
+def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> None:
+    strategy, arrays = run(key=None)
+    assert not arrays
+    assert digest_of(replayed(strategy.totals, PLAN)) == plain()
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
+def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
+    network, strategy = network_of(PLAN, 5), strategy_of(PLAN, key=key)
+    network.join(2, PLAN, key=SketchKey.from_integer(99))
+    strategy.start(network, FIRST, 1)
+    assert set(strategy.reports[0].present) == set(NODES) - {1002}
+    assert 1002 in strategy.reports[0].refused
+
+
+def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
+    network, strategy = network_of(PLAN, 5), strategy_of(PLAN)
+    strategy._aggregation = PlainAggregation()
+    strategy.start(network, FIRST, 1)
+    refused = strategy.reports[0].refused
+    assert set(refused) == set(NODES)
+    assert all("the server asks without" in reason for reason in refused.values())
+    # And nobody has trained or paid for it.
+    assert all(node.seen == [] for node in network.nodes.values())
+
+
+def test_a_node_without_a_secure_sum_is_left_out() -> None:
+    network = Network()
+    for number in range(5):
+        plan = PLAIN if number == 4 else PLAN
+        network.join(number, plan, key=KEY, trusted_server=True)
+    strategy = strategy_of(PLAN)
+    strategy.start(network, FIRST, 1)
+    assert set(strategy.reports[0].present) == set(NODES) - {1004}
+    assert "does not use SketchStrategy" in strategy.reports[0].refused[1004]
+
+
+def test_bytes_of_the_secure_sum_are_counted() -> None:
+    seen = [0]
+
+    def count(replies: list[Message]) -> list[Message]:
+        seen[0] += sum(len(all_bytes(one)) for one in replies)
+        return replies
+
+    strategy, _ = run(tamper=count)
+    # Records as Flower serialises them; what a message adds around its records is not.
+    assert strategy.bytes_up <= seen[0] < strategy.bytes_up + 20 * 300
+
+
+@pytest.mark.parametrize("present", [3, 4, 5])
+def test_the_planned_claim_holds_for_all_who_may_be_present(present: int) -> None:
+    def epsilon(plan: FlowerPlan, count: int) -> float:
+        claim = plan.build(DIM).claim_for(count, KEY.seed(0))
+        return claim.epsilon(delta=1e-5, rounds=1).value
+
+    planned = epsilon(FlowerPlan("sketch-skellam", SETTINGS, cohort=3), 3)
+    assert epsilon(PLAN, 3) == pytest.approx(planned, rel=1e-3)
+    assert epsilon(PLAN, present) <= epsilon(PLAN, 3)
+    # Negative control: noise that was planned for all is not enough for three.
+    assert epsilon(replace(PLAN, secure_sum=False), 3) > 1.1 * planned
+
+
+def test_dropouts_within_the_threshold_never_exceed_a_budget() -> None:
+    claim = PLAN.build(DIM).claim_for(3, KEY.seed(0))
+    enough = Budget(claim.epsilon(delta=1e-5, rounds=2).value * (1 + 1e-6), 1e-5)
+    losses = Losses({1000: MASKED, 1001: MASKED})
+    strategy, _ = run(rounds=3, tamper=losses, budget=enough)
+    assert [one.void for one in strategy.reports] == ["", ""]  # and no third
+    assert "budget" in strategy.ended
+    # Not even one round is begun that a dropout could make too expensive.
+    less = Budget(claim.epsilon(delta=1e-5, rounds=1).value * (1 - 1e-3), 1e-5)
+    assert run(budget=less)[0].reports == []
+
+
+def test_plans_that_do_not_fit() -> None:
+    with pytest.raises(ArgumentError, match=r"min_replies must be in 3\.\.5 for a secure sum"):
+        replace(PLAN, min_replies=2)
+    with pytest.raises(ArgumentError, match=r"min_replies must be in 3\.\.5 for a secure sum"):
+        replace(PLAN, min_replies=6)
+    with pytest.raises(ArgumentError, match="min_replies must be in"):
+        replace(PLAN, cohort=1, min_replies=1)
+    gaussian = FlowerPlan(
+        "sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False
+    )
+    with pytest.raises(ArgumentError, match="whole numbers with room for their sum"):
+        gaussian.build(DIM)
+    paper = FlowerPlan(
+        "cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True, identities=False
+    )
+    with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
+        paper.build(DIM)
+    with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
+        strategy_of(PLAN, aggregation=PlainAggregation())
+
+
+def test_a_refusal_of_a_node_is_heard() -> None:
+    def refuse(replies: list[Message]) -> list[Message]:
+        for one in replies:
+            if one.metadata.src_node_id == 1001 and is_sum_reply(one):
+                reply = SumReply("tired", "no", b"", b"", b"")
+                one.content.config_records[SUM_RECORD].update(reply.to_record())
+        return replies
+
+    strategy, _ = run(tamper=refuse)
+    assert strategy.reports[0].refused == {1001: "tired: no"}
+
+
+# The interface of aggregations. This one hides nothing from anybody: it only has the shape.
+
+SHARED = FlowerPlan(
+    "sketch-skellam", {**SETTINGS, "noise_multiplier": 1.0}, cohort=3, min_replies=2
+)
+BITS = SHARED.build(DIM).message_format.bits
+
+
+def mask_of(seed: int, shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 1 << BITS, shape, generator=generator)
+
+
+class ToyClientAggregation:
+    """Adds the mask that the server has asked for."""
+
+    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
+
+    def answer(self, message: Message, client: Any) -> Message | None:
+        record = message.content.config_records.get("toy")
+        if record is None:
+            return None
+        reply = ConfigRecord({"hello": int(client.context.node_config["partition-id"])})
+        return Message(RecordDict({"toy": reply}), reply_to=message)
+
+    def check(self, told: Any, round_index: int, *, client: Any) -> None:
+        del round_index, client
+        assert told is not None
+
+    def protect(self, message: WireMessage, told: Any, *, client: Any) -> bytes:
+        del client
+        mask = mask_of(int(told["seed"]), tuple(message.cells.shape))
+        hidden = (message.cells + mask) & ((1 << BITS) - 1)
+        return WireMessage(
+            message.format,
+            hidden,
+            round_index=message.round_index,
+            fingerprint=message.fingerprint,
+            sender=message.sender,
+        ).to_bytes()
+
+
+class ToyAggregation:
+    """Asks all nodes for a number, makes masks of them, and takes the masks off the sum."""
+
+    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
+
+    def __init__(self, offset: int = 0) -> None:
+        self.seeds: dict[int, int] = {}
+        self.offset = offset  # of the masks that are taken off: 0, or the sum is wrong
+
+    def prepare(self, nodes: Any, about: Any, *, exchange: Any) -> Preparation:
+        del about
+        asked = [
+            Message(RecordDict({"toy": ConfigRecord()}), dst_node_id=node, message_type="train")
+            for node in sorted(nodes)
+        ]
+        for reply in exchange.grid.send_and_receive(asked):
+            number = reply.content.config_records["toy"]["hello"]
+            self.seeds[reply.metadata.src_node_id] = 100 + number
+        return Preparation({node: ConfigRecord({"seed": one}) for node, one in self.seeds.items()})
+
+    def total(
+        self, parts: Mapping[int, bytes], about_round: Any, *, exchange: Any
+    ) -> AggregationResult:
+        assert exchange.grid is not None
+        method, fingerprint = about_round.method, about_round.fingerprint
+        form, total = method.message_format, torch.zeros(method.message_format.shape).long()
+        about: dict[str, Any] = {"round_index": about_round.round_index, "fingerprint": fingerprint}
+        for node, data in parts.items():
+            cells = WireMessage.from_bytes(data, form, **about).cells
+            total += cells - mask_of(self.seeds[node] + self.offset, form.shape)
+        message = WireMessage(
+            method.total_format,
+            total & ((1 << BITS) - 1),
+            **about,
+            sender=SERVER,
+            count=len(parts),
+        )
+        return AggregationResult(message, frozenset(parts), {})
+
+
+def toy_run(aggregation: Any, client: Any, **trust: Any) -> tuple[SketchStrategy, Network, bytes]:
+    network = network_of(SHARED, aggregation=client, **trust)
+    strategy = strategy_of(SHARED, aggregation=aggregation, **trust)
+    arrays = strategy.start(network, FIRST, 2).arrays
+    return strategy, network, digest_of(arrays)
+
+
+def test_another_aggregation_goes_in_without_a_trusted_server() -> None:
+    strategy, network, found = toy_run(ToyAggregation(), ToyClientAggregation())
+    expected = toy_run(None, None, trusted_server=True)[2]
+    assert found == expected
+    assert [len(report.present) for report in strategy.reports] == [3, 3]
+    assert strategy.epsilon(1e-5).scope.trust is Trust.DISTRIBUTED
+    assert len(network.nodes[1000].seen) == 2
+    assert SUM_RECORD not in network.nodes[1000].seen[0].content  # it is not the app's
+    # Negative control: without taking the masks off, the sum is something else.
+    wrong = ToyAggregation(offset=1)
+    assert toy_run(wrong, ToyClientAggregation())[2] != expected
