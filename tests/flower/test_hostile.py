@@ -15,8 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.flower import FlowerPlan, PlainAggregation
-from diffsketch.flower.aggregation import Exchange, RoundContext
+from diffsketch.flower import FlowerPlan
+from diffsketch.flower.aggregation import RoundContext, plain_sum
 from diffsketch.flower.records import PROTOCOL, Reply, digest_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
@@ -27,7 +27,6 @@ from tests.flower.network import (
     DIM,
     FIRST,
     KEY,
-    Network,
     network_of,
     one_round,
     our_record,
@@ -258,7 +257,7 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
         for sender in (1, 2)
     }
     about = RoundContext(PLAN, method, 0, None, bytes(16))
-    summed = PlainAggregation().total(parts, about, exchange=Exchange(Network(), timeout=1.0))
+    summed = plain_sum(parts, about)
     assert summed.total is None
     assert set(summed.refused) == {1, 2}
 

@@ -6,30 +6,26 @@ Exchanges of a round with a server that has the key: keys, shares, the messages,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.silent import Silent, silence
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import AggregationResult, FlowerPlan, PlainAggregation, SketchStrategy
-from diffsketch.flower.aggregation import Preparation
+from diffsketch.flower import FlowerPlan, SecureAggregation, SketchStrategy
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey
-from diffsketch.wire import SERVER
-from diffsketch.wire import Message as WireMessage
 from diffsketch.wire.packing import pack
 from tests.flower.network import (
     DIM,
@@ -46,6 +42,7 @@ from tests.flower.network import (
     bytes_of,
     is_sum_reply,
     network_of,
+    our_record,
     point,
     replayed,
     strategy_of,
@@ -227,14 +224,16 @@ def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
 
 
 def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
+    """And nobody has trained or paid for it. The app never sees the sum's records."""
     network, strategy = network_of(PLAN, 5), strategy_of(PLAN)
-    strategy._aggregation = PlainAggregation()
-    strategy.start(network, FIRST, 1)
-    refused = strategy.reports[0].refused
-    assert set(refused) == set(NODES)
-    assert all("the server asks without" in reason for reason in refused.values())
-    # And nobody has trained or paid for it.
-    assert all(node.seen == [] for node in network.nodes.values())
+    requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
+    for one in requests[1:]:
+        del one.content[SUM_RECORD]
+    first, *others = network.send_and_receive(requests)
+    assert our_record(first)["code"] == ""
+    assert all("the server asks without" in str(our_record(one)["reason"]) for one in others)
+    (seen,) = (message for node in network.nodes.values() for message in node.seen)
+    assert sorted(seen.content) == ["arrays", "config"]
 
 
 def test_a_node_without_a_secure_sum_is_left_out() -> None:
@@ -303,7 +302,7 @@ def test_plans_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         paper.build(DIM)
     with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
-        strategy_of(PLAN, aggregation=PlainAggregation())
+        strategy_of(PLAIN, aggregation=SecureAggregation())
 
 
 def test_a_refusal_of_a_node_is_heard() -> None:
@@ -316,105 +315,3 @@ def test_a_refusal_of_a_node_is_heard() -> None:
 
     strategy, _ = run(tamper=refuse)
     assert strategy.reports[0].refused == {1001: "tired: no"}
-
-
-# The interface of aggregations. This one hides nothing from anybody: it only has the shape.
-
-SHARED = FlowerPlan(
-    "sketch-skellam", {**SETTINGS, "noise_multiplier": 1.0}, cohort=3, min_replies=2
-)
-BITS = SHARED.build(DIM).message_format.bits
-
-
-def mask_of(seed: int, shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 1 << BITS, shape, generator=generator)
-
-
-class ToyClientAggregation:
-    """Adds the mask that the server has asked for."""
-
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
-
-    def answer(self, message: Message, client: Any) -> Message | None:
-        record = message.content.config_records.get("toy")
-        if record is None:
-            return None
-        reply = ConfigRecord({"hello": int(client.context.node_config["partition-id"])})
-        return Message(RecordDict({"toy": reply}), reply_to=message)
-
-    def check(self, told: Any, round_index: int, *, client: Any) -> None:
-        del round_index, client
-        assert told is not None
-
-    def protect(self, message: WireMessage, told: Any, *, client: Any) -> bytes:
-        del client
-        mask = mask_of(int(told["seed"]), tuple(message.cells.shape))
-        hidden = (message.cells + mask) & ((1 << BITS) - 1)
-        return WireMessage(
-            message.format,
-            hidden,
-            round_index=message.round_index,
-            fingerprint=message.fingerprint,
-            sender=message.sender,
-        ).to_bytes()
-
-
-class ToyAggregation:
-    """Asks all nodes for a number, makes masks of them, and takes the masks off the sum."""
-
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.DISTRIBUTED})
-
-    def __init__(self, offset: int = 0) -> None:
-        self.seeds: dict[int, int] = {}
-        self.offset = offset  # of the masks that are taken off: 0, or the sum is wrong
-
-    def prepare(self, nodes: Any, about: Any, *, exchange: Any) -> Preparation:
-        del about
-        asked = [
-            Message(RecordDict({"toy": ConfigRecord()}), dst_node_id=node, message_type="train")
-            for node in sorted(nodes)
-        ]
-        for reply in exchange.grid.send_and_receive(asked):
-            number = reply.content.config_records["toy"]["hello"]
-            self.seeds[reply.metadata.src_node_id] = 100 + number
-        return Preparation({node: ConfigRecord({"seed": one}) for node, one in self.seeds.items()})
-
-    def total(
-        self, parts: Mapping[int, bytes], about_round: Any, *, exchange: Any
-    ) -> AggregationResult:
-        assert exchange.grid is not None
-        method, fingerprint = about_round.method, about_round.fingerprint
-        form, total = method.message_format, torch.zeros(method.message_format.shape).long()
-        about: dict[str, Any] = {"round_index": about_round.round_index, "fingerprint": fingerprint}
-        for node, data in parts.items():
-            cells = WireMessage.from_bytes(data, form, **about).cells
-            total += cells - mask_of(self.seeds[node] + self.offset, form.shape)
-        message = WireMessage(
-            method.total_format,
-            total & ((1 << BITS) - 1),
-            **about,
-            sender=SERVER,
-            count=len(parts),
-        )
-        return AggregationResult(message, frozenset(parts), {})
-
-
-def toy_run(aggregation: Any, client: Any, **trust: Any) -> tuple[SketchStrategy, Network, bytes]:
-    network = network_of(SHARED, aggregation=client, **trust)
-    strategy = strategy_of(SHARED, aggregation=aggregation, **trust)
-    arrays = strategy.start(network, FIRST, 2).arrays
-    return strategy, network, digest_of(arrays)
-
-
-def test_another_aggregation_goes_in_without_a_trusted_server() -> None:
-    strategy, network, found = toy_run(ToyAggregation(), ToyClientAggregation())
-    expected = toy_run(None, None, trusted_server=True)[2]
-    assert found == expected
-    assert [len(report.present) for report in strategy.reports] == [3, 3]
-    assert strategy.epsilon(1e-5).scope.trust is Trust.DISTRIBUTED
-    assert len(network.nodes[1000].seen) == 2
-    assert SUM_RECORD not in network.nodes[1000].seen[0].content  # it is not the app's
-    # Negative control: without taking the masks off, the sum is something else.
-    wrong = ToyAggregation(offset=1)
-    assert toy_run(wrong, ToyClientAggregation())[2] != expected

@@ -7,13 +7,7 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
 """
 
 from diffsketch.flower.accounts import ClientAccount
-from diffsketch.flower.aggregation import (
-    Aggregation,
-    AggregationResult,
-    ClientAggregation,
-    PlainAggregation,
-    RoundReport,
-)
+from diffsketch.flower.aggregation import RoundReport
 from diffsketch.flower.client import sketch_mod
 from diffsketch.flower.plan import (
     FlowerPlan,
@@ -27,12 +21,8 @@ from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
 from diffsketch.flower.server import SketchStrategy
 
 __all__ = [
-    "Aggregation",
-    "AggregationResult",
     "ClientAccount",
-    "ClientAggregation",
     "FlowerPlan",
-    "PlainAggregation",
     "RoundReport",
     "SecureAggregation",
     "SecureClientAggregation",

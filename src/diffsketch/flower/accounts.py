@@ -235,17 +235,11 @@ class ClientLedger:
 
     Guarantees (`tests/flower/test_accounts.py`): a lost file does not make the client forget what
     its statement says; two messages at once are both paid for.
-
-    Attributes:
-        member: The client's name.
-        budget: Most that it may spend.
-        key: Its own key, for statements.
-        file: File in which it keeps the account.
     """
 
-    member: str
+    member: str  # the client's name
     budget: Budget | None
-    key: bytes | None
+    key: bytes | None  # its own, for statements
     file: AccountFile | None
 
     def after(

@@ -1,15 +1,14 @@
-"""Aggregation of a round: replies of nodes, their plain sum, and the interface of secure sums."""
+"""Aggregation of a round: replies of nodes, exchanges with them, and their plain sum."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from diffsketch.flower.plan import FlowerPlan
@@ -22,8 +21,7 @@ from diffsketch.flower.records import (
     reply_in,
 )
 from diffsketch.methods import Method
-from diffsketch.privacy.claim import Claim, Trust
-from diffsketch.sketch import SketchKey
+from diffsketch.privacy.claim import Claim
 from diffsketch.wire import Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
@@ -32,172 +30,67 @@ _LOG = logging.getLogger("flwr.diffsketch")
 
 @dataclass(frozen=True, eq=False)
 class RoundContext:
-    """A round that is aggregated.
-
-    Attributes:
-        plan: The strategy's plan.
-        method: The plan's method, for the model's length.
-        round_index: The round.
-        fingerprint: Fingerprint of its hashes; None if the server has no key.
-        nonce: Sixteen random bytes of the round.
-        limit: Largest norm of a message, besides what the method itself says of honest ones.
-    """
+    """A round that is aggregated."""
 
     plan: FlowerPlan
-    method: Method
+    method: Method  # the plan's, for the model's length
     round_index: int
-    fingerprint: bytes | None
-    nonce: bytes
-    limit: float = math.inf
+    fingerprint: bytes | None  # of the round's hashes; None if the server has no key
+    nonce: bytes  # sixteen random bytes of the round
+    limit: float = math.inf  # of a message's norm, besides the method's own of honest ones
 
 
 @dataclass(frozen=True, eq=False)
 class AggregationResult:
-    """Total of a round.
+    """Total of a round."""
 
-    Attributes:
-        total: The sum before the server adds anything; None if there is nothing to sum.
-        present: Nodes whose message is in it.
-        refused: Nodes whose message is not, and why.
-        void: Why there is no total, where a sum was begun and failed.
-    """
-
-    total: WireMessage | None
-    present: frozenset[int]
-    refused: Mapping[int, str]
-    void: str = ""
+    total: WireMessage | None  # before the server adds anything; None if there is nothing to sum
+    present: frozenset[int]  # nodes whose message is in it
+    refused: Mapping[int, str]  # nodes whose message is not, and why
+    void: str = ""  # why there is no total, where a sum was begun and failed
 
 
-@dataclass(frozen=True, eq=False)
-class Preparation:
-    """Outcome of the exchanges before messages are requested.
+def plain_sum(parts: Mapping[int, bytes], about: RoundContext) -> AggregationResult:
+    """Add messages that the server sees: untrusted bytes by the node that they came from.
 
-    Attributes:
-        instructions: A record for each node that a message is requested of; others are left out.
-            None if there is none, and all are asked.
-        left: Nodes that are left out, and why.
-    """
-
-    instructions: Mapping[int, ConfigRecord] | None = None
-    left: Mapping[int, str] = field(default_factory=dict)
-
-
-class Aggregation(Protocol):
-    """Server's side of an aggregation, for `SketchStrategy`."""
-
-    trusts: ClassVar[frozenset[Trust]]
-    """Trusts whose claims hold with it."""
-
-    def prepare(self, nodes: Collection[int], about: RoundContext, *, exchange: Exchange
-                ) -> Preparation:  # fmt: skip
-        """Prepare the round before messages are requested.
-
-        Raises:
-            VoidError: There will be no sum in this round.
-        """
-
-    def total(self, parts: Mapping[int, bytes], about: RoundContext, *, exchange: Exchange
-              ) -> AggregationResult:  # fmt: skip
-        """Sum what the nodes sent: untrusted bytes by the node that they came from."""
-
-
-@dataclass(frozen=True, eq=False)
-class ClientContext:
-    """A client that takes part.
-
-    Attributes:
-        context: Flower's context. Its state is kept from message to message.
-        plan: The client's plan.
-        key: The clients' common key; None if it is not there.
-        node: Its node id.
-    """
-
-    context: Context
-    plan: FlowerPlan
-    key: SketchKey | None
-    node: int
-
-
-class ClientAggregation(Protocol):
-    """Client's side of an aggregation that is not plain, for `sketch_mod`."""
-
-    trusts: ClassVar[frozenset[Trust]]
-    """Trusts whose claims hold with it."""
-
-    def answer(self, message: Message, client: ClientContext) -> Message | None:
-        """Reply to a message of the aggregation's own exchanges; None if it is none of them."""
-
-    def check(
-        self, instructions: ConfigRecord | None, round_index: int, *, client: ClientContext
-    ) -> None:
-        """Check that a message of the round can be protected, before training and payment.
-
-        Raises:
-            Refusal: It cannot.
-            WireError: The record, which `Aggregation.prepare` has for this node, is not readable.
-        """
-
-    def protect(
-        self, message: WireMessage, instructions: ConfigRecord | None, *, client: ClientContext
-    ) -> bytes:
-        """Make the bytes that are sent instead of the message. Raises what `check` does."""
-
-
-class PlainAggregation:
-    """Adds messages that the server sees.
-
-    Without a key the server does not know the round's hashes. It then takes the fingerprint that
-    most messages have, and refuses the others; if two are as frequent, it refuses all.
+    The sum is exact, the same for every order. Without a key the server does not know the round's
+    hashes. It then takes the fingerprint that most messages have, and refuses the others; if two
+    are as frequent, it refuses all.
 
     Guarantees (`tests/flower/test_hostile.py`): bytes that are not a message of the round by the
     node they came from change nothing but a count; nor do messages that are longer than honest
     clients make them (`Method.check_honest`).
     """
-
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.CENTRAL})
-
-    def prepare(self, nodes: Collection[int], about: RoundContext, *, exchange: Exchange
-                ) -> Preparation:  # fmt: skip
-        """Do nothing: all nodes are asked."""
-        del nodes, about, exchange
-        return Preparation()
-
-    def total(self, parts: Mapping[int, bytes], about: RoundContext, *, exchange: Exchange
-              ) -> AggregationResult:  # fmt: skip
-        """Compute the exact sum, the same for every order."""
-        del exchange
-        method, refused, headers = about.method, dict[int, str](), dict[int, Header]()
-        for node, data in parts.items():
-            try:
-                headers[node] = Header.parse(data)
-                if headers[node].sender != node:
-                    raise WireError("message has another sender than the node it came from")
-            except WireError as error:
-                refused[node] = str(error)
-        fingerprint = about.fingerprint
-        if fingerprint is None:
-            fingerprint = most_common(one.fingerprint for one in headers.values())
-        inbox = Inbox(
-            method.message_format,
-            round_index=about.round_index,
-            fingerprint=fingerprint,
-            senders=parts,
-            total_format=method.total_format,
-            check=lambda one: method.check_honest(one.cells, limit=about.limit),
-        )
-        for node, data in parts.items():
-            try:
-                if node not in refused:
-                    inbox.add(data)
-            except WireError as error:
-                refused[node] = str(error)
-        total = None
-        if inbox.count:
-            try:
-                total = inbox.total()
-            except WireError as error:  # a sum that does not fit: somebody sent what nobody may
-                return AggregationResult(None, frozenset(), dict.fromkeys(parts, str(error)))
-        return AggregationResult(total, frozenset(inbox.heard), refused)
+    method, refused, headers = about.method, dict[int, str](), dict[int, Header]()
+    for node, data in parts.items():
+        try:
+            headers[node] = Header.parse(data)
+            if headers[node].sender != node:
+                raise WireError("message has another sender than the node it came from")
+        except WireError as error:
+            refused[node] = str(error)
+    fingerprint = about.fingerprint
+    if fingerprint is None:
+        fingerprint = most_common(one.fingerprint for one in headers.values())
+    inbox = Inbox(
+        method.message_format,
+        round_index=about.round_index,
+        fingerprint=fingerprint,
+        senders=parts,
+        total_format=method.total_format,
+        check=lambda one: method.check_honest(one.cells, limit=about.limit),
+    )
+    for node, data in parts.items():
+        try:
+            if node not in refused:
+                inbox.add(data)
+        except WireError as error:
+            refused[node] = str(error)
+    try:
+        total = inbox.total() if inbox.count else None
+    except WireError as error:  # a sum that does not fit: somebody sent what nobody may
+        return AggregationResult(None, frozenset(), dict.fromkeys(parts, str(error)))
+    return AggregationResult(total, frozenset(inbox.heard), refused)
 
 
 def most_common(fingerprints: Iterable[bytes]) -> bytes:
@@ -209,16 +102,7 @@ def most_common(fingerprints: Iterable[bytes]) -> bytes:
 
 
 class Exchange:
-    """Requests and replies of a secure sum, outside of those for messages; counts their bytes.
-
-    Args:
-        grid: The strategy's grid.
-        timeout: Seconds to wait for the replies to one request.
-
-    Attributes:
-        bytes_up: Bytes sent by nodes so far, as Flower serialises them.
-        bytes_down: Bytes sent to nodes so far.
-    """
+    """Requests and replies of a secure sum, besides those for messages; counts their bytes."""
 
     def __init__(self, grid: Grid, *, timeout: float) -> None:
         self.grid, self._timeout = grid, timeout
@@ -307,32 +191,18 @@ class RoundReport:
 
 @dataclass
 class OpenRound:
-    """A round whose messages were requested, and the replies so far.
-
-    Attributes:
-        about: The round. Replies have to repeat its nonce.
-        nodes: Nodes that a message was requested of.
-        claim: Planned claim.
-        arrays_key: Name of the model's record in messages.
-        bytes_down: Bytes of the requests.
-        exchange: Exchange that a secure sum has used.
-        left: Nodes that a secure sum has lost before messages were requested, and why.
-        replies: The first valid reply of each node.
-        contents: Messages of these replies.
-        refused: Nodes that do not count, and why.
-        bytes_up: Bytes of all replies.
-    """
+    """A round whose messages were requested, and the replies so far."""
 
     about: RoundContext
-    nodes: tuple[int, ...]
-    claim: Claim
-    arrays_key: str
+    nodes: tuple[int, ...]  # that a message was requested of
+    claim: Claim  # that was planned
+    arrays_key: str  # name of the model's record in messages
     bytes_down: int
-    exchange: Exchange
-    left: Mapping[int, str]
-    replies: dict[int, Reply] = field(default_factory=dict)
-    contents: dict[int, Message] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
+    exchange: Exchange  # of a secure sum
+    left: Mapping[int, str]  # nodes that a secure sum has lost before, and why
+    replies: dict[int, Reply] = field(default_factory=dict)  # the first valid one of each node
+    contents: dict[int, Message] = field(default_factory=dict)  # messages of these replies
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
     bytes_up: int = 0
 
     def add(self, message: Message) -> Reply | None:

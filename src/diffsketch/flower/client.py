@@ -25,7 +25,6 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.flower.accounts import AccountFile, ClientAccount, ClientLedger
-from diffsketch.flower.aggregation import ClientAggregation, ClientContext
 from diffsketch.flower.plan import FlowerPlan, find_client_key, find_sketch_key
 from diffsketch.flower.records import (
     NO_MODEL,
@@ -45,10 +44,10 @@ from diffsketch.flower.records import (
     record_in,
     replay_totals,
 )
-from diffsketch.flower.secure import SecureClientAggregation
+from diffsketch.flower.secure import ClientContext, SecureClientAggregation
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
+from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import Message as WireMessage
@@ -61,23 +60,14 @@ _VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own
 
 @dataclass(frozen=True, eq=False)
 class ClientMemory:
-    """Memory of a client: read at the beginning of a message, and written before its reply.
+    """Memory of a client: read at the beginning of a message, and written before its reply."""
 
-    Attributes:
-        series: Series of the strategy that rounds and versions are counted in.
-        version: Version of the model.
-        model: The model; None if there is none.
-        answered: The last round that a message was sent for; -1 for none.
-        account: Its account; None if nothing is known of it.
-        own: Arrays that the client keeps to itself, as its app left them; None if there are none.
-    """
-
-    series: bytes
+    series: bytes  # of the strategy, in which rounds and versions are counted
     version: int = NO_MODEL
     model: ArrayRecord | None = None
-    answered: int = -1
-    account: ClientAccount | None = None
-    own: ArrayRecord | None = None
+    answered: int = -1  # the last round that a message was sent for
+    account: ClientAccount | None = None  # None if nothing is known of it
+    own: ArrayRecord | None = None  # arrays that the client keeps to itself, as its app left them
 
     @classmethod
     def read(cls, context: Context, series: bytes, budget: Budget | None) -> ClientMemory:
@@ -119,7 +109,7 @@ class _Options:
     importance: float
     keep_metrics: frozenset[str]
     trusted_server: bool
-    aggregation: ClientAggregation | None
+    aggregation: SecureClientAggregation | None
     keep_local: frozenset[str]
 
 
@@ -132,7 +122,7 @@ def sketch_mod(
     importance: float = 1.0,
     keep_metrics: Collection[str] = (),
     trusted_server: bool = False,
-    aggregation: ClientAggregation | None = None,
+    aggregation: SecureClientAggregation | None = None,
     keep_local: Collection[str] = (),
 ) -> Callable[[Message, Context, ClientAppCallable], Message]:
     """Make a mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before.
@@ -312,8 +302,8 @@ class _Session:
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
         claim = self._plan.claim_for(self._method, self._plan.min_replies, seed)
-        sums_only = aggregation is not None and Trust.DISTRIBUTED in aggregation.trusts
-        check_trust(claim, trusted_server=self._options.trusted_server or sums_only)
+        trusted = self._options.trusted_server or aggregation is not None
+        check_trust(claim, trusted_server=trusted)
         if aggregation is not None:
             aggregation.check(self._instructions, request.round_index, client=self._client)
         self._ledger.after(claim, request, remembered=self._memory.account)

@@ -250,66 +250,38 @@ class _Record:
 
 @dataclass(frozen=True)
 class Request(_Record):
-    """Request of the server for a message, with what the client lacks of the model.
+    """Request of the server for a message, with what the client lacks of the model."""
 
-    Attributes:
-        series: Eight random bytes of the strategy: rounds and versions are counted in it.
-        nonce: Random bytes of the round, which a reply has to repeat.
-        round_index: The round, for the hashes. Void rounds count.
-        plan: The server's plan, as `FlowerPlan.describe` has it.
-        key_check: Fingerprint of the first round's hashes; empty if the server has no key.
-        arrays: Name of the record that the client's app expects the model in.
-        base: Version of the dense model that is in the message; -1 if there is none.
-        version: Version that the client has after it has applied the totals.
-        first: Version that the first of the totals makes.
-        totals: Published totals, as messages on the wire.
-        rounds: Rounds of these totals.
-        digest: Digest of the model of that version; empty if the server does not know it.
-        statement: The client's own account, as it has sent it before; empty if there is none.
-        known: Digests of eight bytes of clients whose statements the server has, for a node that
-            it has not heard of yet.
-        clip: For methods whose clip moves: that of the first of the totals, or of this round if
-            there are none; later ones follow from the totals. 0 for other methods.
-    """
-
-    series: bytes
-    nonce: bytes
-    round_index: int
-    plan: str
-    key_check: bytes
-    arrays: str
-    base: int
-    version: int
-    first: int
-    totals: list[bytes]
-    rounds: list[int]
-    digest: bytes
-    statement: bytes
-    known: bytes
+    series: bytes  # random, of the strategy: rounds and versions are counted in it
+    nonce: bytes  # random, of the round: a reply has to repeat it
+    round_index: int  # for the hashes; void rounds count
+    plan: str  # the server's, as `FlowerPlan.describe` has it
+    key_check: bytes  # fingerprint of the first round's hashes; empty if the server has no key
+    arrays: str  # name of the record that the client's app expects the model in
+    base: int  # version of the dense model that is in the message; -1 if there is none
+    version: int  # that the client has after it has applied the totals
+    first: int  # version that the first of the totals makes
+    totals: list[bytes]  # published ones, as messages on the wire
+    rounds: list[int]  # of these totals
+    digest: bytes  # of the model of that version; empty if the server does not know it
+    statement: bytes  # the client's own account, as it has sent it before; or empty
+    known: bytes  # digests of clients whose statements there are, for a node that is not known yet
+    # For methods whose clip moves: that of the first of the totals, or of this round if there are
+    # none; later ones follow from the totals. 0 for other methods.
     clip: float
 
 
 @dataclass(frozen=True)
 class Reply(_Record):
-    """Reply of a client.
+    """Reply of a client."""
 
-    Attributes:
-        nonce: The request's.
-        member: Name of the client, which stays over restarts.
-        version: Version of the model that it now has; -1 for none.
-        code: Empty if the message is there; else why not, in a word.
-        reason: The same in a sentence.
-        message: The method's message on the wire.
-        statement: The client's account, authenticated with a key of its own.
-    """
-
-    nonce: bytes
-    member: str
-    version: int
-    code: str
-    reason: str
-    message: bytes
-    statement: bytes
+    nonce: bytes  # the request's
+    member: str  # name of the client, which stays over restarts
+    version: int  # of the model that it now has; -1 for none
+    code: str  # empty if the message is there; else why not, in a word
+    reason: str  # the same in a sentence
+    message: bytes  # the method's, on the wire
+    statement: bytes  # the client's account, authenticated with a key of its own
     limits: ClassVar[dict[str, int]] = {
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip
@@ -317,41 +289,24 @@ class Reply(_Record):
 
 @dataclass(frozen=True)
 class SumRequest(_Record):
-    """Request of the server in a secure sum's own exchange.
-
-    Attributes:
-        round_index: The round.
-        plan: The server's plan, as `FlowerPlan.describe` has it.
-        dim: Length of the vectors: a client may not have the model yet.
-        invitation: Invitation to the secure sum; empty but in its first exchange.
-        request: Request of the secure sum's stage; empty for the question who the client is, and
-            which hashes it has.
-    """
+    """Request of the server in a secure sum's own exchange."""
 
     round_index: int
-    plan: str
-    dim: int
-    invitation: bytes
-    request: bytes
+    plan: str  # the server's, as `FlowerPlan.describe` has it
+    dim: int  # of the vectors: a client may not have the model yet
+    invitation: bytes  # to the secure sum; empty but in its first exchange
+    request: bytes  # of a stage; empty for the question who the client is, and which hashes it has
 
 
 @dataclass(frozen=True)
 class SumReply(_Record):
-    """Reply of a client in a secure sum's own exchange.
+    """Reply of a client in a secure sum's own exchange."""
 
-    Attributes:
-        code: Empty if it answers; else why not, in a word.
-        reason: The same in a sentence.
-        member: Its number in the secure sum, in eight bytes.
-        fingerprint: Fingerprint of the round's hashes.
-        reply: Reply of the secure sum's stage.
-    """
-
-    code: str
-    reason: str
-    member: bytes
-    fingerprint: bytes
-    reply: bytes
+    code: str  # empty if it answers; else why not, in a word
+    reason: str  # the same in a sentence
+    member: bytes  # its number in the secure sum, in eight bytes
+    fingerprint: bytes  # of the round's hashes
+    reply: bytes  # of the secure sum's stage
     limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
 
 

@@ -7,23 +7,20 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.flower.aggregation import (
     AggregationResult,
-    ClientContext,
     Exchange,
-    Preparation,
     RoundContext,
     most_common,
 )
-from diffsketch.flower.plan import find_identities, find_identity
+from diffsketch.flower.plan import FlowerPlan, find_identities, find_identity
 from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
-from diffsketch.privacy.claim import Trust
 from diffsketch.secure_sum import (
     Params,
     ReplyGuard,
@@ -36,12 +33,23 @@ from diffsketch.secure_sum import (
     invite,
     stage_of,
 )
+from diffsketch.sketch import SketchKey
 from diffsketch.wire import SERVER, WireError
 from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _STATE = "diffsketch.sum"
 _EXCLUDED = "secure-sum: most others could not read its shares of an earlier round"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientContext:
+    """A client that takes part in a secure sum."""
+
+    context: Context  # Flower's, whose state is kept from message to message
+    plan: FlowerPlan
+    key: SketchKey | None
+    node: int
 
 
 def member_number(public: bytes) -> int:
@@ -79,8 +87,6 @@ class SecureClientAggregation:
     Raises:
         ArgumentError: Only one of the two is given, or the own key is not known to the others.
     """
-
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
 
     def __init__(
         self,
@@ -356,8 +362,6 @@ class SecureAggregation:
             them against their own list; the server's is only to know whom to invite.
     """
 
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.DISTRIBUTED})
-
     def __init__(self, *, identities: Iterable[bytes] | None = None) -> None:
         self._known = None if identities is None else {member_number(i): i for i in identities}
         self._open: _OpenSum | None = None
@@ -370,8 +374,11 @@ class SecureAggregation:
 
     def prepare(
         self, nodes: Collection[int], about: RoundContext, *, exchange: Exchange
-    ) -> Preparation:
-        """Exchange keys and shares.
+    ) -> tuple[dict[int, ConfigRecord], dict[int, str]]:
+        """Exchange keys and shares, before messages are requested.
+
+        Returns:
+            A record for each node that a message is to be requested of; and why others are not.
 
         Raises:
             VoidError: Too few nodes are left for a sum.
@@ -399,7 +406,7 @@ class SecureAggregation:
             current.step(exchange, invitation)
         self._open = current
         requests = {node: request.to_record() for node, request in current.requests().items()}
-        return Preparation(requests, dict(current.left))
+        return requests, dict(current.left)
 
     def total(
         self, parts: Mapping[int, bytes], about: RoundContext, *, exchange: Exchange

@@ -18,13 +18,12 @@ from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.flower.accounts import ClientRegistry
 from diffsketch.flower.aggregation import (
-    Aggregation,
     AggregationResult,
     Exchange,
     OpenRound,
-    PlainAggregation,
     RoundContext,
     RoundReport,
+    plain_sum,
 )
 from diffsketch.flower.plan import FlowerPlan, find_identities
 from diffsketch.flower.records import (
@@ -50,7 +49,7 @@ from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim, Trust
+from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
 from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
@@ -123,19 +122,12 @@ def mean_metrics(contents: Sequence[RecordDict]) -> MetricRecord | None:
 
 @dataclass(frozen=True, eq=False)
 class Download:
-    """Part of the model that a node lacks.
+    """Part of the model that a node lacks."""
 
-    Attributes:
-        arrays: The dense model, if it is sent.
-        base: Its version; -1 if it is not sent.
-        first: Version that the first of the totals makes.
-        totals: Published totals with their rounds, in order.
-    """
-
-    arrays: ArrayRecord | None
-    base: int
-    first: int
-    totals: list[tuple[int, bytes]]
+    arrays: ArrayRecord | None  # the dense model, if it is sent
+    base: int  # its version; -1 if it is not sent
+    first: int  # version that the first of the totals makes
+    totals: list[tuple[int, bytes]]  # published, with their rounds, in order
 
 
 class ModelHistory:
@@ -205,20 +197,7 @@ class ModelHistory:
 
 
 class ServerState:
-    """Server-side state of a SketchStrategy, from its first model on.
-
-    Args:
-        plan: The strategy's plan.
-        arrays: The first model.
-        key: The clients' common key, if the server has it.
-        budget: Budget at which to stop.
-        trusted: Whether a claim under distributed trust may be used with the server's sums.
-        keep_local: Names of arrays that clients keep to themselves.
-
-    Raises:
-        ArgumentError: The plan's claim cannot be held, or not be accounted for, here; or the model
-            has running statistics that would be sent.
-    """
+    """Server-side state of a SketchStrategy, from its first model on."""
 
     def __init__(
         self,
@@ -292,14 +271,7 @@ class ServerState:
     ) -> tuple[str, int]:
         """Put into each message what its node needs instead of the arrays.
 
-        Args:
-            messages: The strategy's messages. Changed.
-            nonce: Bytes that replies have to repeat.
-            round_index: The round.
-            instructions: Records of a secure sum, by node.
-
-        Returns:
-            The name of the model's record, and the bytes of all messages.
+        Returns the name of the model's record, and the bytes of all messages.
         """
         name, size, known = "", 0, dict[int, int]()
         for message in messages:
@@ -381,9 +353,8 @@ class SketchStrategy(Strategy):
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
         budget: Budget at which to stop. Only proven claims can be within one.
-        aggregation: How messages are summed: by a `SecureAggregation` if the plan has
-            `secure_sum`, else as they are. Its identities are looked up (`find_identities`) if the
-            plan has them and nothing is given.
+        aggregation: The secure sum, for a plan with `secure_sum`. If nothing is given, its
+            identities are looked up (`find_identities`), where the plan has them.
         trusted_server: As for `sketch_mod`.
         record_file: File that keeps accounts and statements from run to run; a round is in it
             before any request is sent. Without one, they are of one run, and so are `epsilon` and
@@ -405,7 +376,7 @@ class SketchStrategy(Strategy):
         *,
         key: SketchKey | None = None,
         budget: Budget | None = None,
-        aggregation: Aggregation | None = None,
+        aggregation: SecureAggregation | None = None,
         trusted_server: bool = False,
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
@@ -414,17 +385,15 @@ class SketchStrategy(Strategy):
         check_strategy(strategy)
         if limit is not None:
             check_positive("limit", limit)
-        if aggregation is None:
-            known = find_identities() if plan.secure_sum and plan.identities else None
-            aggregation = (
-                SecureAggregation(identities=known) if plan.secure_sum else PlainAggregation()
-            )
-        if isinstance(aggregation, SecureAggregation) != plan.secure_sum:
+        if aggregation is None and plan.secure_sum:
+            known = find_identities() if plan.identities else None
+            aggregation = SecureAggregation(identities=known)
+        if (aggregation is not None) != plan.secure_sum:
             raise ArgumentError(
                 "aggregation must be a SecureAggregation where the plan has secure_sum, and only "
                 f"there, got {type(aggregation).__name__} and secure_sum={plan.secure_sum}"
             )
-        if isinstance(aggregation, SecureAggregation) and aggregation.signed != plan.identities:
+        if aggregation is not None and aggregation.signed != plan.identities:
             raise ArgumentError(
                 "aggregation must have identities, all members' public keys (SecureAggregation("
                 "identities=...), or DIFFSKETCH_IDENTITIES_FILE), where the plan has, and only "
@@ -436,8 +405,8 @@ class SketchStrategy(Strategy):
         self.reports: list[RoundReport] = []
         self.ended = ""
         self._key, self._budget, self._limit = key, budget, math.inf if limit is None else limit
-        self._aggregation: Aggregation = aggregation
-        self._trusted = trusted_server or Trust.DISTRIBUTED in aggregation.trusts
+        self._aggregation = aggregation
+        self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
         self._local = local_names(keep_local)
         self._index, self._nonce, self._timeout = 0, b"", 3600.0
@@ -535,24 +504,22 @@ class SketchStrategy(Strategy):
             self.plan, state.method, index, state.fingerprint(index), nonce, self._limit
         )
         exchange = Exchange(grid, timeout=self._timeout)
-        try:
-            prepared = self._aggregation.prepare(nodes, about, exchange=exchange)
-        except VoidError as error:  # before a message was requested: so nobody pays for it
-            gone = {node: f"dropped out: {stage.value}" for node, stage in error.dropped.items()}
-            report = RoundReport(
-                index, nodes, (), gone, bytes_down=exchange.bytes_down,
-                bytes_up=exchange.bytes_up, void=str(error),
-            )  # fmt: skip
-            self._log(report)
-            return []
-        instructions = prepared.instructions
-        if instructions is not None:
+        instructions, left = dict[int, ConfigRecord](), dict[int, str]()
+        if self._aggregation is not None:
+            try:
+                instructions, left = self._aggregation.prepare(nodes, about, exchange=exchange)
+            except VoidError as error:  # before a message was requested: so nobody pays for it
+                gone = {node: f"dropped out: {one.value}" for node, one in error.dropped.items()}
+                report = RoundReport(
+                    index, nodes, (), gone, bytes_down=exchange.bytes_down,
+                    bytes_up=exchange.bytes_up, void=str(error),
+                )  # fmt: skip
+                self._log(report)
+                return []
             nodes = tuple(node for node in nodes if node in instructions)
             messages = [one for one in messages if one.metadata.dst_node_id in instructions]
-        name, size = state.fill(
-            messages, nonce=nonce, round_index=index, instructions=instructions or {}
-        )
-        self._round = OpenRound(about, nodes, claim, name, size, exchange, prepared.left)
+        name, size = state.fill(messages, nonce=nonce, round_index=index, instructions=instructions)
+        self._round = OpenRound(about, nodes, claim, name, size, exchange, left)
         # Before anything is requested: whatever becomes of the server, the round is paid for.
         state.registry.begin_round(claim, nodes)
         self._write_record(state)
@@ -576,7 +543,10 @@ class SketchStrategy(Strategy):
             for node, reply in current.replies.items()
             if not reply.code and node not in over
         }
-        result = self._aggregation.total(parts, current.about, exchange=current.exchange)
+        if self._aggregation is None:
+            result = plain_sum(parts, current.about)
+        else:
+            result = self._aggregation.total(parts, current.about, exchange=current.exchange)
         current.refused.update(result.refused)
         current.refused.update(dict.fromkeys(over, _OVER_BUDGET))
         # All who were asked pay, for what so few messages leave of the claim.
