@@ -75,7 +75,6 @@ class Descent(FedAvg):
         ), metrics
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", contract.CASES, ids=lambda case: case.name)
 def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
     name, settings = contract.SETTINGS[case.name]

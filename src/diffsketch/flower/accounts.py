@@ -181,9 +181,6 @@ class AccountFile:
 
     Guarantees (`tests/flower/test_accounts.py`): of processes that read, charge and write
     under `locked`, none misses what another has paid.
-
-    Args:
-        path: The file; made when it is first written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -313,10 +310,6 @@ class ClientRegistry:
     several nodes of one client pay for each; no round is begun that the budget does not allow. Only
     a node that was selected before it said who it is can bring its client beyond the budget: that
     is counted, and then no further round is begun.
-
-    Args:
-        budget: Budget at which to stop, if any.
-        planned: Claim that a round is expected to have.
     """
 
     def __init__(self, budget: Budget | None, planned: Claim) -> None:
@@ -332,11 +325,7 @@ class ClientRegistry:
         self._after(claim, nodes)
 
     def begin_round(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Begin a round: whoever is selected may send a message, and pays, whatever comes of it.
-
-        Raises:
-            BudgetExceeded: It would cost too much. No request may be sent.
-        """
+        """Begin a round: whoever is selected may send a message, and pays, whatever comes of it."""
         nodes = tuple(nodes)
         self.check_budget(claim, nodes)
         self._pending = claim, nodes
@@ -395,11 +384,7 @@ class ClientRegistry:
         return json.dumps({"places": self._places, "accounts": accounts, "statements": statements})
 
     def load_text(self, text: str) -> None:
-        """Go on from `to_text`.
-
-        Raises:
-            DataError: It is no such text.
-        """
+        """Go on from `to_text`."""
         try:
             data = json.loads(text)
             places = {str(name): int(place) for name, place in data["places"].items()}

@@ -158,11 +158,7 @@ def _is_shared(name: str, array: Array, keep_local: Collection[str]) -> bool:
 def decode_total(
     total: bytes, round_index: int, *, method: Method, key: SketchKey
 ) -> tuple[Tensor, Method]:
-    """Decode the mean that a round has published; also return the method of the next round.
-
-    Raises:
-        WireError: The bytes are not the total of this round, with this key.
-    """
+    """Decode the mean that a round has published; also return the method of the next round."""
     seed = key.seed(round_index)
     message = WireMessage.from_bytes(
         total, method.total_format, round_index=round_index, fingerprint=seed.fingerprint
@@ -317,11 +313,7 @@ def record_in(content: RecordDict) -> ConfigRecord | None:
 
 
 def reply_in(content: RecordDict, nonce: bytes) -> Reply:
-    """Read a node's reply to the request with this nonce.
-
-    Raises:
-        WireError: It is no reply of ours, or to another request.
-    """
+    """Read a node's reply to the request with this nonce."""
     record = record_in(content)
     if record is None:
         raise WireError("reply is not of a client with sketch_mod")
@@ -334,9 +326,7 @@ def reply_in(content: RecordDict, nonce: bytes) -> Reply:
 def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
     """Size of a message's records as Flower serialises them, without what HTTP adds.
 
-    Args:
-        content: A record, or all of a message's.
-        known: Sizes of arrays that several messages share, by `id`: filled and used.
+    `known` has the sizes of arrays that several messages share, by `id`: filled and used.
     """
     if known is not None and id(content) in known:
         return known[id(content)]

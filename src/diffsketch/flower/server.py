@@ -83,9 +83,6 @@ def check_strategy(strategy: Strategy) -> None:
     models and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi.
     Those of Flower for which it is not, and whatever derives from them or has one in its
     `strategy`, are refused; of others it cannot be told.
-
-    Raises:
-        ArgumentError: It is no strategy, or one of those.
     """
     name = type(strategy).__name__
     if not isinstance(strategy, Strategy):
@@ -247,9 +244,6 @@ class ServerState:
         """Keep as many as the method's cohort has room for: all, or some picked at random.
 
         All nodes have the same chance, in every round anew. No claim counts on the choice.
-
-        Raises:
-            ArgumentError: A node is asked twice.
         """
         nodes = [one.metadata.dst_node_id for one in messages]
         if len(set(nodes)) != len(nodes):

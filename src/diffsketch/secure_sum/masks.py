@@ -47,11 +47,7 @@ def commitment(seed: bytes, index: int, params: Params) -> bytes:
 def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params) -> Words:
     """Expand the mask that a member adds for a pair of members, and the other subtracts.
 
-    Args:
-        own: The mask key of the first.
-        public: The public mask key of the second.
-        pair: Their numbers. The result is negated if the first is the lower one.
-        params: Parameters of the round.
+    `own` is the first member's key. The result is negated if that is the lower number.
     """
     first, second = pair
     ends = sorted([(first, own.public), (second, public)])
@@ -86,12 +82,7 @@ def _word(params: Params) -> np.dtype[np.unsignedinteger[Any]]:
 class MemberSecrets:
     """Two key pairs and the seed of the own mask, all derived from one random number.
 
-    Args:
-        root: 32 secret random bytes. Derived keys depend on the context as well, so that even the
-            same root would give other keys in another round.
-        index: The member's number.
-        params: Parameters of the round.
-        identity: Its long-term key, where members sign.
+    Keys depend on the context as well: the same `root` would give others in another round.
     """
 
     def __init__(

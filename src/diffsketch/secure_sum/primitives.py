@@ -65,11 +65,7 @@ class KeyPair:
         self.public = self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes) -> bytes:
-        """Compute the secret that only the two owners can compute; to be given to `derive`.
-
-        Raises:
-            RefusedError: The public key is one with which everybody knows the result.
-        """
+        """Compute the secret that only the two owners can compute; to be given to `derive`."""
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
@@ -109,11 +105,7 @@ def verify(public: bytes, signature: bytes, data: bytes) -> None:
 def derive(secret: bytes, *, context: bytes, label: str, about: bytes = b"") -> bytes:
     """Derive 32 bytes for one purpose: another label, context or `about` gives unrelated ones.
 
-    Args:
-        secret: Bytes that others do not know.
-        context: The round's `Params.context`.
-        label: Purpose of the key.
-        about: More that the key depends on, of a fixed length for each label.
+    For each label, `about` must have a fixed length.
     """
     name = label.encode()
     info = b"diffsketch secure sum 1" + bytes([len(name)]) + name + about
@@ -143,13 +135,9 @@ def decrypt(key: bytes, ciphertext: bytes, bound: bytes) -> bytes:
 
 
 def split(secret: bytes, points: Sequence[int], *, threshold: int, random: bytes) -> list[bytes]:
-    """Compute the shares of a secret at the points.
+    """Compute the shares of a secret at the points, which must be distinct and not 0.
 
-    Args:
-        secret: 32 bytes.
-        points: Distinct, at least `threshold` of them, none of them 0.
-        threshold: Shares that are needed to recover the secret.
-        random: `threshold - 1` times `COEFFICIENT_BYTES` secret random bytes.
+    `random` has `threshold - 1` times `COEFFICIENT_BYTES` secret random bytes.
     """
     check(len(secret) == SECRET_BYTES, "secret", "have 32 bytes", len(secret))
     wanted = (threshold - 1) * COEFFICIENT_BYTES
@@ -215,11 +203,7 @@ class ShareRecovery:
                 self._checks.append(weight * pow(point - unforeseen, degree, PRIME) % PRIME)
 
     def secret(self, shares: Mapping[int, bytes]) -> bytes:
-        """Recover the secret from shares by their points.
-
-        Raises:
-            RefusedError: They are not shares of one secret of 32 bytes.
-        """
+        """Recover the secret from shares by their points."""
         values = [share_number(shares[point]) for point in self.points]
         if sum(map(mul, self._checks, values)) % PRIME:
             raise RefusedError("shares do not belong to one secret: somebody sent a wrong one")
