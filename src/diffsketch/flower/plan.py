@@ -65,8 +65,10 @@ class FlowerPlan:
     secure_sum: bool = False
     corrupt: int = 0
     identities: bool = True
+    _built: dict[int, Method] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", dict(self.settings))
         check_whole("cohort", self.cohort, least=1)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
@@ -100,6 +102,11 @@ class FlowerPlan:
         Raises:
             ArgumentError: A setting is refused, or the method is none for a secure sum.
         """
+        if dim not in self._built:
+            self._built[dim] = self._build(dim)
+        return self._built[dim]
+
+    def _build(self, dim: int) -> Method:
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
         if not self.secure_sum:
