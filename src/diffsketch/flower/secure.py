@@ -454,7 +454,7 @@ class SecureAggregation:
     def _members(
         self, nodes: Collection[int], about: RoundContext, exchange: Exchange, plan: str
     ) -> tuple[dict[int, int], bytes, dict[int, str]]:
-        """Nodes by their members' numbers, the fingerprint, and why others are not among them."""
+        """Find nodes by their members' numbers, the fingerprint, and why others are left out."""
         if self._known is None and about.fingerprint is not None:
             left = dict.fromkeys(self._excluded & set(nodes), _EXCLUDED)
             return {node: node for node in nodes if node not in left}, about.fingerprint, left

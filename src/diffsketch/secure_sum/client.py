@@ -267,7 +267,7 @@ class SecureSumClient:
         return shares
 
     def _read_presence(self, request: bytes) -> dict[int, Presence]:
-        """Who is in the sum, of exactly those with whom this member shares masks."""
+        """Read who is in the sum, of exactly those with whom this member shares masks."""
         values = self._parse_list(request, MessageKind.SURVIVORS, 1)
         if any(value[0] not in list(Presence) for value in values.values()):
             raise RefusedError("a member is neither present nor dropped")
