@@ -133,7 +133,9 @@ def run(change: Change | None, *, key: SketchKey | None = KEY, dead: bool = Fals
             return replies
         if dead:
             return good
-        return replies if change is None else [*good, *change(bad, old[0])]
+        return (
+            replies if change is None else [*change(bad, old[0]), *good]
+        )  # first, so that it could take a place
 
     network.tamper = tamper
     strategy = strategy_of(PLAN, key=key)
