@@ -26,7 +26,14 @@ import torch
 
 from benchmarks.one_thread import in_one_thread, save
 from benchmarks.report import print_table, readable
-from diffsketch.secure_sum import Client, Identity, Params, Server, Stage, default_threshold
+from diffsketch.secure_sum import (
+    Params,
+    SecureSumClient,
+    SecureSumServer,
+    SigningIdentity,
+    Stage,
+    default_threshold,
+)
 from diffsketch.wire import MessageFormat
 
 SHAPES = ((7, 22), (1, 20_000))
@@ -43,8 +50,8 @@ def timed(run: Callable[[], T]) -> tuple[T, float]:
     return result, time.thread_time() - start
 
 
-def parties(count: int, shape: tuple[int, ...]) -> tuple[Params, dict[int, Identity]]:
-    identities = {index: Identity.generate() for index in range(count)}
+def parties(count: int, shape: tuple[int, ...]) -> tuple[Params, dict[int, SigningIdentity]]:
+    identities = {index: SigningIdentity.generate() for index in range(count)}
     threshold = default_threshold(count)
     params = Params(
         MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS),
@@ -82,9 +89,9 @@ class Costs:
 def run_round(count: int, shape: tuple[int, ...], dropouts: int) -> dict[str, Any]:
     """A round in which the last members fall silent when they should send their inputs."""
     params, identities = parties(count, shape)
-    server, costs = Server(params), Costs()
+    server, costs = SecureSumServer(params), Costs()
     made = {
-        index: timed(lambda index=index: Client(index, params, identity=identities[index]))  # type: ignore[misc]
+        index: timed(lambda index=index: SecureSumClient(index, params, identity=identities[index]))  # type: ignore[misc]
         for index in params.members
     }
     cells = torch.randint(0, 1 << BITS, (count, *shape), generator=torch.Generator().manual_seed(0))

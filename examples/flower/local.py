@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from certificates import make_certificates
 
-from diffsketch.secure_sum import Identity
+from diffsketch.secure_sum import SigningIdentity
 
 APP = Path(__file__).parent
 _STARTED = 60.0  # seconds until a SuperLink answers, at most
@@ -224,7 +224,7 @@ class LocalNetwork:
         found = []
         for number in range(nodes):
             secret = self._secret(f"identity-{number}.key").read_text(encoding="ascii")
-            found.append(Identity(bytes.fromhex(secret)).public.hex())
+            found.append(SigningIdentity(bytes.fromhex(secret)).public.hex())
         path = self.home / "identities.txt"
         path.write_text("\n".join(found), encoding="ascii")
         return path

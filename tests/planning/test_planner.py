@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from diffsketch.app.build import most_participations, settings_of_methods
 from diffsketch.app.cli import app
-from diffsketch.app.settings import RunConfig, describe
+from diffsketch.app.settings import RunConfig, describe, parse_setting
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, build_method
 from diffsketch.planning import (
@@ -349,7 +349,7 @@ def test_words_and_commands(changes: dict[str, Any]) -> None:
         assert words[:2] == ["diffsketch", "run"]
         names = [word[2:].replace("-", "_") for word in words[2::2]]
         values: dict[str, Any] = {
-            name: known[name].parsed(value) for name, value in zip(names, words[3::2], strict=True)
+            name: parse_setting(name, value) for name, value in zip(names, words[3::2], strict=True)
         }
         config = RunConfig(**values)
         own = {name: getattr(config, name) for name in settings_of_methods()[config.method]}

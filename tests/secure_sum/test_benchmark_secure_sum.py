@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from diffsketch.secure_sum import Server, Total
+from diffsketch.secure_sum import SecureSumServer, Total
 
 
 @pytest.fixture
@@ -40,6 +40,6 @@ def test_writes_all_results(
 
 def test_a_wrong_total_is_found(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Total(torch.zeros(2, 3, dtype=torch.int64), (0, 1, 2))
-    monkeypatch.setattr(Server, "total", lambda _: wrong)
+    monkeypatch.setattr(SecureSumServer, "total", lambda _: wrong)
     with pytest.raises(RuntimeError, match="must be the plain sum"):
         bench.run_round(3, (2, 3), 0)

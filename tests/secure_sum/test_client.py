@@ -1,160 +1,119 @@
-"""A member refuses whatever would uncover more than the sum."""
+"""A member refuses whatever would reveal more than the sum, also in another process."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.secure_sum import Client, RefusedError, Stage
-from diffsketch.secure_sum.messages import Fate, Kind, close, open_records, records
-from diffsketch.secure_sum.params import Params
-from diffsketch.wire.message import SERVER
-from tests.secure_sum.playing import Played, identity, make_client, make_params, start
+from diffsketch.secure_sum import RefusedError, ReplyGuard, SecureSumClient, Stage
+from diffsketch.secure_sum.messages import MessageKind, Presence
+from tests.secure_sum.helpers import (
+    LocalRound,
+    identity,
+    make_client,
+    make_params,
+    plain_sum,
+    restored,
+    start,
+)
 
 
-def request_of(kind: Kind, values: dict[int, bytes], params: Params) -> bytes:
-    return close(kind, records(values), sender=SERVER, params=params)
+def keys_of(played: LocalRound) -> dict[int, bytes]:
+    return played.listed(played.request(1), MessageKind.KEY_LIST)
 
 
-def list_in(request: bytes, kind: Kind, size: int, params: Params) -> dict[int, bytes]:
-    return open_records(request, kind, params=params, size=size)[1]
-
-
-def fates(params: Params, *dropped: int) -> bytes:
-    values = {index: bytes([index not in dropped]) for index in params.members}
-    return request_of(Kind.SURVIVORS, values, params)
-
-
-def keys_request(played: Played) -> tuple[bytes, dict[int, bytes]]:
-    params = played.server.params
-    request = played.server.requests()[1]
-    return request, list_in(request, Kind.KEY_LIST, 160 if params.signed else 96, params)
-
-
-def test_own_keys_must_be_in_the_list() -> None:
+def test_lists_of_keys() -> None:
     played = start(make_params()).until(Stage.SHARES)
-    _, keys = keys_request(played)
-    for changed in (
-        {index: key for index, key in keys.items() if index != 1},
-        keys | {1: bytes(96)},
+    keys = keys_of(played)
+    for changed, message in (
+        ({index: key for index, key in keys.items() if index != 1}, "lacks the own ones"),
+        (keys | {1: bytes(96)}, "lacks the own ones"),
+        ({1: keys[1], 2: keys[2]}, "2 members have keys, and the threshold is 3"),
+        (keys | {2: keys[1]}, "two public keys are the same"),
+        (keys | {2: keys[3][32:64] + keys[2][32:]}, "two public keys are the same"),
     ):
-        with pytest.raises(RefusedError, match="lacks the own ones"):
-            played.clients[1].share(request_of(Kind.KEY_LIST, changed, played.server.params))
+        with pytest.raises(RefusedError, match=message):
+            played.answer(1, played.forged(MessageKind.KEY_LIST, changed))
+    first = played.answer(1)
+    assert played.answer(1) == first
+    del keys[4]
+    with pytest.raises(RefusedError, match="another KEY_LIST was answered before"):
+        played.answer(1, played.forged(MessageKind.KEY_LIST, keys))
 
 
-def test_too_few_keys() -> None:
-    played = start(make_params()).until(Stage.SHARES)
-    few = dict(list(keys_request(played)[1].items())[:2])
-    with pytest.raises(RefusedError, match="2 members have keys, and the threshold is 3"):
-        played.clients[1].share(request_of(Kind.KEY_LIST, few, played.server.params))
-
-
-def test_the_same_keys_twice() -> None:
-    played = start(make_params()).until(Stage.SHARES)
-    keys = keys_request(played)[1]
-    for changed in (keys | {2: keys[1]}, keys | {2: keys[3][32:64] + keys[2][32:]}):
-        with pytest.raises(RefusedError, match="two public keys are the same"):
-            played.clients[1].share(request_of(Kind.KEY_LIST, changed, played.server.params))
-
-
-def test_keys_of_the_server_in_place_of_a_members() -> None:
+@pytest.mark.parametrize("signed", [True, False])
+def test_keys_of_the_server_in_place_of_a_members(signed: bool) -> None:
     """Members that sign find the server between them; others cannot."""
-    for signed in (True, False):
-        params = make_params(signed=signed)
-        played = start(params).until(Stage.SHARES)
-        keys = keys_request(played)[1]
-        forged = Client(2, make_params()).advertise(
-            close(Kind.OPENING, b"", sender=SERVER, params=make_params())
-        )[52:116]
-        changed = request_of(Kind.KEY_LIST, keys | {2: forged + keys[2][64:]}, params)
-        if signed:
-            with pytest.raises(RefusedError, match="keys of 2 are not signed by it"):
-                played.clients[1].share(changed)
-        else:
-            assert played.clients[1].share(changed)
+    played = start(make_params(signed=signed)).until(Stage.SHARES)
+    keys = keys_of(played)
+    forged = keys_of(start(make_params()).until(Stage.SHARES))[2][:64]
+    changed = played.forged(MessageKind.KEY_LIST, keys | {2: forged + keys[2][64:]})
+    if signed:
+        with pytest.raises(RefusedError, match="keys of 2 are not signed by it"):
+            played.answer(1, changed)
+    else:
+        assert played.answer(1, changed)
 
 
 def test_a_signature_of_another_round_is_refused() -> None:
-    old, new = (make_params(signed=True, round_index=index) for index in (1, 2))
-    replayed = keys_request(start(old).until(Stage.SHARES))[1][2]
-    played = start(new).until(Stage.SHARES)
-    keys = keys_request(played)[1] | {2: replayed}
+    old, new = (
+        start(make_params(signed=True, round_index=index)).until(Stage.SHARES) for index in (1, 2)
+    )
+    keys = keys_of(new) | {2: keys_of(old)[2]}
     with pytest.raises(RefusedError, match="keys of 2 are not signed"):
-        played.clients[1].share(request_of(Kind.KEY_LIST, keys, new))
+        new.answer(1, new.forged(MessageKind.KEY_LIST, keys))
 
 
-def test_a_second_list_of_keys_is_refused() -> None:
-    played = start(make_params()).until(Stage.SHARES)
-    request, keys = keys_request(played)
-    first = played.clients[1].share(request)
-    assert played.clients[1].share(request) == first
-    del keys[4]
-    with pytest.raises(RefusedError, match="another KEY_LIST was answered before"):
-        played.clients[1].share(request_of(Kind.KEY_LIST, keys, played.server.params))
-
-
-def test_two_inputs_are_never_masked_alike() -> None:
+@pytest.mark.parametrize("reload", [False, True])
+def test_two_inputs_are_never_masked_alike(reload: bool) -> None:
+    """The first reply is given again, whatever the input is then, and without computing it."""
     played = start(make_params()).until(Stage.MASKED)
-    request, client = played.server.requests()[1], played.clients[1]
-    assert client.masked_reply is None
-    first = client.masked(played.inputs[1], request)
-    assert client.masked(played.inputs[1].clone(), request) == first == client.masked_reply
-    with pytest.raises(ArgumentError, match="two inputs under the same masks"):
-        client.masked(played.inputs[2], request)
-    with pytest.raises(ArgumentError, match="two inputs under the same masks"):
-        client.masked(played.inputs[1] ^ 1, request)
+    first = played.answer(1)
+    client = restored(played.clients[1]) if reload else played.clients[1]
+    request = played.request(1)
 
+    def never() -> torch.Tensor:
+        raise AssertionError("the input is not needed again")
 
-def test_a_repeated_request_does_not_compute_the_input_again() -> None:
-    played = start(make_params()).until(Stage.MASKED)
-    request, client, calls = played.server.requests()[1], played.clients[1], []
-
-    def cells() -> torch.Tensor:
-        calls.append(1)
-        return played.inputs[len(calls)]
-
-    assert client.answer(request, cells) == client.answer(request, cells)
-    assert len(calls) == 1
-
-
-def test_the_same_input_is_not_masked_for_other_members() -> None:
-    played = start(make_params()).until(Stage.MASKED)
-    params, client, request = played.server.params, played.clients[1], played.server.requests()[1]
-    client.masked(played.inputs[1], request)
-    shares = list_in(request, Kind.SHARE_LIST, 82, params)
+    assert client.answer(request, never) == first
+    shares = played.listed(request, MessageKind.SHARE_LIST)
     del shares[4]
+    other = played.forged(MessageKind.SHARE_LIST, shares)
     with pytest.raises(RefusedError, match="another SHARE_LIST was answered before"):
-        client.masked(played.inputs[1], request_of(Kind.SHARE_LIST, shares, params))
+        client.answer(other, lambda: played.inputs[2])
+    assert client.answer(request, never) == first
 
 
 def test_cells_are_checked() -> None:
     played = start(make_params()).until(Stage.MASKED)
-    request, client = played.server.requests()[1], played.clients[1]
-    with pytest.raises(ArgumentError, match=r"\[0, 1048576\)"):
-        client.masked(torch.full((2, 3), 1 << 20), request)
-    with pytest.raises(MismatchError, match="shape"):
-        client.masked(torch.zeros(6, dtype=torch.int64), request)
-    with pytest.raises(ArgumentError, match="int64"):
-        client.masked(torch.zeros(2, 3), request)
-    assert client.masked_reply is None
+    client, saved = played.clients[1], played.clients[1].save()
+    for cells, error, message in (
+        (torch.full((2, 3), 1 << 20), ArgumentError, r"\[0, 1048576\)"),
+        (torch.zeros(6, dtype=torch.int64), MismatchError, "shape"),
+        (torch.zeros(2, 3), ArgumentError, "int64"),
+    ):
+        with pytest.raises(error, match=message):
+            client.answer(played.request(1), lambda cells=cells: cells)  # type: ignore[misc]
+    assert client.save() == saved
 
 
 def test_shares_that_were_altered_or_swapped() -> None:
     """With as many readable shares as the threshold it would go on, without the others."""
     played = start(make_params(threshold=4)).until(Stage.MASKED)
-    params, client, request = played.server.params, played.clients[1], played.server.requests()[1]
-    shares = list_in(request, Kind.SHARE_LIST, 82, params)
-    for_two = list_in(played.server.requests()[2], Kind.SHARE_LIST, 82, params)
+    shares = played.listed(played.request(1), MessageKind.SHARE_LIST)
+    for_two = played.listed(played.request(2), MessageKind.SHARE_LIST)
     for changed in (
         shares | {2: shares[2][:-1] + bytes([shares[2][-1] ^ 1])},
         shares | {2: shares[3], 3: shares[2]},
         shares | {3: for_two[3]},
     ):
         with pytest.raises(RefusedError, match="one was altered, or is of another round"):
-            client.masked(played.inputs[1], request_of(Kind.SHARE_LIST, changed, params))
-    # Nothing was answered: the right list still is.
-    assert client.masked(played.inputs[1], request)
+            played.answer(1, played.forged(MessageKind.SHARE_LIST, changed))
+    assert played.answer(1)  # nothing was answered: the right list still is
 
 
 def test_shares_of_another_round_are_refused() -> None:
@@ -162,133 +121,179 @@ def test_shares_of_another_round_are_refused() -> None:
     old, new = (
         start(make_params(round_index=index), roots=b"same").until(Stage.MASKED) for index in (1, 2)
     )
-    request = old.server.requests()[1]
     with pytest.raises(RefusedError, match="another run, round or agreement"):
-        new.clients[1].masked(new.inputs[1], request)
-    shares = list_in(request, Kind.SHARE_LIST, 82, old.server.params)
-    forged = request_of(Kind.SHARE_LIST, shares, new.server.params)
+        new.answer(1, old.request(1))
+    shares = old.listed(old.request(1), MessageKind.SHARE_LIST)
     with pytest.raises(RefusedError, match="is of another round"):
-        new.clients[1].masked(new.inputs[1], forged)
+        new.answer(1, new.forged(MessageKind.SHARE_LIST, shares))
 
 
 def test_too_few_or_unknown_shares() -> None:
-    played = start(make_params(4)).until(Stage.SHARES).until(Stage.MASKED, {4: Stage.SHARES})
-    params, client, request = played.server.params, played.clients[1], played.server.requests()[1]
-    shares = list_in(request, Kind.SHARE_LIST, 82, params)
-    few = request_of(Kind.SHARE_LIST, {2: shares[2]}, params)
+    played = start(make_params(4)).until(Stage.MASKED, {4: Stage.SHARES})
+    shares = played.listed(played.request(1), MessageKind.SHARE_LIST)
     with pytest.raises(RefusedError, match="2 members have sent shares, and the threshold is 3"):
-        client.masked(played.inputs[1], few)
-    own = request_of(Kind.SHARE_LIST, shares | {1: shares[2]}, params)
+        played.answer(1, played.forged(MessageKind.SHARE_LIST, {2: shares[2]}))
     with pytest.raises(RefusedError, match="without keys, or the own"):
-        client.masked(played.inputs[1], own)
+        played.answer(1, played.forged(MessageKind.SHARE_LIST, shares | {1: shares[2]}))
 
 
-def test_both_secrets_of_a_member_are_never_given() -> None:
+@pytest.mark.parametrize("reload", [False, True])
+@pytest.mark.parametrize(("first", "second"), [((), (4,)), ((4,), ())])
+def test_both_secrets_of_a_member_are_never_given(
+    first: tuple[int, ...], second: tuple[int, ...], reload: bool
+) -> None:
     """After the shares of its seed, those of its mask key are refused, and the other way round."""
-    for first, second in (((), (4,)), ((4,), ())):
-        played = start(make_params()).until(Stage.UNMASK)
-        params, client = played.server.params, played.clients[1]
-        reply = client.unmask(fates(params, *first))
-        assert client.unmask(fates(params, *first)) == reply
-        with pytest.raises(RefusedError, match="another SURVIVORS was answered before"):
-            client.unmask(fates(params, *second))
-        uncovered = open_records(reply, Kind.UNMASK, params=params, size=34)[1]
-        assert {index: value[0] for index, value in uncovered.items()} == {
-            index: Fate.DROPPED if index in first else Fate.PRESENT for index in params.members
-        }
+    played = start(make_params()).until(Stage.UNMASK)
+    reply = played.answer(1, played.survivors(*first))
+    if reload:
+        played.clients[1] = restored(played.clients[1])
+    assert played.answer(1, played.survivors(*first)) == reply
+    with pytest.raises(RefusedError, match="another SURVIVORS was answered before"):
+        played.answer(1, played.survivors(*second))
+    revealed = played.listed(reply, MessageKind.UNMASK)
+    assert {index: value[0] for index, value in revealed.items()} == {
+        index: Presence.DROPPED if index in first else Presence.PRESENT for index in (1, 2, 3, 4)
+    }
 
 
 def test_no_second_list_is_signed() -> None:
     played = start(make_params(signed=True)).until(Stage.CONSISTENCY)
-    client, params = played.clients[1], played.server.params
-    client.consistency(fates(params))
+    played.answer(1, played.survivors())
     with pytest.raises(RefusedError, match="another SURVIVORS was answered before"):
-        client.consistency(fates(params, 4))
+        played.answer(1, played.survivors(4))
 
 
 def test_survivors_must_be_enough_and_known() -> None:
     played = start(make_params(5, threshold=3, min_present=4)).until(Stage.UNMASK)
-    params, client = played.server.params, played.clients[1]
     with pytest.raises(RefusedError, match="3 members are in the sum, and 4 are needed"):
-        client.unmask(fates(params, 4, 5))
+        played.answer(1, played.survivors(4, 5))
     with pytest.raises(RefusedError, match="1 is not in the sum"):
-        client.unmask(fates(params, 1))
+        played.answer(1, played.survivors(1))
     values = dict.fromkeys((1, 2, 3, 4), b"\x01")
     with pytest.raises(RefusedError, match="not of those who sent shares"):
-        client.unmask(request_of(Kind.SURVIVORS, values, params))
-    values[5] = b"\x02"
+        played.answer(1, played.forged(MessageKind.SURVIVORS, values))
     with pytest.raises(RefusedError, match="neither present nor dropped"):
-        client.unmask(request_of(Kind.SURVIVORS, values, params))
+        played.answer(1, played.forged(MessageKind.SURVIVORS, values | {5: b"\x02"}))
 
 
-def test_unmask_needs_enough_good_signatures() -> None:
-    played = start(make_params(4, signed=True)).until(Stage.UNMASK)
-    params, client, request = played.server.params, played.clients[1], played.server.requests()[1]
-    good = list_in(request, Kind.SIGNATURES, 64, params)
-    few = request_of(Kind.SIGNATURES, dict(list(good.items())[:2]), params)
-    with pytest.raises(RefusedError, match="2 members have signed who is in the sum"):
-        client.unmask(few)
-    with pytest.raises(RefusedError, match="signature does not fit"):
-        client.unmask(request_of(Kind.SIGNATURES, good | {2: good[3]}, params))
-    with pytest.raises(RefusedError, match="is of kind 132"):
-        client.unmask(played.requests[Stage.CONSISTENCY][1])
+def test_unmasking_needs_enough_good_signatures() -> None:
+    played = start(make_params(4, signed=True)).until(Stage.UNMASK, {4: Stage.MASKED})
+    good = played.listed(played.request(1), MessageKind.SIGNATURES)
+    for values, message in (
+        ({1: good[1], 2: good[2]}, "2 members have signed who is in the sum"),
+        (good | {2: good[3]}, "signature does not fit"),
+        (good | {4: good[3]}, "4 has signed, but is not in the sum"),
+    ):
+        with pytest.raises(RefusedError, match=message):
+            played.answer(1, played.forged(MessageKind.SIGNATURES, values))
 
 
 def test_a_server_that_tells_two_stories_has_answers_to_one() -> None:
     """3 is told that 4 dropped out, the others that it is in the sum: only they answer."""
     played = start(make_params(4, signed=True)).until(Stage.CONSISTENCY)
-    params = played.server.params
-    stories = {1: fates(params), 2: fates(params), 3: fates(params, 4), 4: fates(params)}
-    signed = {index: played.clients[index].consistency(text) for index, text in stories.items()}
-    signatures = {index: reply[52:] for index, reply in signed.items()}
+    signatures = {
+        index: played.answer(index, played.survivors(*((4,) if index == 3 else ())))[52:]
+        for index in (1, 2, 3, 4)
+    }
     # All four signatures: 3 sees that others signed something else, and so do the others.
-    for index in params.members:
+    for index in (1, 2, 3, 4):
         with pytest.raises(RefusedError, match=r"is not in the sum|does not fit"):
-            played.clients[index].unmask(request_of(Kind.SIGNATURES, signatures, params))
+            played.answer(index, played.forged(MessageKind.SIGNATURES, signatures))
     # Those of its own story: 3 has too few. The threshold makes one of the stories fail.
-    own = request_of(Kind.SIGNATURES, {3: signatures[3]}, params)
     with pytest.raises(RefusedError, match="1 members have signed"):
-        played.clients[3].unmask(own)
-    others = {index: signatures[index] for index in (1, 2, 4)}
-    assert played.clients[1].unmask(request_of(Kind.SIGNATURES, others, params))
-
-
-def test_one_who_dropped_out_has_not_signed() -> None:
-    played = start(make_params(4, signed=True)).until(Stage.UNMASK, {4: Stage.MASKED})
-    request, params = played.server.requests()[1], played.server.params
-    good = list_in(request, Kind.SIGNATURES, 64, params)
-    with pytest.raises(RefusedError, match="4 has signed, but is not in the sum"):
-        played.clients[1].unmask(request_of(Kind.SIGNATURES, good | {4: good[3]}, params))
+        played.answer(3, played.forged(MessageKind.SIGNATURES, {3: signatures.pop(3)}))
+    assert played.answer(1, played.forged(MessageKind.SIGNATURES, signatures))
 
 
 def test_stages_are_not_left_out() -> None:
     played = start(make_params()).until(Stage.MASKED)
-    request, params = played.server.requests()[1], played.server.params
-    fresh = make_client(1, params)
-    with pytest.raises(RefusedError, match="KEY_LIST has not been answered"):
-        fresh.masked(played.inputs[1], request)
     with pytest.raises(RefusedError, match="SHARE_LIST has not been answered"):
-        played.clients[1].unmask(fates(params))
-    with pytest.raises(ArgumentError, match="identities"):
-        played.clients[1].consistency(fates(params))
+        played.answer(1, played.survivors())
+    played.clients[1] = make_client(1, played.params)
+    with pytest.raises(RefusedError, match="KEY_LIST has not been answered"):
+        played.answer(1)
     signing = start(make_params(signed=True)).until(Stage.UNMASK)
-    silent = make_client(1, signing.server.params)
+    signing.clients[1] = make_client(1, signing.params)
     with pytest.raises(RefusedError, match="SURVIVORS has not been answered"):
-        silent.unmask(signing.server.requests()[1])
+        signing.answer(1)
 
 
 def test_who_may_be_a_client() -> None:
     with pytest.raises(ArgumentError, match="index must be a member"):
-        Client(9, make_params())
-    with pytest.raises(ArgumentError, match="identity must be the one"):
-        Client(1, make_params(), identity=identity(1))
-    with pytest.raises(ArgumentError, match="identity must be the one"):
-        Client(1, make_params(signed=True))
-    with pytest.raises(ArgumentError, match="identity must be the one"):
-        Client(1, make_params(signed=True), identity=identity(2))
+        SecureSumClient(9, make_params())
+    for signed, who in ((False, identity(1)), (True, None), (True, identity(2))):
+        with pytest.raises(ArgumentError, match="identity must be the one"):
+            SecureSumClient(1, make_params(signed=signed), identity=who)
 
 
 def test_every_round_has_new_keys() -> None:
+    played, other = start(make_params()), start(make_params())
+    assert played.answer(1) != other.answer(1)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_new_process_for_every_message(signed: bool) -> None:
+    played = start(make_params(5, signed=signed))
+    silent = {2: Stage.SHARES, 5: Stage.MASKED}
+    while played.server.stage is not Stage.DONE:
+        played.clients = {index: restored(client) for index, client in played.clients.items()}
+        played.step(silent)
+    assert played.server.total().present == (1, 3, 4)
+    assert torch.equal(played.server.total().cells, plain_sum(played.inputs, (1, 3, 4)))
+
+
+def test_the_same_answers_after_a_restart() -> None:
+    played = start(make_params(signed=True)).until(Stage.DONE)
+    for client in played.clients.values():
+        again = restored(client)
+        assert again.save() == client.save()
+        for stage, requests in played.requests.items():
+            reply = again.answer(requests[client.index], lambda: torch.zeros(0))
+            assert reply == played.replies[stage][client.index]
+
+
+def test_states_that_are_not_restored() -> None:
     params = make_params()
-    opening = close(Kind.OPENING, b"", sender=SERVER, params=params)
-    assert Client(1, params).advertise(opening) != Client(1, params).advertise(opening)
+    saved = start(params).clients[1].save()
+    with pytest.raises(RefusedError, match="state is of 1, and 2 is expected"):
+        SecureSumClient.restore(saved, 2, params=params)
+    with pytest.raises(RefusedError, match="another run, round or agreement"):
+        SecureSumClient.restore(saved, 1, params=make_params(round_index=6))
+    for changed in (saved[:-1], saved + b"x", b"", saved[:60]):
+        with pytest.raises(RefusedError):
+            SecureSumClient.restore(changed, 1, params=params)
+
+
+def test_one_reply_of_each_stage_member_and_round_passes_a_guard(tmp_path: Path) -> None:
+    params, guard = make_params(), ReplyGuard(tmp_path / "new" / "one")
+    for _ in range(2):
+        guard.bind(b"reply", Stage.KEYS, index=1, params=params)
+    with pytest.raises(RefusedError, match="another process of member 1 has replied in stage keys"):
+        ReplyGuard(tmp_path / "new" / "one").bind(b"other", Stage.KEYS, index=1, params=params)
+    guard.bind(b"2", Stage.SHARES, index=1, params=params)
+    guard.bind(b"3", Stage.KEYS, index=2, params=params)
+    guard.bind(b"4", Stage.KEYS, index=1, params=make_params(round_index=6))
+    guard.bind(b"5", Stage.KEYS, index=1, params=make_params(run=b"yet another run!"))
+
+
+def test_one_of_many_processes_passes_a_guard(tmp_path: Path) -> None:
+    def bound(number: int) -> bool:
+        try:
+            ReplyGuard(tmp_path).bind(b"%d" % number, Stage.UNMASK, index=1, params=make_params())
+        except RefusedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(bound, range(64))) == 1
+
+
+def test_two_processes_from_the_same_state(tmp_path: Path) -> None:
+    """One is told that 4 is in the sum, the other that it dropped out."""
+    played = start(make_params()).until(Stage.UNMASK)
+    twin, guard = restored(played.clients[1]), ReplyGuard(tmp_path)
+    # Both answer: that is why one of the answers must not leave.
+    guard.bind(played.answer(1, played.survivors()), Stage.UNMASK, index=1, params=played.params)
+    other = twin.answer(played.survivors(4), lambda: played.inputs[1])
+    with pytest.raises(RefusedError, match="otherwise: only one reply is given"):
+        guard.bind(other, Stage.UNMASK, index=1, params=played.params)

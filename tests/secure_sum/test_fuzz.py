@@ -10,29 +10,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffsketch.secure_sum import Client, Server, Stage
-from diffsketch.secure_sum.messages import ENVELOPE_BYTES, Kind, close, open_records, stage_of
-from diffsketch.secure_sum.params import Params
+from diffsketch.secure_sum import SecureSumClient, SecureSumServer, Stage
+from diffsketch.secure_sum.messages import (
+    ENVELOPE_BYTES,
+    MessageKind,
+    Params,
+    pack_message,
+    parse_list,
+    stage_of,
+)
 from diffsketch.wire import WireError
 from diffsketch.wire.message import SERVER
-from tests.secure_sum.playing import Played, identity, make_params, plain_sum, start
+from tests.secure_sum.helpers import (
+    STAGES,
+    LocalRound,
+    flipped,
+    identity,
+    make_params,
+    plain_sum,
+    start,
+)
 
-STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]
-KINDS = st.sampled_from(Kind)
+KINDS = st.sampled_from(MessageKind)
 
 
 def resealed(data: bytes, params: Params, sender: int | None = None) -> bytes:
     """The same kind and body with a good envelope."""
-    kind = Kind(data[3]) if data[3] in list(Kind) else Kind.KEYS
+    kind = MessageKind(data[3]) if data[3] in list(MessageKind) else MessageKind.KEYS
     who = sender if sender is not None else int.from_bytes(data[4:12], "little")
-    return close(kind, data[ENVELOPE_BYTES:], sender=who, params=params)
+    return pack_message(kind, data[ENVELOPE_BYTES:], sender=who, params=params)
 
 
-def state_of(server: Server) -> tuple[object, ...]:
+def state_of(server: SecureSumServer) -> tuple[object, ...]:
     return server.stage, server.missing, dict(server.dropped), server._sum.tolist()
 
 
-def refused(server: Server, reply: bytes) -> bool:
+def refused(server: SecureSumServer, reply: bytes) -> bool:
     before = state_of(server)
     try:
         server.collect(reply)
@@ -44,10 +57,10 @@ def refused(server: Server, reply: bytes) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(STAGES), KINDS, st.sampled_from([1, 9, SERVER]))
-def test_random_bytes(data: bytes, stage: Stage, kind: Kind, sender: int) -> None:
+def test_random_bytes(data: bytes, stage: Stage, kind: MessageKind, sender: int) -> None:
     played = start(make_params(3, signed=True), roots=b"fuzz").until(stage)
     params, client = played.server.params, played.clients[1]
-    body = close(kind, data, sender=sender, params=params)
+    body = pack_message(kind, data, sender=sender, params=params)
     assert refused(played.server, data)
     # A body may be right by chance where the stage has nothing to check: masked cells.
     assert refused(played.server, body) or stage is Stage.MASKED
@@ -58,9 +71,9 @@ def test_random_bytes(data: bytes, stage: Stage, kind: Kind, sender: int) -> Non
         except WireError:
             assert client.save() == saved
         else:
-            assert (kind, data, request) == (Kind.OPENING, b"", body)
+            assert (kind, data, request) == (MessageKind.OPENING, b"", body)
         try:
-            Client.restore(request, 1, params=params, identity=identity(1))
+            SecureSumClient.restore(request, 1, params=params, identity=identity(1))
         except WireError:
             continue
         raise AssertionError("bytes were taken for a saved state")
@@ -95,8 +108,7 @@ def test_changed_messages(
         return
     played = start(make_params(3, signed=signed), roots=b"fuzz").until(stage)
     params = played.server.params
-    request = played.server.requests()[1]
-    reply = played.clients[1].answer(request, lambda: played.inputs[1])
+    request, reply = played.request(1), played.answer(1)
     for original, answer in ((reply, None), (request, played.clients[2])):
         data = changed(original, how)
         if len(data) < ENVELOPE_BYTES or data == original:
@@ -112,7 +124,7 @@ def test_changed_messages(
                 continue
 
 
-def _check_reply(played: Played, stage: Stage, *, data: bytes, original: bytes) -> None:
+def _check_reply(played: LocalRound, stage: Stage, *, data: bytes, original: bytes) -> None:
     """What is taken is what was sent, but for what cannot be known."""
     free = {Stage.MASKED, Stage.SHARES, Stage.UNMASK}  # uniform numbers, all of them possible
     if not played.server.params.signed:
@@ -123,12 +135,12 @@ def _check_reply(played: Played, stage: Stage, *, data: bytes, original: bytes) 
 
 @settings(max_examples=100, deadline=None)
 @given(KINDS, st.binary(max_size=200), st.sampled_from([0, 1, 64, 82]))
-def test_lists(kind: Kind, body: bytes, size: int) -> None:
+def test_lists(kind: MessageKind, body: bytes, size: int) -> None:
     params = make_params(3)
-    sender = SERVER if kind >= Kind.OPENING else 1
-    data = close(kind, body, sender=sender, params=params)
+    sender = SERVER if kind >= MessageKind.OPENING else 1
+    data = pack_message(kind, body, sender=sender, params=params)
     try:
-        found = open_records(data, kind, params=params, size=size)
+        found = parse_list(data, kind, params=params, size=size)
     except WireError:
         return
     assert found[0] == sender
@@ -150,17 +162,13 @@ def test_refusals_do_not_spoil_the_round() -> None:
     played = start(make_params(4, signed=True))
     while played.server.stage is not Stage.DONE:
         for index, request in played.server.requests().items():
-            client, cells = played.clients[index], played.inputs[index]
             for at in (0, 3, 20, len(request) - 1):
-                damaged = request[:at] + bytes([request[at] ^ 255]) + request[at + 1 :]
                 with pytest.raises(WireError):
-                    client.answer(damaged, lambda cells=cells: cells)  # type: ignore[misc]
-            reply = client.answer(request, lambda cells=cells: cells)  # type: ignore[misc]
+                    played.answer(index, flipped(request, at, 255))
+            reply = played.answer(index, request)
             for at in (0, 3, 20, len(reply) - 1):
-                assert refused(
-                    played.server, reply[:at] + bytes([reply[at] ^ 255]) + reply[at + 1 :]
-                )
+                assert refused(played.server, flipped(reply, at, 255))
             played.server.collect(reply)
         played.server.close()
     total = played.server.total()
-    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4), 20))
+    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4)))

@@ -1,4 +1,4 @@
-"""What the server sees of an input is uniform, whatever the input, until all shares are there.
+"""Masked inputs look uniform, whatever the input is, until all shares are there; masks cancel.
 
 Chi-square tests of cells of a few bits, from fixed random numbers. Each fails by chance with the
 probability `CHANCE`; there are fewer than 30. Every one has a planted error, which it must find.
@@ -19,12 +19,18 @@ from torch import Tensor
 
 import diffsketch.secure_sum.client as client_module
 from diffsketch.secure_sum import Stage
-from diffsketch.secure_sum.masks import Words, pair_mask, self_mask
-from diffsketch.secure_sum.messages import Kind, open_records
-from diffsketch.secure_sum.primitives import KeyPair
-from diffsketch.secure_sum.shamir import Recovery
+from diffsketch.secure_sum.masks import (
+    MemberSecrets,
+    Words,
+    pair_mask,
+    self_mask,
+    to_cells,
+    to_words,
+)
+from diffsketch.secure_sum.messages import MessageKind, Params
+from diffsketch.secure_sum.primitives import KeyPair, ShareRecovery
 from diffsketch.wire import Message, MessageFormat
-from tests.secure_sum.playing import Played, make_params, start
+from tests.secure_sum.helpers import LocalRound, make_params, start
 
 CHANCE = 1e-9
 BITS, CELLS, COUNT = 4, 16_384, 4
@@ -50,42 +56,40 @@ def unmasked(cells: Tensor, words: Words) -> Tensor:
     return (cells - torch.from_numpy(words.astype(np.int64))) & ((1 << BITS) - 1)
 
 
-def play(name: str = "zeros", **changes: Any) -> Played:
+def play(name: str = "zeros", **changes: Any) -> LocalRound:
     """Until all have masked their inputs, of whom 4 is then taken as dropped out."""
     played = start(make_params(COUNT, layout=LAYOUT, **changes), roots=b"secrecy")
     played.inputs = {index: INPUTS[name](index) for index in played.clients}
     return played.until(Stage.UNMASK, {4: Stage.MASKED})
 
 
-def seen(played: Played, index: int) -> Tensor:
+def seen(played: LocalRound, index: int) -> Tensor:
     """The masked input; that of 4 as well, which comes too late and is seen all the same."""
-    reply, params = played.clients[index].masked_reply, played.server.params
-    assert reply is not None
+    params, reply = played.params, played.answer(index, played.requests[Stage.MASKED][index])
     message = Message.from_bytes(
         reply[52:], LAYOUT, round_index=params.round_index, fingerprint=params.fingerprint
     )
     return message.cells.flatten()
 
 
-def secret_of(played: Played, owner: int) -> bytes:
+def secret_of(played: LocalRound, owner: int) -> bytes:
     """What the server computes from the shares that it is sent."""
-    params, shares = played.server.params, {}
-    for index, request in played.server.requests().items():
-        reply = played.clients[index].unmask(request)
-        values = open_records(reply, Kind.UNMASK, params=params, size=34)[1]
+    params, shares = played.params, {}
+    for index in played.server.requests():
+        values = played.listed(played.answer(index), MessageKind.UNMASK)
         shares[params.points[index]] = values[owner][1:]
-    return Recovery(list(shares), threshold=params.threshold, unforeseen=1).secret(shares)
+    return ShareRecovery(list(shares), threshold=params.threshold, unforeseen=1).secret(shares)
 
 
-def without_own_mask(played: Played, index: int) -> Tensor:
+def without_own_mask(played: LocalRound, index: int) -> Tensor:
     """All that is known of the input of a member in the sum."""
-    params = played.server.params
+    params = played.params
     return unmasked(seen(played, index), self_mask(secret_of(played, index), index, params))
 
 
-def without_pair_masks(played: Played, index: int) -> Tensor:
+def without_pair_masks(played: LocalRound, index: int) -> Tensor:
     """All that is known of an input that came too late: the masks of its pairs are uncovered."""
-    params, key = played.server.params, KeyPair(secret_of(played, index))
+    params, key = played.params, KeyPair(secret_of(played, index))
     cells = seen(played, index)
     for other in params.members:
         if other != index:
@@ -178,3 +182,59 @@ def test_masks_used_again_are_found() -> None:
         (seen(again, 3) - seen(first, 3)) & ((1 << BITS) - 1), again.inputs[3].flatten()
     )
     assert not are_uniform_together(seen(first, 3), seen(again, 3))
+
+
+ONE, TWO, THREE = (KeyPair(bytes([number]) * 32) for number in (1, 2, 3))
+ROUNDS = [make_params(3), make_params(3, round_index=6), make_params(3, run=b"another run here")]
+
+
+@pytest.mark.parametrize("bits", [1, 20, 32, 33, 62])
+def test_masks_of_a_pair_cancel(bits: int) -> None:
+    params = make_params(3, layout=MessageFormat("sketch-skellam", 9, (2, 3), "unsigned", bits))
+    ours = pair_mask(ONE, TWO.public, (1, 2), params)
+    theirs = pair_mask(TWO, ONE.public, (2, 1), params)
+    assert not (ours + theirs).any()
+    assert ours.any()
+    cells = start(params).inputs[1]
+    masked = to_words(cells, params) + ours
+    assert to_cells(masked + theirs, params).equal(cells)
+
+
+def test_masks_are_unrelated() -> None:
+    """Of 6 words each: two are the same by chance with a probability below 2**-180."""
+    masks = []
+    for params in ROUNDS:
+        masks += [self_mask(bytes(32), index, params) for index in (1, 2)]
+        masks += [pair_mask(TWO, ONE.public, pair, params) for pair in ((2, 1), (3, 1), (3, 2))]
+        masks.append(pair_mask(TWO, THREE.public, (2, 1), params))
+    assert len({mask.tobytes() for mask in masks}) == len(masks) == 18
+    assert not np.array_equal(masks[0], -masks[1])
+
+
+def secrets_of(params: Params, index: int = 1, root: bytes = bytes(32)) -> MemberSecrets:
+    return MemberSecrets(root, index, params=params, identity=None)
+
+
+def test_own_secrets_are_of_one_round_and_member() -> None:
+    owners = [secrets_of(params, index) for params in ROUNDS for index in (1, 2)]
+    found = [part for own in owners for part in (own.seed, own.mask.secret, own.cipher.secret)]
+    shares = [share for own in owners for pair in own.split([1, 2, 3]).values() for share in pair]
+    assert len(set(found)) == 18
+    assert len(set(shares)) == 36
+
+
+def test_channels_are_of_one_round_pair_and_direction() -> None:
+    own = {index: secrets_of(ROUNDS[0], index) for index in (1, 2, 3)}
+    keys = {index: secrets.public for index, secrets in own.items()}
+    there = own[1].channel(keys, sender=1, recipient=2)
+    assert there == own[2].channel(keys, sender=1, recipient=2)
+    others = [
+        own[1].channel(keys, sender=2, recipient=1),
+        own[1].channel(keys, sender=1, recipient=3),
+    ]
+    # The same keys in another round: only the context differs.
+    twin = secrets_of(ROUNDS[1])
+    twin.cipher = own[1].cipher
+    others.append(twin.channel(keys, sender=1, recipient=2))
+    assert len({there[0], *(key for key, _ in others)}) == 4
+    assert len({there[1], *(bound for _, bound in others)}) == 4

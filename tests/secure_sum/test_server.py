@@ -1,182 +1,302 @@
-"""The server refuses replies that do not belong, and never goes on with a wrong sum."""
+"""The total is the plain sum of those present, whoever drops out, or the round is void."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from diffsketch import SketchKey
 from diffsketch.errors import ArgumentError
-from diffsketch.secure_sum import Client, RefusedError, Server, Stage
-from diffsketch.secure_sum.messages import Kind, close, open_records, records
-from diffsketch.secure_sum.shamir import PRIME
-from diffsketch.wire import DuplicateError, Message, WireError
-from diffsketch.wire.message import SERVER
-from tests.secure_sum.playing import Played, make_client, make_params, plain_sum, start
+from diffsketch.methods.client_noise import SketchSkellam
+from diffsketch.privacy.noise import SecureNoise
+from diffsketch.secure_sum import RefusedError, SecureSumServer, Stage, VoidError
+from diffsketch.secure_sum.messages import MessageKind
+from diffsketch.secure_sum.primitives import PRIME
+from diffsketch.wire import DuplicateError, Inbox, Message, MessageFormat, WireError
+from tests.secure_sum.helpers import (
+    LAYOUT,
+    STAGES,
+    LocalRound,
+    flipped,
+    make_client,
+    make_params,
+    plain_sum,
+    start,
+)
 
-STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[int, int, int, bool, dict[int, Stage]]:
+    """Members, threshold, bits, signed, and who is silent from which stage on."""
+    count = draw(st.integers(2, 7))
+    threshold = draw(st.integers(count // 2 + 1, count))
+    signed = draw(st.booleans())
+    stages = [stage for stage in STAGES if signed or stage is not Stage.CONSISTENCY]
+    lost = draw(st.sets(st.integers(1, count), max_size=count - threshold))
+    bits = draw(st.sampled_from([1, 8, 20, 32, 33, 62]))
+    silent = {index: draw(st.sampled_from(stages)) for index in sorted(lost)}
+    return count, threshold, bits, signed, silent
 
 
-def reply_of(played: Played, index: int) -> bytes:
-    request = played.server.requests()[index]
-    return played.clients[index].answer(request, lambda: played.inputs[index])
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.integers(0, 2**32))
+def test_sum_with_dropouts(case: tuple[int, int, int, bool, dict[int, Stage]], seed: int) -> None:
+    count, threshold, bits, signed, silent = case
+    layout = replace(LAYOUT, bits=bits)
+    params = make_params(count, threshold=threshold, signed=signed, layout=layout)
+    played = start(params, seed=seed).until(Stage.DONE, silent)
+    total = played.server.total()
+    early = {index for index, stage in silent.items() if STAGES.index(stage) <= 2}
+    assert total.present == tuple(index for index in params.members if index not in early)
+    assert total.cells.dtype == torch.int64
+    assert torch.equal(total.cells, plain_sum(played.inputs, total.present, bits))
+    if len(total.present) > 1:  # the negative control: one input less is another sum
+        fewer = plain_sum(played.inputs, total.present[1:], bits)
+        lost = played.inputs[total.present[0]]
+        assert torch.equal(total.cells, fewer) == (not lost.any())
+    assert played.server.dropped == silent
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_reply_counts_once(stage: Stage) -> None:
-    played = start(make_params(signed=True)).until(stage)
-    reply = reply_of(played, 2)
-    assert played.server.collect(reply) == 2
-    with pytest.raises(DuplicateError, match=f"2 has already replied in stage {stage.value}"):
-        played.server.collect(reply)
-    assert played.server.missing == (1, 3, 4)
-    for index in (1, 3, 4):
-        played.server.collect(reply_of(played, index))
-    assert not played.server.missing
-    played.server.close()
-    played.until(Stage.DONE)
-    total = played.server.total()
-    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4), 20))
+def test_below_the_threshold_the_round_is_void(stage: Stage) -> None:
+    played = start(make_params(5, threshold=4, signed=True)).until(stage)
+    with pytest.raises(VoidError, match=rf"3 of 5 replied.*{stage.value}") as caught:
+        played.step({2: stage, 4: stage})
+    assert caught.value.dropped == {2: stage, 4: stage}
+    assert f"2 ({stage.value}), 4 ({stage.value})" in str(caught.value)
+    server = played.server
+    assert server.stage is Stage.VOID
+    for call in (server.total, server.requests, server.close, lambda: server.collect(b"")):
+        with pytest.raises(VoidError):
+            call()
 
 
-@pytest.mark.parametrize("stage", STAGES[1:])
-def test_replies_of_other_stages_are_refused(stage: Stage) -> None:
+def test_dropouts_add_up_over_the_stages() -> None:
+    silent = {1: Stage.KEYS, 3: Stage.SHARES, 6: Stage.UNMASK}
+    with pytest.raises(VoidError, match=r"1 \(keys\), 3 \(shares\), 6 \(unmask\)"):
+        start(make_params(6, threshold=4)).until(Stage.DONE, silent)
+
+
+def test_fewer_than_min_present_are_not_unmasked() -> None:
+    """But those who help to unmask may be fewer."""
+    played = start(make_params(5, threshold=3, min_present=4)).until(Stage.MASKED)
+    with pytest.raises(VoidError, match="3 of 5 replied, and min_present is 4"):
+        played.step({1: Stage.MASKED, 2: Stage.MASKED})
+    silent = dict.fromkeys((1, 2), Stage.UNMASK)
+    played = start(make_params(5, threshold=3, min_present=5)).until(Stage.DONE, silent)
+    assert played.server.total().present == (1, 2, 3, 4, 5)
+
+
+def test_large_numbers_of_members() -> None:
+    params = make_params(4, members=(0, 7, 2**33, 2**64 - 2), signed=True)
+    played = start(params).until(Stage.DONE, {7: Stage.MASKED})
+    assert played.server.total().present == (0, 2**33, 2**64 - 2)
+
+
+def test_before_and_after_the_end() -> None:
+    with pytest.raises(ArgumentError, match="stage done, got keys"):
+        start(make_params()).server.total()
+    server = start(make_params()).until(Stage.DONE).server
+    for call in (server.requests, server.close, lambda: server.collect(b"")):
+        with pytest.raises(ArgumentError, match="the round is done"):
+            call()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_reply_counts_once_and_in_its_own_stage_and_round(stage: Stage) -> None:
     played = start(make_params(signed=True)).until(stage)
     for replies in played.replies.values():
         with pytest.raises(RefusedError, match=r"message is (of kind|too long)"):
             played.server.collect(replies[1])
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_replays_of_other_rounds_are_refused(stage: Stage) -> None:
-    old, new = (start(make_params(signed=True, round_index=index)).until(stage) for index in (1, 2))
-    with pytest.raises(RefusedError, match="another run, round or agreement"):
-        new.server.collect(reply_of(old, 1))
-    other = start(make_params(signed=True, round_index=2, run=b"yet another run!")).until(stage)
-    with pytest.raises(RefusedError, match="another run, round or agreement"):
-        new.server.collect(reply_of(other, 1))
+    for change in ({"round_index": 2}, {"run": b"yet another run!"}):
+        other = start(make_params(signed=True, **change)).until(stage)
+        with pytest.raises(RefusedError, match="another run, round or agreement"):
+            played.server.collect(other.answer(1))
+    reply = played.answer(2)
+    with pytest.raises(RefusedError, match="3 has sent a reply of 2"):
+        played.server.collect(reply, sent_by=3)
+    assert played.server.collect(reply, sent_by=2) == 2
+    with pytest.raises(DuplicateError, match=f"2 has already replied in stage {stage.value}"):
+        played.server.collect(reply)
+    assert played.server.missing == (1, 3, 4)
+    for index in (1, 3, 4):
+        played.server.collect(played.answer(index))
+    assert not played.server.missing
+    played.server.close()
+    total = played.until(Stage.DONE).server.total()
+    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_changed_byte_is_found(stage: Stage) -> None:
     played = start(make_params(signed=True)).until(stage)
-    reply, request = reply_of(played, 1), played.server.requests()[2]
+    reply, request = played.answer(1), played.request(2)
     for at in range(len(reply)):
         with pytest.raises(RefusedError):
-            played.server.collect(_flipped(reply, at))
+            played.server.collect(flipped(reply, at))
     for at in range(len(request)):
         with pytest.raises(RefusedError):
-            played.clients[2].answer(_flipped(request, at), lambda: played.inputs[2])
+            played.answer(2, flipped(request, at))
     assert played.server.missing == (1, 2, 3, 4)
-
-
-def _flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def test_one_who_dropped_out_does_not_come_back() -> None:
     played = start(make_params()).until(Stage.SHARES, {2: Stage.KEYS})
-    late = make_client(2, played.server.params)
-    keys = late.advertise(close(Kind.OPENING, b"", sender=SERVER, params=late.params))
-    with pytest.raises(RefusedError, match="of kind 1"):
-        played.server.collect(keys)
-    forged = close(Kind.SHARES, records({}), sender=2, params=late.params)
     with pytest.raises(RefusedError, match="2 has dropped out"):
-        played.server.collect(forged)
+        played.server.collect(played.forged(MessageKind.SHARES, {}, sender=2))
 
 
 def test_keys_must_be_signed_and_new() -> None:
-    params = make_params(signed=True)
-    played = start(params)
-    keys = reply_of(played, 1)[52:]
+    played = start(make_params(signed=True))
     with pytest.raises(RefusedError, match="keys of 2 are not signed"):
-        played.server.collect(close(Kind.KEYS, keys, sender=2, params=params))
-    plain = make_params()
-    server, body = Server(plain), reply_of(start(plain), 1)[52:]
-    server.collect(close(Kind.KEYS, body, sender=1, params=plain))
+        played.server.collect(played.forged(MessageKind.KEYS, played.answer(1)[52:], sender=2))
+    plain = start(make_params())
+    plain.server.collect(plain.answer(1))
     with pytest.raises(RefusedError, match="two public keys are the same"):
-        server.collect(close(Kind.KEYS, body, sender=2, params=plain))
+        plain.server.collect(plain.forged(MessageKind.KEYS, plain.answer(1)[52:], sender=2))
 
 
 @pytest.mark.parametrize("at", [0, 32])
 def test_keys_without_a_secret_are_their_senders_fault(at: int) -> None:
     """All others would refuse a list with such a key: so it does not get into the list."""
     played = start(make_params())
-    keys = reply_of(played, 2)[52:]
+    keys = played.answer(2)[52:]
     for public in (bytes(32), (1).to_bytes(32, "little")):  # of a small order
         body = keys[:at] + public + keys[at + 32 :]
         with pytest.raises(RefusedError, match="keys of 2 are refused: one has no secret"):
-            played.server.collect(close(Kind.KEYS, body, sender=2, params=played.server.params))
+            played.server.collect(played.forged(MessageKind.KEYS, body, sender=2))
     assert played.server.missing == (1, 2, 3, 4)
 
 
 def test_shares_must_be_for_all_others() -> None:
     played = start(make_params()).until(Stage.SHARES)
-    params = played.server.params
-    shares = open_records(reply_of(played, 1), Kind.SHARES, params=params, size=82)[1]
+    shares = played.listed(played.answer(1), MessageKind.SHARES)
     for changed in ({2: shares[2], 3: shares[3]}, shares | {1: shares[2]}):
         with pytest.raises(RefusedError, match="not for the others that have keys"):
-            played.server.collect(close(Kind.SHARES, records(changed), sender=1, params=params))
+            played.server.collect(played.forged(MessageKind.SHARES, changed, sender=1))
 
 
 def test_masked_input_of_another_sender_or_round() -> None:
     played = start(make_params()).until(Stage.MASKED)
-    params = played.server.params
-    body = reply_of(played, 1)[52:]
     with pytest.raises(RefusedError, match="2 has sent a message of 1"):
-        played.server.collect(close(Kind.MASKED, body, sender=2, params=params))
-    other = Message(
-        params.layout, played.inputs[2], round_index=9, fingerprint=params.fingerprint, sender=2
-    )
-    with pytest.raises(WireError, match="of round 9"):
-        played.server.collect(close(Kind.MASKED, other.to_bytes(), sender=2, params=params))
-    several = Message(
-        params.layout,
-        played.inputs[2],
-        round_index=params.round_index,
-        fingerprint=params.fingerprint,
-        sender=2,
-        count=2,
-    )
-    with pytest.raises(WireError, match="sum of 2 messages"):
-        played.server.collect(close(Kind.MASKED, several.to_bytes(), sender=2, params=params))
+        played.server.collect(played.forged(MessageKind.MASKED, played.answer(1)[52:], sender=2))
+    about = {"round_index": 5, "fingerprint": played.params.fingerprint, "sender": 2}
+    for change, message in (({"round_index": 9}, "of round 9"), ({"count": 2}, "sum of 2 mess")):
+        wire = Message(LAYOUT, played.inputs[2], **about | change)  # type: ignore[arg-type]
+        with pytest.raises(WireError, match=message):
+            played.server.collect(played.forged(MessageKind.MASKED, wire.to_bytes(), sender=2))
     assert played.server.missing == (1, 2, 3, 4)
 
 
 def test_a_signature_must_be_of_what_was_sent() -> None:
     played = start(make_params(signed=True)).until(Stage.CONSISTENCY)
-    body = reply_of(played, 1)[52:]
+    reply = played.forged(MessageKind.CONSISTENCY, played.answer(1)[52:], sender=2)
     with pytest.raises(RefusedError, match="does not fit"):
-        played.server.collect(close(Kind.CONSISTENCY, body, sender=2, params=played.server.params))
+        played.server.collect(reply)
 
 
 def test_shares_of_the_wrong_kind_are_refused() -> None:
     """Of both secrets of a member, the server takes only the one that it asked for."""
     played = start(make_params()).until(Stage.UNMASK, {4: Stage.MASKED})
-    params = played.server.params
-    values = open_records(reply_of(played, 1), Kind.UNMASK, params=params, size=34)[1]
+    values = played.listed(played.answer(1), MessageKind.UNMASK)
     assert [values[index][0] for index in (1, 2, 3, 4)] == [1, 1, 1, 0]
-    for odd in (b"\x01", b"\x02"):
-        changed = values | {4: odd + values[4][1:]}
-        with pytest.raises(RefusedError, match="other shares than those that were asked for"):
-            played.server.collect(close(Kind.UNMASK, records(changed), sender=1, params=params))
-    for left in ((1, 2), (2, 3, 4)):  # fewer than the threshold; not even its own
-        changed = {index: values[index] for index in left}
-        with pytest.raises(RefusedError, match="1 has left out more shares than a member may"):
-            played.server.collect(close(Kind.UNMASK, records(changed), sender=1, params=params))
-    large = values | {2: b"\x01" + PRIME.to_bytes(33, "little")}
-    with pytest.raises(RefusedError, match="not a number of the field"):
-        played.server.collect(close(Kind.UNMASK, records(large), sender=1, params=params))
-
-
-def test_after_the_end() -> None:
-    played = start(make_params()).until(Stage.DONE)
-    for call in (played.server.requests, played.server.close, lambda: played.server.collect(b"")):
-        with pytest.raises(ArgumentError, match="the round is done"):
-            call()
+    few = {index: values[index] for index in (1, 2)}
+    without_own = {index: values[index] for index in (2, 3, 4)}
+    for changed, message in (
+        (values | {4: b"\x01" + values[4][1:]}, "other shares than those that were asked for"),
+        (values | {4: b"\x02" + values[4][1:]}, "other shares than those that were asked for"),
+        (few, "1 has left out more shares than a member may"),
+        (without_own, "1 has left out more shares than a member may"),
+        (values | {2: b"\x01" + PRIME.to_bytes(33, "little")}, "not a number of the field"),
+    ):
+        with pytest.raises(RefusedError, match=message):
+            played.server.collect(played.forged(MessageKind.UNMASK, changed, sender=1))
 
 
 def test_members_of_another_agreement_are_not_understood() -> None:
     """A server that tells a member a lower threshold than the others gets nothing from it."""
-    server, lower = Server(make_params(4, threshold=4)), make_params(4, threshold=3)
+    server = SecureSumServer(make_params(4, threshold=4))
+    lower = make_client(1, make_params(4, threshold=3))
     with pytest.raises(RefusedError, match="another run, round or agreement"):
-        Client(1, lower).advertise(server.requests()[1])
+        lower.answer(server.requests()[1], lambda: torch.zeros(0))
+
+
+ABOUT: dict[str, Any] = {"round_index": 5, "fingerprint": bytes(range(8))}
+
+
+def group(number: int, silent: dict[int, Stage] | None = None) -> LocalRound:
+    """Four members a group, each with its own run: masks of groups have nothing in common."""
+    params = make_params(run=b"group %d of the tests" % number)
+    return start(params, seed=number).until(Stage.DONE, silent)
+
+
+def test_a_tree_of_group_sums_is_the_plain_sum() -> None:
+    """Sums of groups go on as messages. One member of the second drops out, the third is void."""
+    groups = {0: group(0), 1: group(1, {2: Stage.MASKED}), 3: group(3)}
+    with pytest.raises(VoidError):
+        group(2, dict.fromkeys((1, 2, 3), Stage.MASKED))
+    root = Inbox(LAYOUT, **ABOUT, sums=True, senders=(10, 11))
+    for number, below in ((10, (0, 1)), (11, (2, 3))):
+        inbox = Inbox(LAYOUT, **ABOUT, sums=True, senders=below)
+        for member in set(below) & groups.keys():
+            total = groups[member].server.total()
+            message = Message(
+                LAYOUT, total.cells, **ABOUT, sender=member, count=len(total.present)
+            ).to_bytes()
+            inbox.add(message)
+            with pytest.raises(DuplicateError):  # a group counts once
+                inbox.add(message)
+        root.add(inbox.total(sender=number).to_bytes())
+    plain = torch.zeros(LAYOUT.shape, dtype=torch.int64)
+    for played in groups.values():
+        plain += plain_sum(played.inputs, played.server.total().present)
+    assert root.count == 4 + 3 + 4
+    assert torch.equal(root.total().cells, plain & ((1 << LAYOUT.bits) - 1))
+    # The control: with the void group's inputs it would be another sum.
+    lost = plain_sum(start(make_params(), seed=2).inputs, (4,))
+    assert not torch.equal(root.total().cells, (plain + lost) & ((1 << LAYOUT.bits) - 1))
+
+
+COHORT, MIN_PRESENT, DIM = 6, 4, 200
+PLANNED = SketchSkellam(DIM, 3, 40, clip=1.0, noise_multiplier=2.0, cohort=MIN_PRESENT)
+METHOD = replace(PLANNED, cohort=COHORT, noise_multiplier=2.0 * math.sqrt(COHORT / MIN_PRESENT))
+SEED = SketchKey.from_integer(1).seed(0)
+
+
+def epsilon(method: SketchSkellam, present: int) -> float:
+    return method.claim_for(present, SEED).epsilon(delta=1e-5, rounds=1).value
+
+
+def skellam_round() -> LocalRound:
+    form: MessageFormat = METHOD.message_format
+    params = make_params(
+        COHORT, threshold=MIN_PRESENT, layout=form, fingerprint=SEED.fingerprint, signed=True
+    )
+    played, generator = start(params), torch.Generator().manual_seed(3)
+    for index in played.inputs:
+        vector = torch.randn(DIM, generator=generator) / 20
+        played.inputs[index] = METHOD.encode(vector, SEED, SecureNoise()).messages
+    return played
+
+
+@pytest.mark.slow
+def test_skellam_noise_is_enough_for_those_present() -> None:
+    """Noise that is planned for `min_present` members is there after any dropouts within it."""
+    planned = epsilon(PLANNED, MIN_PRESENT)
+    assert epsilon(METHOD, MIN_PRESENT) == pytest.approx(planned)
+    assert epsilon(METHOD, MIN_PRESENT - 1) > planned > epsilon(METHOD, COHORT)
+    for silent in ({2: Stage.MASKED}, {1: Stage.KEYS, 6: Stage.MASKED}):
+        played = skellam_round().until(Stage.DONE, silent)
+        total = played.server.total()
+        assert len(total.present) == COHORT - len(silent)
+        assert epsilon(METHOD, len(total.present)) <= planned * (1 + 1e-9)
+        plain = torch.stack([played.inputs[index] for index in total.present]).sum(dim=0)
+        assert torch.equal(total.cells, METHOD.publish(plain, SecureNoise()))
+    with pytest.raises(VoidError, match="3 of 6 replied, and the threshold is 4"):
+        skellam_round().until(Stage.DONE, dict.fromkeys((1, 2, 3), Stage.MASKED))

@@ -57,7 +57,7 @@ def cost_of(strategy: SketchStrategy, delta: float) -> dict[str, object]:
         "rounds": [
             {
                 "present": len(report.present),
-                "asked": len(report.asked),
+                "selected": len(report.selected),
                 "silent": len(report.silent),
                 "refused": list(report.refused.values()),
                 "bytes_up": report.bytes_up,

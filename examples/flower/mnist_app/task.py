@@ -8,13 +8,13 @@ from flwr.app.user_config import UserConfig
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from diffsketch.flower import Plan
+from diffsketch.flower import FlowerPlan
 from diffsketch.training.tasks import Task, load_task
 
 
-def plan_of(config: UserConfig) -> Plan:
+def plan_of(config: UserConfig) -> FlowerPlan:
     """The method, from the run's configuration."""
-    return Plan.parse(
+    return FlowerPlan.parse(
         str(config["method"]),
         str(config["settings"]),
         cohort=int(config["nodes"]),

@@ -1,19 +1,19 @@
-"""Accounts of clients: epsilon spent, in the client's file and the server's registry."""
+"""Accounts of clients: epsilon spent, in the client's own ledger and in the server's registry."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
+import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,140 +33,173 @@ from diffsketch.privacy.claim import Claim, Epsilon, Scope
 from diffsketch.training.clients import Participation
 from diffsketch.wire import WireError
 
-_FORMAT = 1
-_SEAL_BYTES = 32
-_SELF = np.zeros(1, np.int64)
+_FORMAT = 2
+_TAG_BYTES = 32
+_ONE = np.zeros(1, np.int64)  # the place of the only client of an account
 _WAIT = 60.0  # seconds for a lock that others hold for milliseconds
+_MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
-    """A value: `after` gives the account after one more message.
+class ClientAccount:
+    """Account of one client. A value: `after` gives the account after one more message.
 
-    Guarantees (`tests/flower/test_flower_books.py`): a statement that was changed, cut or made
-    with another key is refused; an account comes back exactly; the budget is never exceeded.
+    Guarantees (`tests/flower/test_accounts.py`): a statement that was changed, cut or made with
+    another key is refused; an account comes back exactly; the budget is never exceeded; accounts
+    that were begun apart add up.
 
     Attributes:
-        paid: What was released, as an account of one client.
-        serial: Messages so far, or rounds that count as if: of two accounts the higher is newer.
+        paid: Cost of what was released.
+        charges: Messages, or rounds that count as if, by the random name of the account in which
+            the count was begun.
     """
 
     paid: Participation
-    serial: int = 0
+    charges: Mapping[str, int]
 
     @classmethod
-    def new(cls, budget: Budget | None) -> Account:
-        """Of a client that has sent nothing."""
-        return cls(Participation(1, budget))
+    def new(cls, budget: Budget | None) -> ClientAccount:
+        """Open the account of a client that has sent nothing."""
+        return cls(Participation(1, budget), {secrets.token_hex(8): 0})
 
     @classmethod
-    def most_spent(cls, accounts: Sequence[Account]) -> Account:
-        """Of each price the most that one of these accounts says, since each may lack something.
+    def combined(cls, accounts: Sequence[ClientAccount]) -> ClientAccount:
+        """Combine copies of a client's account: an older copy adds nothing, another one all.
 
         Raises:
             MismatchError: They are about different things.
         """
-        newest = max(accounts, key=lambda one: one.serial)
-        state = newest.paid.state()
-        for one in accounts:
-            if one.scope != newest.scope and one.serial:
+        newest, *others = sorted(accounts, key=lambda one: one.serial, reverse=True)
+        for one in others:
+            if one.serial and one.scope != newest.scope:
                 raise MismatchError(
                     f"accounts of one client must be about the same: {newest.scope}, got "
                     f"{one.scope}"
                 )
+            if all(newest.charges.get(name, -1) >= count for name, count in one.charges.items()):
+                continue
+            state = newest.paid.state()
             for name, value in one.paid.state().items():
-                known = state.setdefault(name, value)
-                if isinstance(value, Tensor) and isinstance(known, Tensor):
-                    state[name] = value if value.sum() > known.sum() else known
-        return replace(newest, paid=newest.paid.restored(state))
+                known = state.get(name)
+                if isinstance(value, Tensor):
+                    state[name] = value + known if isinstance(known, Tensor) else value
+            both = newest.charges.keys() | one.charges.keys()
+            charges = {name: max(a.get(name, 0) for a in (newest.charges, one.charges))
+                       for name in both}  # fmt: skip
+            newest = cls(newest.paid.restored(state), charges)
+        return newest
+
+    @property
+    def serial(self) -> int:
+        """Messages so far, or rounds that count as if."""
+        return sum(self.charges.values())
 
     @property
     def scope(self) -> Scope | None:
-        """What its messages were about; None before the first."""
+        """Scope of its messages' claims; None before the first."""
         return None if self.paid.claim is None else self.paid.claim.scope
 
-    def after(self, claim: Claim, *, rounds: int = 1) -> Account:
-        """With so many more messages of this claim.
+    def after(self, claim: Claim, *, rounds: int = 1) -> ClientAccount:
+        """Charge so many more messages of this claim.
 
         Raises:
             BudgetExceeded: They would cost too much.
         """
         paid = self.paid
         for _ in range(rounds):
-            paid = paid.after(claim, _SELF)
-        return replace(self, paid=paid, serial=self.serial + rounds)
+            paid = paid.after(claim, _ONE)
+        name = next(iter(self.charges))
+        return ClientAccount(paid, {**self.charges, name: self.charges[name] + rounds})
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the client has paid."""
+        """Epsilon that the client has spent."""
         return self.paid.epsilon(delta)
 
     def to_text(self) -> str:
-        """As JSON."""
-        state = {name: plain_value(value) for name, value in self.paid.state().items()}
-        return json.dumps({"format": _FORMAT, "serial": self.serial, "paid": state})
+        """Serialise as JSON."""
+        paid = _plain_state(self.paid)
+        return json.dumps({"format": _FORMAT, "charges": dict(self.charges), "paid": paid})
 
     @classmethod
-    def of_text(cls, text: str, budget: Budget | None) -> Account:
-        """From `to_text`, under a budget of whatever size.
+    def of_text(cls, text: str, budget: Budget | None) -> ClientAccount:
+        """Read `to_text`, under a budget of whatever size.
 
         Raises:
             WireError: It is no such text.
         """
         try:
             data = json.loads(text)
-            good = data["format"] == _FORMAT and isinstance(data["serial"], int)
-            paid = Participation(1, budget).restored(unpacked_state(data["paid"]))
+            charges = {str(name): int(count) for name, count in data["charges"].items()}
+            good = data["format"] == _FORMAT and len(charges) > 0
+            paid = Participation(1, budget).restored(_tensor_state(data["paid"]))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WireError(f"not an account: {error}") from error
         if not good:
             raise WireError(f"not an account of format {_FORMAT}")
-        return cls(paid, data["serial"])
+        return cls(paid, charges)
 
-    def sealed(self, key: bytes) -> bytes:
-        """The statement: the text with an HMAC (SHA-256) of it."""
+    def statement(self, key: bytes) -> bytes:
+        """Serialise with an HMAC (SHA-256), for the server to keep."""
         text = self.to_text().encode()
-        return _seal(text, key) + text
+        return _tag(text, key) + text
 
     @classmethod
-    def opened(cls, statement: bytes, key: bytes, budget: Budget | None) -> Account:
-        """From a statement that the client has made itself.
+    def of_statement(cls, statement: bytes, key: bytes, budget: Budget | None) -> ClientAccount:
+        """Read a statement that the client has made itself.
 
         Raises:
             WireError: It has not, or it was changed.
         """
-        seal, text = statement[:_SEAL_BYTES], statement[_SEAL_BYTES:]
-        if not hmac.compare_digest(seal, _seal(text, key)):
+        tag, text = statement[:_TAG_BYTES], statement[_TAG_BYTES:]
+        if not hmac.compare_digest(tag, _tag(text, key)):
             raise WireError("the statement of this client's account was not made with its own key")
         return cls.of_text(text.decode(), budget)
+
+
+def _tag(text: bytes, key: bytes) -> bytes:
+    return hmac.new(key, b"diffsketch account\n" + text, hashlib.sha256).digest()
+
+
+def _plain_state(accounts: Participation) -> dict[str, object]:
+    """State of accounts as JSON takes it."""
+    state = accounts.state().items()
+    return {name: one if isinstance(one, str) else one.tolist() for name, one in state}
+
+
+def _tensor_state(state: Mapping[str, Any]) -> dict[str, Tensor | str]:
+    """State of accounts from JSON."""
+    return {
+        name: value
+        if isinstance(value, str)
+        else torch.tensor(value, dtype=torch.int64 if name == "rounds" else torch.float64)
+        for name, value in state.items()
+    }
 
 
 class AccountFile:
     """A client's account on its own disk: the one place where no server can lose or replace it.
 
-    Guarantees (`tests/flower/test_flower_account.py`): of processes that read, charge and write
+    Guarantees (`tests/flower/test_accounts.py`): of processes that read, charge and write
     under `locked`, none misses what another has paid.
-
-    Args:
-        path: The file; made when it is first written.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def read(self, budget: Budget | None) -> Account | None:
-        """The account; None if there is no file, which says nothing of what was paid.
+    def read(self, budget: Budget | None) -> ClientAccount | None:
+        """Read the account; None if there is no file, which says nothing of what was paid.
 
         Raises:
             DataError: There is a file and it is not an account. Nothing is sent then.
         """
         try:
-            return Account.of_text(self.path.read_text(encoding="utf-8"), budget)
+            return ClientAccount.of_text(self.path.read_text(encoding="utf-8"), budget)
         except FileNotFoundError:
             return None
         except (WireError, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.path} must be the account of this client: {error}") from error
 
-    def write(self, account: Account) -> None:
+    def write(self, account: ClientAccount) -> None:
         """Replace the file, all at once, before anything is sent."""
         prepare_output(self.path.parent)
         replace_file(self.path, account.to_text().encode())
@@ -174,7 +207,7 @@ class AccountFile:
 
     @contextmanager
     def locked(self, wait: float = _WAIT) -> Iterator[None]:
-        """Nobody else reads, charges and writes meanwhile. Leaves an empty file beside the account.
+        """Keep others from reading, charging and writing. Leaves an empty file beside the account.
 
         Raises:
             DataError: Another process does, for too long; or the lock cannot be held. Nothing may
@@ -190,76 +223,32 @@ class AccountFile:
             raise DataError(str(error)) from error
 
 
-def unpacked_state(state: Mapping[str, Any]) -> dict[str, Tensor | str]:
-    """A `Participation.state()` from lists of numbers."""
-    return {
-        name: value
-        if isinstance(value, str)
-        else torch.tensor(value, dtype=torch.int64 if name == "rounds" else torch.float64)
-        for name, value in state.items()
-    }
-
-
-def plain_value(value: Tensor | str) -> object:
-    """Of a `Participation.state()`, as JSON takes it."""
-    return value if isinstance(value, str) else value.tolist()
-
-
-def _seal(text: bytes, key: bytes) -> bytes:
-    return hmac.new(key, b"diffsketch account\n" + text, hashlib.sha256).digest()
-
-
-_MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
-
-
 @dataclass(frozen=True, eq=False)
-class Books:
-    """Where a client finds what it has paid, and keeps it.
+class ClientLedger:
+    """Places where a client finds and keeps its account.
 
     A file that is not there says nothing: then what the client remembers and its own statement at
     the server count, and without any of them all earlier rounds of the run.
 
-    Guarantees (`tests/flower/test_flower_account.py`): a lost file does not make the client forget
-    what its statement says; two messages at once are both paid for.
-
-    Attributes:
-        member: The client's name.
-        budget: What it may pay at most.
-        key: Its own, for statements.
-        file: Where it keeps the account.
+    Guarantees (`tests/flower/test_accounts.py`): a lost file does not make the client forget what
+    its statement says; two messages at once are both paid for.
     """
 
-    member: str
+    member: str  # the client's name
     budget: Budget | None
-    key: bytes | None
+    key: bytes | None  # its own, for statements
     file: AccountFile | None
 
-    def check(self, claim: Claim, request: Request, *, remembered: Account | None) -> None:
-        """See that a message can be paid, before there is one.
+    def after(
+        self, claim: Claim, request: Request, *, remembered: ClientAccount | None
+    ) -> ClientAccount:
+        """Compute the account after one more message. Nothing is written.
 
         Raises:
-            Refusal: It cannot.
+            Refusal: The message cannot be paid.
             WireError: The statement is not this client's.
             DataError: The file is not an account.
         """
-        self._after(claim, request, remembered)
-
-    def charge(self, claim: Claim, request: Request, *, remembered: Account | None) -> Account:
-        """Pay, and write it down, before the message leaves. Raises what `check` does."""
-        if self.file is None:
-            return self._after(claim, request, remembered)
-        # Another process may have paid from the same file since it was looked at.
-        with self.file.locked():
-            account = self._after(claim, request, remembered)
-            self.file.write(account)
-        return account
-
-    def statement(self, account: Account) -> bytes:
-        """What the server may keep of it; empty if there is no key."""
-        return b"" if self.key is None else account.sealed(self.key)
-
-    def _after(self, claim: Claim, request: Request, remembered: Account | None) -> Account:
-        """The account after one more message, if it can be paid."""
         try:
             return self._account(claim, request, remembered).after(claim)
         except BudgetExceeded as error:
@@ -272,45 +261,55 @@ class Books:
                 "an account of its own, and count both",
             ) from error
 
-    def _account(self, claim: Claim, request: Request, remembered: Account | None) -> Account:
-        """The most that the client remembers, has on disk, or has left with the server."""
+    def charge(
+        self, claim: Claim, request: Request, *, remembered: ClientAccount | None
+    ) -> ClientAccount:
+        """Charge a message and write it down, before it leaves. Raises what `after` does."""
+        if self.file is None:
+            return self.after(claim, request, remembered=remembered)
+        # Another process may have paid from the same file since it was looked at.
+        with self.file.locked():
+            account = self.after(claim, request, remembered=remembered)
+            self.file.write(account)
+        return account
+
+    def _account(
+        self, claim: Claim, request: Request, remembered: ClientAccount | None
+    ) -> ClientAccount:
+        """Combine what the client remembers, has on disk and has left with the server."""
         found = [] if remembered is None else [remembered]
         on_disk = None if self.file is None else self.file.read(self.budget)
         if on_disk is not None:
             found.append(on_disk)
         if request.statement and self.key is not None:
-            found.append(Account.opened(request.statement, self.key, self.budget))
+            found.append(ClientAccount.of_statement(request.statement, self.key, self.budget))
         if found:
-            return found[0] if len(found) == 1 else Account.most_spent(found)
+            return ClientAccount.combined(found)
         known = {request.known[place : place + 8] for place in range(0, len(request.known), 8)}
         if self.key is not None and member_digest(self.member) in known:
             raise Refusal("statement", "this client has no memory and needs its statement first")
         if request.round_index > _MOST_ROUNDS:
             raise Refusal("statement", "this client has no memory of so many rounds")
         # Nothing is known: it may have taken part in every round so far.
-        return Account.new(self.budget).after(claim, rounds=request.round_index)
+        return ClientAccount.new(self.budget).after(claim, rounds=request.round_index)
 
 
 @dataclass
 class _Node:
-    """What is known of a node id."""
+    """Client of a node id, once it has said so, and the version of its model."""
 
     member: str = ""
     version: int = NO_MODEL
 
 
-class Members:
-    """Accounts that grow with the clients.
+class ClientRegistry:
+    """The server's accounts of all clients, which come and go under changing node ids.
 
-    Guarantees (`tests/flower/test_flower_books.py`): no member's account is ever less than what
-    it was asked for; a node that turns out to be a known member adds to its account, and several
-    nodes of one member pay for each; no round is begun that the budget does not allow. Only a node
-    that was asked before it said who it is can bring its member beyond the budget: that is counted,
-    and then no further round is begun.
-
-    Args:
-        budget: Where to stop, if anywhere.
-        planned: What a round is expected to claim.
+    Guarantees (`tests/flower/test_accounts.py`): no client's account is ever less than what a
+    message was requested for; a node that turns out to be a known client adds to its account, and
+    several nodes of one client pay for each; no round is begun that the budget does not allow. Only
+    a node that was selected before it said who it is can bring its client beyond the budget: that
+    is counted, and then no further round is begun.
     """
 
     def __init__(self, budget: Budget | None, planned: Claim) -> None:
@@ -318,60 +317,46 @@ class Members:
         self._places: dict[str, int] = {}
         self._nodes: dict[int, _Node] = {}
         self._statements: dict[str, bytes] = {}
-        self._asked: tuple[Claim, tuple[int, ...]] | None = None
+        self._pending: tuple[Claim, tuple[int, ...]] | None = None
 
-    def afford(self, claim: Claim, nodes: Iterable[int]) -> None:
+    def check_budget(self, claim: Claim, nodes: Iterable[int]) -> None:
         """Raise `BudgetExceeded` if a further round with these nodes would cost too much."""
-        self.settle()
+        self.settle_round()
         self._after(claim, nodes)
 
-    def ask(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Begin a round: whoever is asked may send a message, and pays, whatever comes of it.
-
-        Raises:
-            BudgetExceeded: It would cost too much. Nobody may be asked.
-        """
+    def begin_round(self, claim: Claim, nodes: Iterable[int]) -> None:
+        """Begin a round: whoever is selected may send a message, and pays, whatever comes of it."""
         nodes = tuple(nodes)
-        self.afford(claim, nodes)
-        self._asked = claim, nodes
+        self.check_budget(claim, nodes)
+        self._pending = claim, nodes
 
-    def beyond(self, claim: Claim) -> frozenset[int]:
+    def over_budget(self, claim: Claim) -> frozenset[int]:
         """Nodes of the round for whom this claim is too much, now that it is known who they are."""
-        nodes = () if self._asked is None else self._asked[1]
+        nodes = () if self._pending is None else self._pending[1]
         try:
             self._after(claim, nodes)
         except BudgetExceeded:
             return frozenset(node for node in nodes if not self._can_pay(claim, node, nodes))
         return frozenset()
 
-    def settle(self, claim: Claim | None = None) -> None:
-        """Close the round that was begun, if one was: it has cost this; or what was planned."""
-        if self._asked is not None:
-            planned, nodes = self._asked
-            self._asked = None
+    def settle_round(self, claim: Claim | None = None) -> None:
+        """Close the round that was begun, if one was: it has cost this, or what was planned."""
+        if self._pending is not None:
+            planned, nodes = self._pending
+            self._pending = None
             self._accounts = self._paid(planned if claim is None else claim, nodes)
 
-    def charge(self, claim: Claim, nodes: Iterable[int]) -> None:
-        """Let these nodes pay for a round: `ask` and `settle`."""
-        self.ask(claim, nodes)
-        self.settle()
-
     def epsilon(self, delta: float) -> Epsilon:
-        """What the run has cost the member who paid most."""
+        """Epsilon that the run has cost the client who paid most."""
         return self._all_paid().epsilon(delta)
 
     @property
     def claim(self) -> Claim | None:
-        """What holds for all rounds."""
+        """Claim that holds for all rounds."""
         return self._all_paid().claim
 
-    def rounds_of(self, member: str) -> int:
-        """Rounds that a member has paid for."""
-        place = self._places.get(f"member {member}")
-        return 0 if place is None else int(self._all_paid().rounds[place])
-
     def version_of(self, node: int) -> int:
-        """Of the model that a node is known to have."""
+        """Version of the model that a node is known to have."""
         return self._nodes.get(node, _Node()).version
 
     def statement_for(self, node: int) -> tuple[bytes, bytes]:
@@ -381,35 +366,30 @@ class Members:
             return self._statements.get(member, b""), b""
         return b"", b"".join(sorted(map(member_digest, self._statements)))
 
-    def heard(self, node: int, *, member: str, version: int, statement: bytes) -> None:
-        """A node has said who it is and what it has."""
+    def update(self, node: int, *, member: str, version: int, statement: bytes) -> None:
+        """Record who a node says that it is, and what it has."""
         known = self._nodes.setdefault(node, _Node())
         known.version = version
         if member != known.member:
             before, known.member = self._name(node), member
-            self._merge(before, member)
+            self._merge(before, f"member {member}")
         if statement:
             self._statements[member] = statement
 
     def to_text(self) -> str:
-        """Accounts and statements as JSON, for the next run with these clients."""
-        state = {name: plain_value(value) for name, value in self._all_paid().state().items()}
+        """Serialise accounts and statements as JSON, for the next run with these clients."""
         statements = {name: value.hex() for name, value in self._statements.items()}
+        accounts = _plain_state(self._all_paid())
         # A node that has not said who it is may still have its id in the next run, and say it then.
-        return json.dumps({"places": self._places, "accounts": state, "statements": statements})
+        return json.dumps({"places": self._places, "accounts": accounts, "statements": statements})
 
     def load_text(self, text: str) -> None:
-        """Go on from what `to_text` said.
-
-        Raises:
-            DataError: It is no such text.
-        """
+        """Go on from `to_text`."""
         try:
             data = json.loads(text)
             places = {str(name): int(place) for name, place in data["places"].items()}
-            state = unpacked_state(data["accounts"])
-            clients = len(data["accounts"]["rounds"])
-            old = self._accounts
+            state = _tensor_state(data["accounts"])
+            old, clients = self._accounts, len(data["accounts"]["rounds"])
             accounts = Participation(clients, old.budget, old.planned).restored(state)
             statements = {name: bytes.fromhex(one) for name, one in data["statements"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -419,15 +399,16 @@ class Members:
     def _after(
         self, claim: Claim, nodes: Iterable[int], accounts: Participation | None = None
     ) -> Participation:
-        """The accounts, or others of as many, after a round with these nodes."""
-        cohorts = self._cohorts(nodes)  # before the accounts are looked at: it may make room
+        """Accounts, or others of as many, after a round with these nodes; each node pays."""
+        counts = Counter(self._place(self._name(node)) for node in nodes)  # may make room
         accounts = self._accounts if accounts is None else accounts
-        for cohort in cohorts:
-            accounts = accounts.after(claim, cohort)
+        for times in range(max(counts.values(), default=0)):
+            paying = sorted(place for place, count in counts.items() if count > times)
+            accounts = accounts.after(claim, np.array(paying, np.int64))
         return accounts
 
     def _paid(self, claim: Claim, nodes: tuple[int, ...]) -> Participation:
-        """The accounts after a round that cannot be refused any more, whatever the budget is."""
+        """Accounts after a round that cannot be refused any more, whatever the budget is."""
         try:
             return self._after(claim, nodes)
         except BudgetExceeded:
@@ -437,66 +418,59 @@ class Members:
             return Participation(old.clients, old.budget, old.planned).restored(state)
 
     def _all_paid(self) -> Participation:
-        """With the round that was begun."""
-        return self._accounts if self._asked is None else self._paid(*self._asked)
+        """Accounts with the round that was begun."""
+        return self._accounts if self._pending is None else self._paid(*self._pending)
 
     def _can_pay(self, claim: Claim, node: int, nodes: tuple[int, ...]) -> bool:
-        """Whether a node's account alone allows a round with all nodes of its member."""
-        place, old = self._place(self._name(node)), self._accounts
-        state = {
-            name: value if isinstance(value, str) else value[..., place : place + 1]
-            for name, value in old.state().items()
-        }
-        account = Participation(1, old.budget, old.planned).restored(state)
+        """Whether a node's account alone allows a round with all nodes of its client."""
+        place = self._place(self._name(node))
+        account = self._changed(1, lambda value: value[..., place : place + 1])
         try:
             for _ in range([self._place(self._name(one)) for one in nodes].count(place)):
-                account = account.after(claim, np.zeros(1, np.int64))
+                account = account.after(claim, _ONE)
         except BudgetExceeded:
             return False
         return True
-
-    def _cohorts(self, nodes: Iterable[int]) -> list[npt.NDArray[np.int64]]:
-        """Places of the accounts that pay: all of them, those of two nodes, those of three, ..."""
-        counts = Counter(self._place(self._name(node)) for node in nodes)
-        return [
-            np.array(sorted(place for place, count in counts.items() if count > times), np.int64)
-            for times in range(max(counts.values(), default=0))
-        ]
 
     def _name(self, node: int) -> str:
         member = self._nodes.setdefault(node, _Node()).member
         return f"member {member}" if member else f"node {node}"
 
     def _place(self, name: str) -> int:
+        """Place of a name's account, which is made if there is none."""
         place = self._places.setdefault(name, len(self._places))
         if place >= self._accounts.clients:
-            self._resize(max(2 * self._accounts.clients, place + 1))
+            clients = max(2 * self._accounts.clients, place + 1)
+
+            def longer(value: Tensor) -> Tensor:
+                shape = (*value.shape[:-1], clients - value.shape[-1])
+                return torch.cat([value, torch.zeros(shape, dtype=value.dtype)], dim=-1)
+
+            self._accounts = self._changed(clients, longer)
         return place
 
-    def _resize(self, clients: int) -> None:
-        def longer(value: Tensor | str) -> Tensor | str:
-            if isinstance(value, str):
-                return value
-            more = torch.zeros((*value.shape[:-1], clients - value.shape[-1]), dtype=value.dtype)
-            return torch.cat([value, more], dim=-1)
-
-        old = self._accounts
-        state = {name: longer(value) for name, value in old.state().items()}
-        self._accounts = Participation(clients, old.budget, old.planned).restored(state)
-
     def _merge(self, name: str, member: str) -> None:
-        """Move what a node paid under its own name to its member."""
+        """Move what a node paid under its own name to its client."""
         source = self._places.pop(name, None)
         if source is None:
             return
-        target = self._places.setdefault(f"member {member}", source)
+        target = self._places.setdefault(member, source)
         if target == source:
             return
         self._places[f"given up {len(self._places)}"] = source  # places stay dense
-        state = self._accounts.state()
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value[..., target] += value[..., source]
-                value[..., source] = 0
+
+        def moved(value: Tensor) -> Tensor:
+            value[..., target] += value[..., source]
+            value[..., source] = 0
+            return value
+
+        self._accounts = self._changed(self._accounts.clients, moved)
+
+    def _changed(self, clients: int, change: Callable[[Tensor], Tensor]) -> Participation:
+        """Accounts of so many clients, of which each array is changed."""
         old = self._accounts
-        self._accounts = Participation(old.clients, old.budget, old.planned).restored(state)
+        state = {
+            name: value if isinstance(value, str) else change(value)
+            for name, value in old.state().items()
+        }
+        return Participation(clients, old.budget, old.planned).restored(state)

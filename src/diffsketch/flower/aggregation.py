@@ -1,263 +1,212 @@
-"""Summation of a round's messages: plain sums, and the interface of secure ones."""
+"""Aggregation of a round: replies of nodes, exchanges with them, and their plain sum."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from diffsketch.flower.plan import Plan
+from diffsketch.flower.plan import FlowerPlan
 from diffsketch.flower.records import (
     SUM_RECORD,
     Reply,
     SumReply,
     SumRequest,
     content_bytes,
-    record_in,
+    reply_in,
 )
-from diffsketch.flower.server import RoundReport
 from diffsketch.methods import Method
-from diffsketch.privacy.claim import Claim, Trust
-from diffsketch.secure_sum import VoidError
-from diffsketch.sketch import SketchKey
+from diffsketch.privacy.claim import Claim
 from diffsketch.wire import Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
+_LOG = logging.getLogger("flwr.diffsketch")
+
 
 @dataclass(frozen=True, eq=False)
-class SumRound:
-    """What a sum is about.
+class RoundContext:
+    """A round that is aggregated."""
 
-    Attributes:
-        plan: The strategy's.
-        method: Of the plan, for the model's length.
-        round_index: The round.
-        fingerprint: Of its hashes; None if the server has no key.
-        nonce: Sixteen random bytes of the round's own.
-        limit: Largest norm of a message, besides what the method itself says of honest ones.
-    """
-
-    plan: Plan
-    method: Method
+    plan: FlowerPlan
+    method: Method  # the plan's, for the model's length
     round_index: int
-    fingerprint: bytes | None
-    nonce: bytes
-    limit: float = math.inf
+    fingerprint: bytes | None  # of the round's hashes; None if the server has no key
+    nonce: bytes  # sixteen random bytes of the round
+    limit: float = math.inf  # of a message's norm, besides the method's own of honest ones
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
-    """A round's total.
+class AggregationResult:
+    """Total of a round."""
 
-    Attributes:
-        total: Before the server adds anything; None if there is nothing to sum.
-        present: Nodes whose message is in it.
-        refused: Nodes whose message is not, and why.
-        void: Why there is no total, where a sum was begun and failed.
+    total: WireMessage | None  # before the server adds anything; None if there is nothing to sum
+    present: frozenset[int]  # nodes whose message is in it
+    refused: Mapping[int, str]  # nodes whose message is not, and why
+    void: str = ""  # why there is no total, where a sum was begun and failed
+
+
+def plain_sum(parts: Mapping[int, bytes], about: RoundContext) -> AggregationResult:
+    """Add messages that the server sees: untrusted bytes by the node that they came from.
+
+    The sum is exact, the same for every order. Without a key the server does not know the round's
+    hashes. It then takes the fingerprint that most messages have, and refuses the others; if two
+    are as frequent, it refuses all.
+
+    Guarantees (`tests/flower/test_hostile.py`): bytes that are not a message of the round by the
+    node they came from change nothing but a count; nor do messages that are longer than honest
+    clients make them (`Method.check_honest`).
     """
-
-    total: WireMessage | None
-    present: frozenset[int]
-    refused: Mapping[int, str]
-    void: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """What comes before the messages.
-
-    Attributes:
-        told: More for the nodes that are asked for a message, by node. Others are not asked. None
-            if there is nothing to tell, and all are.
-        left: The others, and why.
-    """
-
-    told: Mapping[int, ConfigRecord] | None = None
-    left: Mapping[int, str] = field(default_factory=dict)
-
-
-class Summation(Protocol):
-    """What the strategy needs."""
-
-    trusts: ClassVar[frozenset[Trust]]
-    """Claims under which trust hold with it."""
-
-    def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
-        """Before messages are asked for.
-
-        Raises:
-            VoidError: There will be no sum in this round.
-        """
-
-    def total(self, parts: Mapping[int, bytes], about: SumRound, *, exchange: Exchange) -> Summed:
-        """The sum of what the nodes sent: untrusted bytes by the node that they came from."""
-
-
-@dataclass(frozen=True, eq=False)
-class Own:
-    """What a client has of its own.
-
-    Attributes:
-        context: Flower's. Its state is kept from message to message.
-        plan: The client's.
-        key: The clients' common key; None if it is not there.
-        node: Its id.
-    """
-
-    context: Context
-    plan: Plan
-    key: SketchKey | None
-    node: int
-
-
-class Sealing(Protocol):
-    """The client's side of a secure sum."""
-
-    trusts: ClassVar[frozenset[Trust]]
-    """Claims under which trust hold with it."""
-
-    def answered(self, message: Message, own: Own) -> Message | None:
-        """The reply to a message of the secure sum's own; None if it is none of them."""
-
-    def expect(self, told: ConfigRecord | None, round_index: int, *, own: Own) -> None:
-        """Before the app trains and anything is paid.
-
-        Args:
-            told: What `Summation.prepare` has for this node.
-            round_index: The round.
-            own: What the client has.
-
-        Raises:
-            Refusal: A message of this round could not be sealed.
-            WireError: The record is not one of the secure sum.
-        """
-
-    def sealed(self, message: WireMessage, told: ConfigRecord | None, *, own: Own) -> bytes:
-        """What is sent instead of the message.
-
-        Raises:
-            Refusal: It must not be sent.
-            WireError: The record is not one of the secure sum.
-        """
-
-
-class PlainSum:
-    """Messages that the server sees, added.
-
-    Without a key the server does not know the round's hashes. It then takes the fingerprint that
-    most messages have, and refuses the others; a draw is nobody's round.
-
-    Guarantees (`tests/flower/test_flower_hostile.py`): bytes that are not a message of the round
-    by the node they came from change nothing but a count; nor do messages that are longer than
-    honest clients make them (`Method.check_honest`).
-    """
-
-    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.LOCAL, Trust.CENTRAL})
-
-    def prepare(self, nodes: Collection[int], about: SumRound, *, exchange: Exchange) -> Prepared:
-        """Nothing."""
-        del nodes, about, exchange
-        return Prepared()
-
-    def total(self, parts: Mapping[int, bytes], about: SumRound, *, exchange: Exchange) -> Summed:
-        """The exact sum, the same for every order."""
-        del exchange
-        method, chosen = about.method, about.fingerprint
-        if chosen is None:
-            chosen = most_common(map(_fingerprint, parts.values()))
-        inbox = Inbox(
-            method.message_format,
-            round_index=about.round_index,
-            fingerprint=chosen,
-            senders=parts,
-            total_format=method.total_format,
-            check=lambda one: method.check_honest(one.cells, limit=about.limit),
-        )
-        refused: dict[int, str] = {}
-        for node, data in parts.items():
-            try:
-                if Header.parse(data).sender != node:
-                    raise WireError("message has another sender than the node it came from")
+    method, refused, headers = about.method, dict[int, str](), dict[int, Header]()
+    for node, data in parts.items():
+        try:
+            headers[node] = Header.parse(data)
+            if headers[node].sender != node:
+                raise WireError("message has another sender than the node it came from")
+        except WireError as error:
+            refused[node] = str(error)
+    fingerprint = about.fingerprint
+    if fingerprint is None:
+        fingerprint = most_common(one.fingerprint for one in headers.values())
+    inbox = Inbox(
+        method.message_format,
+        round_index=about.round_index,
+        fingerprint=fingerprint,
+        senders=parts,
+        total_format=method.total_format,
+        check=lambda one: method.check_honest(one.cells, limit=about.limit),
+    )
+    for node, data in parts.items():
+        try:
+            if node not in refused:
                 inbox.add(data)
-            except WireError as error:
-                refused[node] = str(error)
-        total = None
-        if inbox.count:
-            try:
-                total = inbox.total()
-            except WireError as error:  # a sum that does not fit: somebody sent what nobody may
-                refused = {node: str(error) for node in parts}
-                return Summed(None, frozenset(), refused)
-        return Summed(total, frozenset(inbox.heard), refused)
+        except WireError as error:
+            refused[node] = str(error)
+    try:
+        total = inbox.total() if inbox.count else None
+    except WireError as error:  # a sum that does not fit: somebody sent what nobody may
+        return AggregationResult(None, frozenset(), dict.fromkeys(parts, str(error)))
+    return AggregationResult(total, frozenset(inbox.heard), refused)
 
 
-def most_common(fingerprints: Iterable[bytes | None]) -> bytes:
-    """The one that most have; one that none has if there is no such."""
-    found = Counter(one for one in fingerprints if one is not None)
-    first = found.most_common(2)
+def most_common(fingerprints: Iterable[bytes]) -> bytes:
+    """Find the most frequent one; if there is no such, one that none has."""
+    first = Counter(fingerprints).most_common(2)
     if not first or (len(first) == 2 and first[0][1] == first[1][1]):
         return bytes(8)
     return first[0][0]
 
 
-def _fingerprint(data: bytes) -> bytes | None:
-    try:
-        return Header.parse(data).fingerprint
-    except WireError:
-        return None
+class Exchange:
+    """Requests and replies of a secure sum, besides those for messages; counts their bytes."""
+
+    def __init__(self, grid: Grid, *, timeout: float) -> None:
+        self.grid, self._timeout = grid, timeout
+        self.bytes_up = self.bytes_down = 0
+
+    def send(
+        self, requests: Mapping[int, SumRequest]
+    ) -> tuple[dict[int, SumReply], dict[int, str]]:
+        """Send each node its request, and wait.
+
+        Returns:
+            The first reply of each node that gave one; and why others did not, of those that
+            said so. Who is in neither was silent.
+        """
+        messages = []
+        for node, request in requests.items():
+            content = RecordDict({SUM_RECORD: request.to_record()})
+            self.bytes_down += content_bytes(content)
+            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
+        found: dict[int, SumReply] = {}
+        refused: dict[int, str] = {}
+        for message in self.grid.send_and_receive(messages, timeout=self._timeout):
+            node = message.metadata.src_node_id
+            if node not in requests or node in found:
+                _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
+                continue
+            try:
+                reply = self._read(message)
+            except WireError as error:
+                refused[node] = str(error)
+                continue
+            if reply.code:
+                refused[node] = f"{reply.code}: {reply.reason}"
+            else:
+                refused.pop(node, None)
+                found[node] = reply
+        return found, refused
+
+    def _read(self, message: Message) -> SumReply:
+        if not message.has_content():
+            raise WireError(f"error: {str(message.error.reason)[:1000]}")
+        self.bytes_up += content_bytes(message.content)
+        record = message.content.config_records.get(SUM_RECORD)
+        if record is None:
+            raise WireError("reply is not of a client with a secure sum")
+        return SumReply.of(record)
 
 
-_LOG = logging.getLogger("flwr.diffsketch")
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """Report of one round.
+
+    Attributes:
+        round_index: The round, as hashes count them; Flower's own rounds begin at 1.
+        selected: Nodes that a message was requested of.
+        present: Nodes whose message is in the sum.
+        refused: Other nodes that answered, and why they do not count.
+        silent: Nodes that did not answer in time.
+        bytes_down: Bytes sent to the nodes, as Flower serialises them.
+        bytes_up: Bytes that came back, of whatever kind.
+        message_bytes: Bytes of the methods' messages in `bytes_up`.
+        claim: The round's guarantee for those who were selected.
+        void: Why the model did not change; empty if it did.
+    """
+
+    round_index: int
+    selected: tuple[int, ...]
+    present: tuple[int, ...]
+    refused: Mapping[int, str] = field(default_factory=dict)
+    silent: tuple[int, ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
+    message_bytes: int = 0
+    claim: Claim | None = None
+    void: str = ""
+
+    def __str__(self) -> str:
+        """Format in a line."""
+        fate = f"VOID: {self.void}; the model is unchanged" if self.void else "counts"
+        return (
+            f"round {self.round_index} {fate} ({len(self.present)} of {len(self.selected)} nodes, "
+            f"{len(self.refused)} refused, {len(self.silent)} silent; {self.bytes_up:,} bytes up, "
+            f"{self.bytes_down:,} bytes down)"
+        )
 
 
 @dataclass
 class OpenRound:
-    """What was asked, and what has come so far.
+    """A round whose messages were requested, and the replies so far."""
 
-    Attributes:
-        about: The round. Replies have to repeat its nonce.
-        nodes: Who was asked.
-        claim: What was planned.
-        arrays_key: Name of the model's record in messages.
-        bytes_down: Of what was sent.
-        exchange: That a secure sum has used.
-        left: Nodes that a secure sum has lost before messages were asked for, and why.
-        replies: The first of each node that is in order.
-        contents: What came with these.
-        refused: Nodes that do not count, and why.
-        bytes_up: Of all that came.
-    """
-
-    about: SumRound
-    nodes: tuple[int, ...]
-    claim: Claim
-    arrays_key: str
+    about: RoundContext
+    nodes: tuple[int, ...]  # that a message was requested of
+    claim: Claim  # that was planned
+    arrays_key: str  # name of the model's record in messages
     bytes_down: int
-    exchange: Exchange
-    left: dict[int, str] = field(default_factory=dict)
-    replies: dict[int, Reply] = field(default_factory=dict)
-    contents: dict[int, Message] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
+    exchange: Exchange  # of a secure sum
+    left: Mapping[int, str]  # nodes that a secure sum has lost before, and why
+    replies: dict[int, Reply] = field(default_factory=dict)  # the first valid one of each node
+    contents: dict[int, Message] = field(default_factory=dict)  # messages of these replies
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
     bytes_up: int = 0
 
-    @property
-    def index(self) -> int:
-        """The round's."""
-        return self.about.round_index
-
-    @property
-    def parts(self) -> dict[int, bytes]:
-        """The bytes that should be messages, by node."""
-        return {node: one.message for node, one in self.replies.items() if not one.code}
-
-    def take(self, message: Message) -> Reply | None:
-        """One reply; None if it is not in order."""
+    def add(self, message: Message) -> Reply | None:
+        """Take in one reply; return None if it is not valid."""
         node = message.metadata.src_node_id
         if not message.has_content():
             reason = str(message.error.reason)
@@ -284,13 +233,13 @@ class OpenRound:
         return reply
 
     def report(self, present: frozenset[int], claim: Claim, void: str) -> RoundReport:
-        """What became of it."""
+        """Report what became of the round."""
         heard = set(self.replies) | set(self.refused)
         return RoundReport(
-            round_index=self.index,
-            asked=(*self.nodes, *self.left),
+            round_index=self.about.round_index,
+            selected=(*self.nodes, *self.left),
             present=tuple(sorted(present)),
-            refused=self.left | self.refused,
+            refused={**self.left, **self.refused},
             silent=tuple(node for node in self.nodes if node not in heard),
             bytes_down=self.bytes_down + self.exchange.bytes_down,
             bytes_up=self.bytes_up + self.exchange.bytes_up,
@@ -298,90 +247,3 @@ class OpenRound:
             claim=claim,
             void=void,
         )
-
-
-def unopened(
-    about: SumRound, nodes: tuple[int, ...], exchange: Exchange, error: VoidError
-) -> RoundReport:
-    """A round that failed before a message was asked for. So nobody pays for it."""
-    return RoundReport(
-        round_index=about.round_index,
-        asked=nodes,
-        present=(),
-        refused={node: f"dropped out: {stage.value}" for node, stage in error.dropped.items()},
-        bytes_down=exchange.bytes_down,
-        bytes_up=exchange.bytes_up,
-        void=str(error),
-    )
-
-
-def reply_in(content: RecordDict, nonce: bytes) -> Reply:
-    """What a node says in its reply to the request with this nonce.
-
-    Raises:
-        WireError: It is no reply of ours, or to another request.
-    """
-    record = record_in(content)
-    if record is None:
-        raise WireError("reply is not of a client with sketch_mod")
-    reply = Reply.of(record)
-    if reply.nonce != nonce:
-        raise WireError("reply is to another request")
-    return reply
-
-
-class Exchange:
-    """Counts what passes.
-
-    Args:
-        grid: The strategy's.
-        timeout: Seconds that one question waits for its answers.
-
-    Attributes:
-        bytes_up: Sent by nodes so far, as Flower serialises it.
-        bytes_down: Sent to nodes so far.
-    """
-
-    def __init__(self, grid: Grid, *, timeout: float) -> None:
-        self.grid, self._timeout = grid, timeout
-        self.bytes_up = self.bytes_down = 0
-
-    def ask(self, requests: Mapping[int, SumRequest]) -> tuple[dict[int, SumReply], dict[int, str]]:
-        """Send to each node what is for it, and wait.
-
-        Returns:
-            The first answer of each node that gave one; and why others did not, of those that
-            said so. Who is in neither was silent.
-        """
-        messages = []
-        for node, request in requests.items():
-            content = RecordDict({SUM_RECORD: request.to_record()})
-            self.bytes_down += content_bytes(content)
-            messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
-        found: dict[int, SumReply] = {}
-        refused: dict[int, str] = {}
-        for message in self.grid.send_and_receive(messages, timeout=self._timeout):
-            node = message.metadata.src_node_id
-            if node not in requests or node in found:
-                _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
-                continue
-            try:
-                reply = self._read(message)
-            except WireError as error:
-                refused[node] = str(error)
-                continue
-            if reply.code:
-                refused[node] = f"{reply.code}: {reply.reason}"
-                continue
-            refused.pop(node, None)
-            found[node] = reply
-        return found, refused
-
-    def _read(self, message: Message) -> SumReply:
-        if not message.has_content():
-            raise WireError(f"error: {str(message.error.reason)[:1000]}")
-        self.bytes_up += content_bytes(message.content)
-        record = message.content.config_records.get(SUM_RECORD)
-        if record is None:
-            raise WireError("reply is not of a client with a secure sum")
-        return SumReply.of(record)

@@ -13,15 +13,15 @@ from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.base import parse_settings, settings_of
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
-from diffsketch.secure_sum import Identity, default_threshold
+from diffsketch.secure_sum import SigningIdentity, default_threshold
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 
-_FOLLOWS = ", against a server that follows the protocol,"
+_HONEST_SERVER = ", against a server that follows the protocol,"
 
 
 @dataclass(frozen=True)
-class Plan:
+class FlowerPlan:
     """A method without the length of the vectors, which the model decides.
 
     Args:
@@ -29,34 +29,32 @@ class Plan:
         settings: Its settings.
         cohort: Clients of a round, at most, for methods that need to know.
         min_replies: A round with fewer messages is void: nothing is published, and the model stays.
-            Where members of a cohort share the noise, clients account for this many.
+            Where clients of a cohort share the noise, they account for this many.
         secure_sum: Whether messages are summed so that the server sees no single one. Takes a
-            method with whole numbers, and `min_replies` above half of the cohort. Where members
+            method with whole numbers, and `min_replies` above half of the cohort. Where clients
             share the noise, `noise_multiplier` is then that of `min_replies` messages: each has
             `sqrt(cohort / min_replies)` times its share, so that the claim that was planned holds
             with as few.
         corrupt: Members of a secure sum that may pass all they have to the server. Their noise
             does not count: `claim_for(min_replies - corrupt)` is what clients account for. And
-            thresholds are above half of the members and these together, as a server that does
-            anything takes: so `2 min_replies > cohort + corrupt` is needed.
-        identities: Whether members of a secure sum sign, by lasting keys that they know of each
-            other from somewhere else than the server (`SecureSealing`). With False a claim under
-            distributed trust is one against a server that follows the protocol, and says so: it
-            could be between any two members.
+            thresholds are above half of the members and these together, as a malicious server
+            takes: so `2 min_replies > cohort + corrupt` is needed.
+        identities: Whether members of a secure sum sign, by long-term keys that they know of each
+            other from somewhere else than the server (`SecureClientAggregation`). With False a
+            claim under distributed trust is one against a server that follows the protocol, and
+            says so: it could be between any two members.
 
-    Guarantees (`tests/flower/test_flower_secure.py`): the claim of any number from `min_replies`
-    to `cohort` is at least the planned one. `tests/flower/test_flower_secure_corrupt.py`: any
-    threshold of a plan withstands `corrupt`; both sides charge without their noise.
+    Guarantees (`tests/flower/test_secure.py`): the claim of any number from `min_replies` to
+    `cohort` is at least the planned one; any threshold of a plan withstands `corrupt`; both sides
+    charge without their noise.
 
     Raises:
         ArgumentError: No such method or setting, or a number out of range.
 
-    >>> Plan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
+    >>> FlowerPlan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
     664
-    >>> Plan.parse("sketch-gaussian", "rows=1 cols=64 clip=1.5 noise_multiplier=2 trust=central")
-    Plan(method='sketch-gaussian', settings={'rows': 1, 'cols': 64, 'clip': 1.5, \
-'noise_multiplier': 2, 'trust': 'central'}, cohort=1, min_replies=1, secure_sum=False, corrupt=0, \
-identities=True)
+    >>> FlowerPlan.parse("sketch-gaussian", "rows=1 clip=1.5 trust=central", cohort=3).settings
+    {'rows': 1, 'clip': 1.5, 'trust': 'central'}
     """
 
     method: str
@@ -66,13 +64,23 @@ identities=True)
     secure_sum: bool = False
     corrupt: int = 0
     identities: bool = True
+    _built: dict[int, Method] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", dict(self.settings))
         check_whole("cohort", self.cohort, least=1)
         check_whole("min_replies", self.min_replies, least=1)
         check_whole("corrupt", self.corrupt, least=0)
         if self.secure_sum:
-            self._check_threshold()
+            least, most = max(self._least(self.cohort), 2), self.cohort
+            if self.corrupt and least > most:
+                raise ArgumentError(
+                    f"corrupt must be below cohort={most}, got corrupt={self.corrupt}: no "
+                    "threshold withstands so many"
+                )
+            among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
+            needed = f"be in {least}..{max(most, 2)} for a secure sum of a cohort of {most}{among}"
+            check(least <= self.min_replies <= most, "min_replies", needed, self.min_replies)
         elif self.corrupt:
             raise ArgumentError(
                 f"corrupt must be 0 without secure_sum, got corrupt={self.corrupt}: a server that "
@@ -83,28 +91,23 @@ identities=True)
         check(not unknown, "settings", f"be of {', '.join(known) or 'nothing'}", unknown)
 
     @classmethod
-    def parse(
-        cls,
-        method: str,
-        settings: str,
-        *,
-        cohort: int = 1,
-        min_replies: int = 1,
-        secure_sum: bool = False,
-        corrupt: int = 0,
-        identities: bool = True,
-    ) -> Plan:
-        """From the texts of a run's configuration: `name=value` with spaces between."""
-        found = parse_settings(settings)
-        return cls(method, found, cohort, min_replies, secure_sum, corrupt, identities)
+    def parse(cls, method: str, settings: str, **options: Any) -> FlowerPlan:
+        """Make a plan from a run's configuration: settings as `name=value` with spaces between."""
+        return cls(method, parse_settings(settings), **options)
 
     def build(self, dim: int) -> Method:
-        """The method for vectors of this length.
+        """Build the method for vectors of this length.
 
         Raises:
             ArgumentError: A setting is refused, or the method is none for a secure sum.
         """
-        method = self._built(dim, self.settings)
+        if dim not in self._built:
+            self._built[dim] = self._build(dim)
+        return self._built[dim]
+
+    def _build(self, dim: int) -> Method:
+        settings = dict(self.settings)
+        method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
         if not self.secure_sum:
             return method
         form, total = method.message_format, method.total_format
@@ -115,44 +118,38 @@ identities=True)
                 f"{total.bits}"
             )
         shared = getattr(method, "trust", None) is Trust.DISTRIBUTED
-        if shared and "noise_multiplier" in self.settings:
+        if shared and "noise_multiplier" in settings:
             more = math.sqrt(self.cohort / self.min_replies)
-            scaled = float(self.settings["noise_multiplier"]) * more
-            method = self._built(dim, {**self.settings, "noise_multiplier": scaled})
+            settings["noise_multiplier"] = float(settings["noise_multiplier"]) * more
+            method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
         return method
 
     def threshold(self, members: int) -> int:
-        """Of a secure sum: members that must stay to the end.
+        """Compute how many members of a secure sum must stay to the end.
 
         More than two thirds of them, or `min_replies` if that is less; and `2 threshold > members +
         corrupt` in any case, so that the server and those who are corrupt never have both secrets
         of another member.
 
         >>> coarse = {"levels": 4, "trials": 9}
-        >>> plan = Plan("cpsgd", coarse, 10, 9, secure_sum=True)
+        >>> plan = FlowerPlan("cpsgd", coarse, 10, 9, secure_sum=True)
         >>> plan.threshold(10), plan.threshold(9)
         (7, 7)
-        >>> Plan("cpsgd", coarse, 10, 9, secure_sum=True, corrupt=4).threshold(10)
+        >>> FlowerPlan("cpsgd", coarse, 10, 9, secure_sum=True, corrupt=4).threshold(10)
         8
         """
         return min(max(default_threshold(members), self._least(members)), self.min_replies)
 
     def claim_for(self, method: Method, present: int, seed: HashSeed) -> Claim:
-        """Claim of a round with so many messages, without the noise of the corrupt.
-
-        Args:
-            method: As `build` gives it.
-            present: Messages in the sum.
-            seed: The round's hashes.
-        """
+        """Claim of a round with so many messages, without the noise of the corrupt."""
         claim = method.claim_for(present - self.corrupt, seed)
         trusting = self.secure_sum and not self.identities
         if trusting and isinstance(claim, ProvenClaim) and claim.scope.trust is Trust.DISTRIBUTED:
-            return replace(claim, mechanism=claim.mechanism.rstrip(",") + _FOLLOWS)
+            return replace(claim, mechanism=claim.mechanism.rstrip(",") + _HONEST_SERVER)
         return claim
 
-    def text(self, dim: int) -> str:
-        """All of it in words: two plans are the same if these are."""
+    def describe(self, dim: int) -> str:
+        """Text of all that server and clients must agree on: plans are the same if these are."""
         how = ""
         if self.secure_sum:
             how = ", secure sum with identities" if self.identities else ", secure sum"
@@ -160,77 +157,51 @@ identities=True)
         return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
 
     def _least(self, members: int) -> int:
-        """The lowest threshold that withstands a server with its accomplices."""
+        """Lowest threshold that withstands a server with its accomplices."""
         return (members + self.corrupt) // 2 + 1
-
-    def _check_threshold(self) -> None:
-        least, most = max(self._least(self.cohort), 2), self.cohort
-        if self.corrupt and least > most:
-            raise ArgumentError(
-                f"corrupt must be below cohort={most}, got corrupt={self.corrupt}: no threshold "
-                "withstands so many"
-            )
-        among = f" of which {self.corrupt} may be corrupt" if self.corrupt else ""
-        check(
-            least <= self.min_replies <= most,
-            "min_replies",
-            f"be in {least}..{max(most, 2)} for a secure sum of a cohort of {most}{among}",
-            self.min_replies,
-        )
-
-    def _built(self, dim: int, settings: Mapping[str, Any]) -> Method:
-        return build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
-
-
-SKETCH_KEY = "DIFFSKETCH_KEY"
-"""Environment: the clients' common key, or with `_FILE` a file; `diffsketch-key-file` of a node."""
-
-CLIENT_KEY = "DIFFSKETCH_CLIENT_KEY"
-"""Environment: a client's own key, or with `_FILE`; `diffsketch-client-key-file` of a node."""
-
-IDENTITY = "DIFFSKETCH_IDENTITY"
-"""Environment: a client's own secret identity, or with `_FILE`; `diffsketch-identity-file`."""
-
-IDENTITIES = "DIFFSKETCH_IDENTITIES"
-"""Environment, with `_FILE`: all members' public keys, one in a line; `diffsketch-identities-file`.
-"""
-
-_BYTES = 32
 
 
 def find_sketch_key(node_config: Mapping[str, object] | None = None) -> SketchKey | None:
-    """The key that all clients share, if there is one."""
-    secret = _find(SKETCH_KEY, "diffsketch-key-file", node_config)
+    """Find the key that all clients share, if there is one.
+
+    Like the other keys it is in a file that the node's configuration names (here
+    `diffsketch-key-file`) or the environment (`DIFFSKETCH_KEY_FILE`), or in the environment itself
+    (`DIFFSKETCH_KEY`), as 64 hexadecimal digits.
+    """
+    secret = _find("DIFFSKETCH_KEY", "diffsketch-key-file", node_config)
     return None if secret is None else SketchKey(secret)
 
 
 def find_client_key(node_config: Mapping[str, object] | None = None) -> bytes | None:
-    """The client's own key, if there is one."""
-    return _find(CLIENT_KEY, "diffsketch-client-key-file", node_config)
+    """Find the client's own key: `diffsketch-client-key-file` or `DIFFSKETCH_CLIENT_KEY`."""
+    return _find("DIFFSKETCH_CLIENT_KEY", "diffsketch-client-key-file", node_config)
 
 
-def find_identity(node_config: Mapping[str, object] | None = None) -> Identity | None:
-    """The client's own identity for secure sums, if there is one."""
-    secret = _find(IDENTITY, "diffsketch-identity-file", node_config)
-    return None if secret is None else Identity(secret)
+def find_identity(node_config: Mapping[str, object] | None = None) -> SigningIdentity | None:
+    """Find the client's identity: `diffsketch-identity-file` or `DIFFSKETCH_IDENTITY`."""
+    secret = _find("DIFFSKETCH_IDENTITY", "diffsketch-identity-file", node_config)
+    return None if secret is None else SigningIdentity(secret)
 
 
 def find_identities(node_config: Mapping[str, object] | None = None) -> list[bytes] | None:
-    """The public keys of all who may be members of secure sums, if they are there."""
+    """Find the public keys of all who may be members of secure sums, one in a line of a file.
+
+    `diffsketch-identities-file` of the node's configuration, or `DIFFSKETCH_IDENTITIES_FILE`.
+    """
     path = (node_config or {}).get("diffsketch-identities-file")
-    path = path or os.environ.get(f"{IDENTITIES}_FILE")
-    return [_decoded(line, str(path)) for line in _text(path).split()] if path else None
+    path = path or os.environ.get("DIFFSKETCH_IDENTITIES_FILE")
+    return [_decoded(line, str(path)) for line in _read(path).split()] if path else None
 
 
 def _find(name: str, entry: str, node_config: Mapping[str, object] | None) -> bytes | None:
     path = (node_config or {}).get(entry) or os.environ.get(f"{name}_FILE")
     if path:
-        return _decoded(_text(path), str(path))
+        return _decoded(_read(path), str(path))
     text = os.environ.get(name, "").strip()
     return _decoded(text, name) if text else None
 
 
-def _text(path: object) -> str:
+def _read(path: object) -> str:
     try:
         return Path(str(path)).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -238,11 +209,11 @@ def _text(path: object) -> str:
 
 
 def _decoded(text: str, where: str) -> bytes:
-    """Never says what it found: it may be a key."""
+    """Decode 32 bytes. The error never says what it found: it may be a key."""
     try:
         secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
-    if len(secret) != _BYTES:
+    if len(secret) != 32:
         raise ArgumentError(f"{where} must have 64 hexadecimal digits")
     return secret

@@ -1,30 +1,28 @@
-"""Records that server and clients exchange, and arrays as one vector."""
+"""Records that server and clients exchange, and the model: its arrays as one vector."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
+from diffsketch.methods import Method
 from diffsketch.privacy.claim import Claim, NoClaim, Trust
+from diffsketch.sketch import SketchKey
+from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
 
 
 class Refusal(DiffSketchError):  # noqa: N818 - it says what happened
-    """A client does not take part in a round. Nothing was sent.
-
-    Attributes:
-        code: Why, in a word, for the server's counts.
-    """
+    """A client does not take part in a round, and sends nothing; `code` is why, in a word."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -32,13 +30,7 @@ class Refusal(DiffSketchError):  # noqa: N818 - it says what happened
 
 
 def check_trust(claim: Claim, *, trusted_server: bool) -> None:
-    """Refuse a claim that holds only if nobody sees single messages, where a server does.
-
-    Central trust is trust in the server, which a plan with it says.
-
-    Raises:
-        Refusal: It is under distributed trust, and the server is not trusted.
-    """
+    """Raise a `Refusal` if a claim under distributed trust meets a server that sees messages."""
     distributed = claim.scope.trust is Trust.DISTRIBUTED and not isinstance(claim, NoClaim)
     if distributed and not trusted_server:
         raise Refusal(
@@ -49,25 +41,24 @@ def check_trust(claim: Claim, *, trusted_server: bool) -> None:
 
 
 def member_digest(member: str) -> bytes:
-    """Eight bytes that stand for a member's name."""
+    """Digest of eight bytes of a client's name."""
     return hashlib.blake2b(member.encode(), digest_size=8, person=b"ds-flwr-member").digest()
 
 
-_DIGEST_BYTES = 16
 _STATISTICS = frozenset(
     {"running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance"}
 )
 
 
 def local_names(keep_local: Collection[str]) -> frozenset[str]:
-    """Names of arrays that clients keep to themselves, as an argument has them."""
+    """Check the names of arrays that clients keep to themselves."""
     if isinstance(keep_local, str) or not all(isinstance(one, str) for one in keep_local):
         raise ArgumentError(f"keep_local must be a collection of names, got {keep_local!r}")
     return frozenset(keep_local)
 
 
 def is_local(name: str, keep_local: Collection[str]) -> bool:
-    """Whether an array is one of those: by its name, or by what follows the last dot of it.
+    """Whether an array is among these names, by its own or by what follows its last dot.
 
     >>> is_local("layers.2.running_var", {"running_var"}), is_local("2.weight", {"running_var"})
     (True, False)
@@ -75,13 +66,13 @@ def is_local(name: str, keep_local: Collection[str]) -> bool:
     return name in keep_local or name.rpartition(".")[2] in keep_local
 
 
-def without_words(keep_local: Collection[str]) -> str:
-    """What a plan's text says of them."""
-    return f", without {', '.join(sorted(keep_local))}" if keep_local else ""
+def describe_with(plan: str, keep_local: Collection[str]) -> str:
+    """Add the arrays that clients keep to themselves to a plan's description."""
+    return plan + (f", without {', '.join(sorted(keep_local))}" if keep_local else "")
 
 
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
-    """How long the vector is.
+    """Length of the vector that the arrays make.
 
     Raises:
         ArgumentError: There is no floating-point array; or there are running statistics, as those
@@ -102,22 +93,22 @@ def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
 
 
 def flat(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> Tensor:
-    """The vector.
+    """Concatenate the arrays that are shared to one float32 vector.
 
     >>> record = ArrayRecord({"a": Array(np.float32([[1, 2]])), "steps": Array(np.array([7]))})
     >>> flat(record)
     tensor([1., 2.])
     """
     shared = (one for name, one in arrays.items() if _is_shared(name, one, keep_local))
-    parts = [_values(one).reshape(-1) for one in shared]
+    parts = [one.numpy().reshape(-1) for one in shared]
     return torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
 
 
 def moved(arrays: ArrayRecord, step: Tensor, keep_local: Collection[str] = ()) -> ArrayRecord:
-    """New arrays: the vector plus a step of its length. Server and clients compute it alike."""
+    """Add a step to the vector: new arrays. Server and clients compute the same bits."""
     found, start, values = dict[str, Array](), 0, step.numpy()
     for name, one in arrays.items():
-        old = _values(one)
+        old = one.numpy()
         if _is_shared(name, one, keep_local):
             part = values[start : start + old.size].reshape(old.shape)
             start += old.size
@@ -127,21 +118,14 @@ def moved(arrays: ArrayRecord, step: Tensor, keep_local: Collection[str] = ()) -
     return ArrayRecord(found)
 
 
-def with_own(arrays: ArrayRecord, own: ArrayRecord | None) -> ArrayRecord:
-    """The arrays, with a client's own in place of those that it keeps to itself."""
-    if own is None:
-        return arrays
-    return ArrayRecord({name: own.get(name, one) for name, one in arrays.items()})
-
-
 def cast_like(arrays: ArrayRecord, like: ArrayRecord) -> ArrayRecord:
-    """The arrays with the types and in the order of others.
+    """Cast arrays to the types and the order of others.
 
     Flower's means turn whole numbers into floats, and a vector must not become longer by that.
     """
     check_layout(arrays, like)
     return ArrayRecord(
-        {name: Array(_values(arrays[name]).astype(one.dtype)) for name, one in like.items()}
+        {name: Array(arrays[name].numpy().astype(one.dtype)) for name, one in like.items()}
     )
 
 
@@ -157,10 +141,10 @@ def check_layout(arrays: ArrayRecord, like: ArrayRecord) -> None:
 
 
 def digest_of(arrays: ArrayRecord) -> bytes:
-    """Of names, types, shapes and values."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"ds-flwr-model")
+    """Digest of names, types, shapes and values."""
+    digest = hashlib.blake2b(digest_size=16, person=b"ds-flwr-model")
     for name, one in arrays.items():
-        values = np.ascontiguousarray(_values(one))
+        values = np.ascontiguousarray(one.numpy())
         digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
         digest.update(values.tobytes())
     return digest.digest()
@@ -171,44 +155,75 @@ def _is_shared(name: str, array: Array, keep_local: Collection[str]) -> bool:
     return floating and not is_local(name, keep_local)
 
 
-def _values(array: Array) -> npt.NDArray[np.generic]:
-    return array.numpy()
+def decode_total(
+    total: bytes, round_index: int, *, method: Method, key: SketchKey
+) -> tuple[Tensor, Method]:
+    """Decode the mean that a round has published; also return the method of the next round."""
+    seed = key.seed(round_index)
+    message = WireMessage.from_bytes(
+        total, method.total_format, round_index=round_index, fingerprint=seed.fingerprint
+    )
+    mean = method.decode(message.cells, seed, count=message.count)
+    return mean, method.after(message.cells, count=message.count)
 
 
-PROTOCOL = 2
-"""Another number for another meaning of the records. Both sides refuse any other."""
+def replay_totals(
+    model: ArrayRecord,
+    totals: Sequence[tuple[int, bytes]],
+    *,
+    method: Method,
+    key: SketchKey,
+    keep_local: Collection[str] = (),
+    skip: int = 0,
+) -> tuple[ArrayRecord, Method]:
+    """Add the means of published rounds to a model, one after another.
 
-RECORD = "diffsketch"
-"""The record's name in a message."""
+    Guarantees (`tests/flower/test_server.py`): the bits that a server with the key has.
 
-SUM_RECORD = "diffsketch.sum"
-"""Name of the record in which a secure sum of the server and its clients talk to each other."""
+    Args:
+        model: The model before them.
+        totals: Rounds and what they have published, as `SketchStrategy.totals` has them.
+        method: The method of the first of these rounds.
+        key: The clients' common key.
+        keep_local: As in the run: arrays with these names stay as they are in the model.
+        skip: How many of the totals are in the model already.
 
-NO_MODEL = -1
-"""The version of a model that is not there."""
+    Returns:
+        The model after these rounds, and the method of the round that comes then.
 
-_MOST_TEXT = 2000
-_MOST_STATEMENT = 1 << 16
+    Raises:
+        WireError: A total is not that of its round.
+    """
+    for place, (round_index, total) in enumerate(totals):
+        if place < skip and method.round_clip is None:
+            continue
+        mean, method = decode_total(total, round_index, method=method, key=key)
+        if place >= skip:
+            model = moved(model, mean, keep_local)
+    return model, method
+
+
+PROTOCOL = 3  # another number for another meaning of the records; both sides refuse any other
+RECORD = "diffsketch"  # name of our record in a message
+SUM_RECORD = "diffsketch.sum"  # name of the record of a secure sum's own exchanges
+NO_MODEL = -1  # version of a model that is not there
 _T = TypeVar("_T", bound="_Record")
+_TYPES = {"int": int, "float": float, "str": str, "bytes": bytes}
 
 
 @dataclass(frozen=True)
 class _Record:
-    """Values by name, to a `ConfigRecord` and back."""
+    """Values by name, to a `ConfigRecord` and back; `limits` are the longest texts and bytes."""
 
     limits: ClassVar[dict[str, int]] = {}
 
     def to_record(self) -> ConfigRecord:
-        """As Flower sends it."""
+        """Convert to what Flower sends."""
         return ConfigRecord({"protocol": PROTOCOL, **asdict(self)})
 
     @classmethod
     def of(cls: type[_T], record: ConfigRecord) -> _T:
-        """What somebody sent.
-
-        Raises:
-            WireError: It is of another version, or not such a record.
-        """
+        """Read what somebody sent; raise a `WireError` if it is not such a record."""
         found = record.get("protocol")
         if found != PROTOCOL:
             raise WireError(
@@ -217,127 +232,78 @@ class _Record:
             )
         values: dict[str, Any] = {}
         for one in fields(cls):
-            value: Any = record.get(one.name)
-            _check_type(one.name, value, str(one.type))
-            if one.name in cls.limits and len(value) > cls.limits[one.name]:
-                raise WireError(f"{one.name} is too long: {len(value)}")
-            values[one.name] = value
+            name, kind, value = one.name, str(one.type), record.get(one.name)
+            plain = _TYPES[kind.removeprefix("list[").removesuffix("]")]
+            parts = value if isinstance(value, list) else [value]
+            good = all(isinstance(part, plain) and not isinstance(part, bool) for part in parts)
+            if not good or isinstance(value, list) != kind.startswith("list["):
+                raise WireError(f"{name} must be {kind} in the record, got {type(value).__name__}")
+            values[name] = value
+            if name in cls.limits and len(values[name]) > cls.limits[name]:
+                raise WireError(f"{name} is too long: {len(values[name])}")
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class Request(_Record):
-    """What the server asks a client for, and what the client needs to have the model.
+    """Request of the server for a message, with what the client lacks of the model."""
 
-    Attributes:
-        series: Eight random bytes of the strategy: rounds and versions are counted in it.
-        nonce: Of the round, random: a reply has to repeat it.
-        round_index: The round, for the hashes. Void rounds count.
-        plan: What the server's plan is, in words.
-        key_check: Fingerprint of the first round's hashes; empty if the server has no key.
-        arrays: Name of the record that the client's app expects the model in.
-        base: Version of the dense model that is in the message; -1 if there is none.
-        version: That the client should have after it has applied the totals.
-        first: Version that the first of the totals makes.
-        totals: What rounds have published, as messages on the wire.
-        rounds: Which rounds these are.
-        digest: Of the model of that version; empty if the server does not know it.
-        statement: The client's own account, as it has sent it before; empty if there is none.
-        known: Digests of eight bytes of members whose statements the server has, for a node that
-            it has not heard of yet.
-        clip: For methods whose clip moves: that of the first of the totals, or of this round if
-            there are none; later ones follow from the totals. 0 for other methods.
-    """
-
-    series: bytes
-    nonce: bytes
-    round_index: int
-    plan: str
-    key_check: bytes
-    arrays: str
-    base: int
-    version: int
-    first: int
-    totals: list[bytes]
-    rounds: list[int]
-    digest: bytes
-    statement: bytes
-    known: bytes
+    series: bytes  # random, of the strategy: rounds and versions are counted in it
+    nonce: bytes  # random, of the round: a reply has to repeat it
+    round_index: int  # for the hashes; void rounds count
+    plan: str  # the server's, as `FlowerPlan.describe` has it
+    key_check: bytes  # fingerprint of the first round's hashes; empty if the server has no key
+    arrays: str  # name of the record that the client's app expects the model in
+    base: int  # version of the dense model that is in the message; -1 if there is none
+    version: int  # that the client has after it has applied the totals
+    first: int  # version that the first of the totals makes
+    totals: list[bytes]  # published ones, as messages on the wire
+    rounds: list[int]  # of these totals
+    digest: bytes  # of the model of that version; empty if the server does not know it
+    statement: bytes  # the client's own account, as it has sent it before; or empty
+    known: bytes  # digests of clients whose statements there are, for a node that is not known yet
+    # For methods whose clip moves: that of the first of the totals, or of this round if there are
+    # none; later ones follow from the totals. 0 for other methods.
     clip: float
 
 
 @dataclass(frozen=True)
 class Reply(_Record):
-    """What a client says.
+    """Reply of a client."""
 
-    Attributes:
-        nonce: The request's.
-        member: Who it is, over restarts: a name that stays.
-        version: Of the model that it now has; -1 for none.
-        code: Empty if the message is there; else why not, in a word.
-        reason: The same in a sentence.
-        message: The method's message on the wire.
-        statement: The client's account, sealed with a key of its own.
-    """
-
-    nonce: bytes
-    member: str
-    version: int
-    code: str
-    reason: str
-    message: bytes
-    statement: bytes
+    nonce: bytes  # the request's
+    member: str  # name of the client, which stays over restarts
+    version: int  # of the model that it now has; -1 for none
+    code: str  # empty if the message is there; else why not, in a word
+    reason: str  # the same in a sentence
+    message: bytes  # the method's, on the wire
+    statement: bytes  # the client's account, authenticated with a key of its own
     limits: ClassVar[dict[str, int]] = {
-        "member": 200,
-        "code": 40,
-        "reason": _MOST_TEXT,
-        "statement": _MOST_STATEMENT,
-    }
+        "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SumRequest(_Record):
-    """What the server's side of a secure sum asks.
-
-    Attributes:
-        round_index: The round.
-        plan: What the server's plan is, in words.
-        dim: Length of the vectors: a client may not have the model yet.
-        invitation: To the secure sum; empty but in its first exchange.
-        request: Of the secure sum's stage; empty for the question who the client is, and which
-            hashes it has.
-    """
+    """Request of the server in a secure sum's own exchange."""
 
     round_index: int
-    plan: str
-    dim: int
-    invitation: bytes
-    request: bytes
+    plan: str  # the server's, as `FlowerPlan.describe` has it
+    dim: int  # of the vectors: a client may not have the model yet
+    invitation: bytes  # to the secure sum; empty but in its first exchange
+    request: bytes  # of a stage; empty for the question who the client is, and which hashes it has
 
 
 @dataclass(frozen=True)
 class SumReply(_Record):
-    """What a client's side of a secure sum answers.
+    """Reply of a client in a secure sum's own exchange."""
 
-    Attributes:
-        code: Empty if it does; else why not, in a word.
-        reason: The same in a sentence.
-        member: Its number in the secure sum, in eight bytes.
-        fingerprint: Of the round's hashes.
-        reply: Of the secure sum's stage.
-    """
-
-    code: str
-    reason: str
-    member: bytes
-    fingerprint: bytes
-    reply: bytes
-    limits: ClassVar[dict[str, int]] = {
-        "code": 40,
-        "reason": _MOST_TEXT,
-        "member": 8,
-        "fingerprint": 8,
-    }
+    code: str  # empty if it answers; else why not, in a word
+    reason: str  # the same in a sentence
+    member: bytes  # its number in the secure sum, in eight bytes
+    fingerprint: bytes  # of the round's hashes
+    reply: bytes  # of the secure sum's stage
+    limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
 
 
 def record_in(content: RecordDict) -> ConfigRecord | None:
@@ -346,12 +312,21 @@ def record_in(content: RecordDict) -> ConfigRecord | None:
     return found if isinstance(found, ConfigRecord) else None
 
 
-def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
-    """What a message's records take as Flower serialises them, without what HTTP adds.
+def reply_in(content: RecordDict, nonce: bytes) -> Reply:
+    """Read a node's reply to the request with this nonce."""
+    record = record_in(content)
+    if record is None:
+        raise WireError("reply is not of a client with sketch_mod")
+    reply = Reply.of(record)
+    if reply.nonce != nonce:
+        raise WireError("reply is to another request")
+    return reply
 
-    Args:
-        content: A record, or all of a message's.
-        known: Sizes of arrays that several messages share, by `id`: filled and used.
+
+def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
+    """Size of a message's records as Flower serialises them, without what HTTP adds.
+
+    `known` has the sizes of arrays that several messages share, by `id`: filled and used.
     """
     if known is not None and id(content) in known:
         return known[id(content)]
@@ -360,14 +335,3 @@ def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:
     if known is not None and isinstance(content, ArrayRecord):  # which the caller keeps alive
         known[id(content)] = size
     return size
-
-
-def _check_type(name: str, value: object, kind: str) -> None:
-    """By the annotation: `int`, `float`, `str`, `bytes`, or a list of one of them."""
-    inner = kind.removeprefix("list[").removesuffix("]")
-    plain = {"int": int, "float": float, "str": str, "bytes": bytes}[inner]
-    values = value if kind.startswith("list[") and isinstance(value, list) else [value]
-    if kind.startswith("list[") != isinstance(value, list) or not all(
-        isinstance(one, plain) and not isinstance(one, bool) for one in values
-    ):
-        raise WireError(f"{name} must be {kind} in the record, got {type(value).__name__}")

@@ -1,46 +1,53 @@
-"""A member: bytes in, bytes out. It keeps its input to itself unless all checks hold."""
+"""A member of a secure sum: bytes in, bytes out. It reveals nothing unless all checks hold."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.secure_sum.checks import check_distinct, check_fates, check_keys, signed_fates
-from diffsketch.secure_sum.errors import RefusedError
-from diffsketch.secure_sum.masks import cells_of, pair_mask, self_mask, words_of
+from diffsketch.secure_sum.masks import MemberSecrets, pair_mask, self_mask, to_cells, to_words
 from diffsketch.secure_sum.messages import (
-    SEALED_BYTES,
-    SIGNATURE_BYTES,
-    Fate,
-    Kind,
+    ENCRYPTED_BYTES,
+    MessageKind,
+    Params,
+    Presence,
     PublicKeys,
-    close,
-    open_records,
-    open_sized,
-    records,
+    Stage,
+    check_distinct,
+    check_keys,
+    pack_list,
+    pack_message,
+    parse_list,
+    parse_message,
+    signed_presence,
     stage_of,
 )
-from diffsketch.secure_sum.own import ROOT_BYTES, OwnSecrets
-from diffsketch.secure_sum.params import Params
-from diffsketch.secure_sum.primitives import Identity, decrypt, encrypt, verify
-from diffsketch.secure_sum.shamir import SHARE_BYTES, number_of
-from diffsketch.secure_sum.stages import Stage
+from diffsketch.secure_sum.primitives import (
+    SECRET_BYTES,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    RefusedError,
+    SigningIdentity,
+    decrypt,
+    encrypt,
+    share_number,
+    verify,
+)
+from diffsketch.wire import Message
 from diffsketch.wire.formats import pack
-from diffsketch.wire.message import Message
 
-__all__ = ["Client"]
-
-_KEPT = (Kind.KEY_LIST, Kind.SHARE_LIST, Kind.SURVIVORS)
+_KEPT = (MessageKind.KEY_LIST, MessageKind.SHARE_LIST, MessageKind.SURVIVORS)
 
 
-class Client:
+class SecureSumClient:
     """One member in one round. A new round takes a new client, with new keys.
 
-    Each method answers one request of the server. The same request again, as after a lost reply,
+    `answer` takes one request of the server. The same request again, as after a lost reply,
     gets the same answer; another one in its place is refused. So no two inputs are ever masked
     alike, and no two kinds of shares of one member are given away.
 
@@ -48,13 +55,14 @@ class Client:
     member then has none to give for that sender. One who does so gains nothing, as it only has
     fewer shares in the end; and no single member can keep all others from taking part.
 
-    Guarantees (`tests/secure_sum/`): the refusals (`test_client.py`); the same answers after
-    `restore` (`test_saved.py`); what a masked input shows (`test_secrecy.py`).
+    Guarantees: the refusals, and the same answers after `restore`
+    (`tests/secure_sum/test_client.py`); what a masked input shows
+    (`tests/secure_sum/test_secrecy.py`).
 
     Args:
         index: The member's number.
-        params: Of the round: what this member insists on.
-        identity: Its lasting key, where members sign.
+        params: Parameters of the round, on which this member insists.
+        identity: Its long-term key, where members sign.
         randomness: Gives so many secret random bytes. Another one than the operating system's is
             for tests with known answers.
 
@@ -67,7 +75,7 @@ class Client:
         index: int,
         params: Params,
         *,
-        identity: Identity | None = None,
+        identity: SigningIdentity | None = None,
         randomness: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         check(index in params.points, "index", "be a member of the round", index)
@@ -75,163 +83,73 @@ class Client:
         if known != (None if identity is None else identity.public):
             raise ArgumentError(f"identity must be the one that params has for {index}, or none")
         self.index, self.params = index, params
-        self._own = OwnSecrets(randomness(ROOT_BYTES), index, params=params, identity=identity)
-        self._requests: dict[Kind, bytes] = {}
-        self._input: bytes | None = None
+        self._own = MemberSecrets(randomness(SECRET_BYTES), index, params=params, identity=identity)
+        self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
         self._keys: dict[int, PublicKeys] = {}  # read from the requests that are kept
         self._shares: dict[int, tuple[bytes, bytes] | None] = {}  # None: they cannot be read
 
     def answer(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
-        """The reply to any request, by the stage that the request is of.
+        """Answer a request of the server, by the stage that the request is of.
 
         Args:
-            request: What the server has sent.
-            cells: Gives the input. Called only when it is to be masked, and not for a repeated
-                request: then the first reply is given again.
+            request: The server's request.
+            cells: Gives the input, with its noise: of the format's shape, int64 below `2**bits`.
+                Called only when it is to be masked, and not for a repeated request: then the
+                first reply is given again.
+
+        Raises:
+            RefusedError: The request is not of this round, not the first of its stage, or comes
+                before another stage; or it lists too few members, unknown ones, or this one's own
+                keys altered; or it has a key twice, a signature that does not fit, or a sum in
+                which this member is not; or too few shares can be read.
+            ArgumentError: The cells do not fit the format.
         """
         stage = stage_of(request, self.params)
+        if stage is Stage.KEYS:
+            parse_message(request, MessageKind.OPENING, params=self.params, size=0)
+            return self._pack(MessageKind.KEYS, self._own.public.to_bytes())
+        if stage is Stage.SHARES:
+            return self._share(request)
         if stage is Stage.MASKED:
-            if self._reply is not None and self._requests.get(Kind.SHARE_LIST) == request:
-                return self._reply
-            return self.masked(cells(), request)
-        return {
-            Stage.KEYS: self.advertise,
-            Stage.SHARES: self.share,
-            Stage.CONSISTENCY: self.consistency,
-            Stage.UNMASK: self.unmask,
-        }[stage](request)
-
-    def advertise(self, request: bytes) -> bytes:
-        """Stage KEYS: its public keys."""
-        open_sized(request, Kind.OPENING, params=self.params, size=0)
-        return self._close(Kind.KEYS, self._own.public.to_bytes())
-
-    def share(self, request: bytes) -> bytes:
-        """Stage SHARES: a share of each of its two secrets for every member that has keys.
-
-        Raises:
-            RefusedError: The list is not of this round; too short; lacks its own keys or has them
-                altered; has a key twice, or one that is not signed; or is not the first.
-        """
-        keys = self._read_keys(request)
-        self._keep(Kind.KEY_LIST, request)
-        self._keys = keys
-        sealed = {}
-        for index, (seed, mask) in self._own.split(list(keys)).items():
-            if index != self.index:
-                key, bound = self._own.channel(keys, sender=self.index, recipient=index)
-                sealed[index] = encrypt(key, seed + mask, bound)
-        return self._close(Kind.SHARES, records(sealed))
-
-    def masked(self, cells: Tensor, request: bytes) -> bytes:
-        """Stage MASKED: its input, plus its own mask, plus those of all pairs that it is in.
-
-        Args:
-            cells: Of the format's shape, int64 below `2**bits`. Noise is in them already.
-            request: The shares that others have for it.
-
-        Raises:
-            ArgumentError: The cells do not fit the format, or others were masked before.
-            RefusedError: Too few shares, or too few that can be read; or another list of them was
-                answered before.
-        """
-        digest = hashlib.sha256(pack(cells, self.params.layout)).digest()
-        if self._input not in (None, digest):
-            raise ArgumentError(
-                "cells must be those that were masked before: two inputs under the same masks "
-                "would show their difference. Send `masked_reply` again"
-            )
-        keys = self._known_keys()
-        shares = self._read_shares(request)
-        self._keep(Kind.SHARE_LIST, request)
-        self._shares = shares
-        words = words_of(cells, self.params) + self_mask(self._own.seed, self.index, self.params)
-        for index in shares.keys() - {self.index}:
-            pair = (self.index, index)
-            words += pair_mask(self._own.mask, keys[index].mask, pair, self.params)
-        message = Message(
-            self.params.layout,
-            cells_of(words, self.params),
-            round_index=self.params.round_index,
-            fingerprint=self.params.fingerprint,
-            sender=self.index,
-        )
-        self._input, self._reply = digest, self._close(Kind.MASKED, message.to_bytes())
-        return self._reply
-
-    @property
-    def masked_reply(self) -> bytes | None:
-        """What `masked` gave: for a repeated request, without computing the input again."""
-        return self._reply
+            if self._reply is None or self._requests[MessageKind.SHARE_LIST] != request:
+                self._reply = self._masked(request, cells)
+            return self._reply
+        if stage is Stage.CONSISTENCY:
+            presence = self._read_presence(request)
+            self._keep(MessageKind.SURVIVORS, request)
+            signature = self._own.sign(signed_presence(presence, self.params))
+            return self._pack(MessageKind.CONSISTENCY, signature)
+        return self._unmask(request)
 
     @property
     def unreadable(self) -> tuple[int, ...]:
         """Members whose shares for this one could not be read."""
         return tuple(index for index, both in self._shares.items() if both is None)
 
-    def consistency(self, request: bytes) -> bytes:
-        """Stage CONSISTENCY, where members sign: its signature of who is in the sum.
-
-        Raises:
-            RefusedError: It is not in the sum itself, those in it are too few, or another list
-                was signed before.
-        """
-        check(self.params.signed, "params", "have identities for this stage", None)
-        fates = self._read_fates(request)
-        self._keep(Kind.SURVIVORS, request)
-        return self._close(Kind.CONSISTENCY, self._own.sign(signed_fates(fates, self.params)))
-
-    def unmask(self, request: bytes) -> bytes:
-        """Stage UNMASK: for each member, its share of one secret and never of both.
-
-        Of the seed, for a member in the sum; of the mask key, for one that dropped out. Nothing for
-        one whose shares could not be read, which tells the server so.
-
-        Args:
-            request: Who is in the sum; or where members sign, the others' signatures of it.
-
-        Raises:
-            RefusedError: As `consistency`; or too few signatures, or one that does not fit.
-        """
-        if self.params.signed:
-            fates = self._read_fates(self._kept(Kind.SURVIVORS))
-            self._check_signatures(request, fates)
-        else:
-            fates = self._read_fates(request)
-            self._keep(Kind.SURVIVORS, request)
-        shares, uncovered = self._known_shares(), {}
-        for index, fate in fates.items():
-            both = shares[index]
-            if both is None:
-                continue
-            seed, mask = both
-            uncovered[index] = bytes([fate]) + (seed if fate is Fate.PRESENT else mask)
-        return self._close(Kind.UNMASK, records(uncovered))
-
     def save(self) -> bytes:
-        """All that is needed to go on in another process. It is secret: encrypt it on a disk.
+        """Serialise all that is needed to go on in another process. Secret: encrypt it on a disk.
 
         Save before a reply leaves: an old copy that masks another input gives both away.
         """
-        parts = [self._own.root, self._input or bytes(32)]
+        parts = [self._own.root]
         for blob in (*(self._requests.get(kind, b"") for kind in _KEPT), self._reply or b""):
             parts += [len(blob).to_bytes(8, "little"), blob]
-        return self._close(Kind.STATE, b"".join(parts))
+        return self._pack(MessageKind.STATE, b"".join(parts))
 
     @classmethod
     def restore(
-        cls, saved: bytes, index: int, *, params: Params, identity: Identity | None = None
-    ) -> Client:
-        """The client that was saved.
+        cls, saved: bytes, index: int, *, params: Params, identity: SigningIdentity | None = None
+    ) -> SecureSumClient:
+        """Restore a client from `save`.
 
         Raises:
             RefusedError: Not its state, or of another round.
         """
-        sender, body = open_sized(saved, Kind.STATE, params=params, size=None)
+        sender, body = parse_message(saved, MessageKind.STATE, params=params, size=None)
         if sender != index:
             raise RefusedError(f"state is of {sender}, and {index} is expected")
-        blobs, at = [], 2 * ROOT_BYTES
+        blobs, at = [], SECRET_BYTES
         for _ in range(len(_KEPT) + 1):
             size, at = int.from_bytes(body[at : at + 8], "little"), at + 8
             blobs.append(body[at : at + size])
@@ -241,21 +159,76 @@ class Client:
         client = cls(index, params, identity=identity, randomness=lambda size: body[:size])
         *requests, reply = blobs
         client._requests = {kind: data for kind, data in zip(_KEPT, requests, strict=True) if data}
-        if reply:
-            client._input, client._reply = body[ROOT_BYTES : 2 * ROOT_BYTES], reply
+        client._reply = reply or None
         return client
 
+    def _share(self, request: bytes) -> bytes:
+        """Encrypt a share of both secrets for every member that has keys."""
+        keys = self._read_keys(request)
+        self._keep(MessageKind.KEY_LIST, request)
+        self._keys = keys
+        encrypted = {}
+        for index, (seed, mask) in self._own.split(list(keys)).items():
+            if index != self.index:
+                key, bound = self._own.channel(keys, sender=self.index, recipient=index)
+                encrypted[index] = encrypt(key, seed + mask, bound)
+        return self._pack(MessageKind.SHARES, pack_list(encrypted))
+
+    def _masked(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
+        """Mask the input. After a first reply no other list is kept, so there is never a second."""
+        keys = self._known_keys()
+        shares = self._read_shares(request)
+        given = cells()
+        pack(given, self.params.layout)  # checks the cells
+        self._keep(MessageKind.SHARE_LIST, request)
+        self._shares = shares
+        words = to_words(given, self.params) + self_mask(self._own.seed, self.index, self.params)
+        for index in shares.keys() - {self.index}:
+            pair = (self.index, index)
+            words += pair_mask(self._own.mask, keys[index].mask, pair, self.params)
+        message = Message(
+            self.params.layout,
+            to_cells(words, self.params),
+            round_index=self.params.round_index,
+            fingerprint=self.params.fingerprint,
+            sender=self.index,
+        )
+        return self._pack(MessageKind.MASKED, message.to_bytes())
+
+    def _unmask(self, request: bytes) -> bytes:
+        """Reveal, for each member, its share of one secret and never of both.
+
+        A share of the seed, for a member in the sum; of the mask key, for one that dropped out.
+        Nothing for one whose shares could not be read, which tells the server so.
+        """
+        if self.params.identities is not None:
+            presence = self._read_presence(self._kept(MessageKind.SURVIVORS))
+            signatures = self._parse_list(request, MessageKind.SIGNATURES, SIGNATURE_BYTES)
+            self._check_enough(len(signatures), "have signed who is in the sum")
+            signed = signed_presence(presence, self.params)
+            for index, signature in signatures.items():
+                if presence.get(index) is not Presence.PRESENT:
+                    raise RefusedError(f"{index} has signed, but is not in the sum")
+                verify(self.params.identities[index], signature, signed)
+        else:
+            presence = self._read_presence(request)
+            self._keep(MessageKind.SURVIVORS, request)
+        shares, revealed = self._known_shares(), {}
+        for index, one in presence.items():
+            if (both := shares[index]) is not None:
+                revealed[index] = bytes([one]) + both[0 if one is Presence.PRESENT else 1]
+        return self._pack(MessageKind.UNMASK, pack_list(revealed))
+
     def _known_keys(self) -> dict[int, PublicKeys]:
-        self._keys = self._keys or self._read_keys(self._kept(Kind.KEY_LIST))
+        self._keys = self._keys or self._read_keys(self._kept(MessageKind.KEY_LIST))
         return self._keys
 
     def _known_shares(self) -> dict[int, tuple[bytes, bytes] | None]:
-        self._shares = self._shares or self._read_shares(self._kept(Kind.SHARE_LIST))
+        self._shares = self._shares or self._read_shares(self._kept(MessageKind.SHARE_LIST))
         return self._shares
 
     def _read_keys(self, request: bytes) -> dict[int, PublicKeys]:
-        """All members' keys."""
-        values = self._records(request, Kind.KEY_LIST, PublicKeys.size(self.params))
+        values = self._parse_list(request, MessageKind.KEY_LIST, PublicKeys.size(self.params))
         keys = {index: PublicKeys.parse(value) for index, value in values.items()}
         if keys.get(self.index) != self._own.public:
             raise RefusedError("the list of keys lacks the own ones, or has them altered")
@@ -266,69 +239,59 @@ class Client:
         return keys
 
     def _read_shares(self, request: bytes) -> dict[int, tuple[bytes, bytes] | None]:
-        """Its shares of all secrets, the own ones among them: of a seed and of a mask key.
-
-        With fewer readable ones than the threshold, it is rather the list that is wrong.
-        """
+        """Decrypt its shares of all secrets, of a seed and a mask key; the own ones among them."""
         keys = self._known_keys()
-        sealed = self._records(request, Kind.SHARE_LIST, SEALED_BYTES)
-        if not sealed.keys() <= keys.keys() - {self.index}:
+        encrypted = self._parse_list(request, MessageKind.SHARE_LIST, ENCRYPTED_BYTES)
+        if not encrypted.keys() <= keys.keys() - {self.index}:
             raise RefusedError("the list of shares has some of members without keys, or the own")
-        self._check_enough(len(sealed) + 1, "have sent shares")
-        shares: dict[int, tuple[bytes, bytes] | None] = {
-            index: self._opened(ciphertext, keys, sender=index)
-            for index, ciphertext in sealed.items()
-        }
+        self._check_enough(len(encrypted) + 1, "have sent shares")
+        shares: dict[int, tuple[bytes, bytes] | None] = {}
+        for index, ciphertext in encrypted.items():
+            key, bound = self._own.channel(keys, sender=index, recipient=self.index)
+            try:
+                both = decrypt(key, ciphertext, bound)
+                seed, mask = both[:SHARE_BYTES], both[SHARE_BYTES:]
+                share_number(seed)
+                share_number(mask)
+            except RefusedError:
+                shares[index] = None
+            else:
+                shares[index] = seed, mask
         shares[self.index] = self._own.split(list(keys))[self.index]
         read = sum(both is not None for both in shares.values())
-        if read < self.params.threshold:
+        if read < self.params.threshold:  # then it is rather the list that is wrong
             raise RefusedError(
                 f"shares of {read} members of {len(shares)} can be read, and the threshold is "
                 f"{self.params.threshold}: each other one was altered, or is of another round"
             )
         return shares
 
-    def _opened(
-        self, ciphertext: bytes, keys: Mapping[int, PublicKeys], *, sender: int
-    ) -> tuple[bytes, bytes] | None:
-        """A member's shares for this one; None if they cannot be read."""
-        key, bound = self._own.channel(keys, sender=sender, recipient=self.index)
-        try:
-            both = decrypt(key, ciphertext, bound)
-            shares = both[:SHARE_BYTES], both[SHARE_BYTES:]
-            for share in shares:
-                number_of(share)
-        except RefusedError:
-            return None
-        return shares
-
-    def _read_fates(self, request: bytes) -> dict[int, Fate]:
-        """Who is in the sum, of exactly those with whom this member shares masks."""
-        fates = check_fates(self._records(request, Kind.SURVIVORS, 1), self.params)
-        if fates.keys() != self._known_shares().keys():
+    def _read_presence(self, request: bytes) -> dict[int, Presence]:
+        """Read who is in the sum, of exactly those with whom this member shares masks."""
+        values = self._parse_list(request, MessageKind.SURVIVORS, 1)
+        if any(value[0] not in list(Presence) for value in values.values()):
+            raise RefusedError("a member is neither present nor dropped")
+        presence = {index: Presence(value[0]) for index, value in values.items()}
+        count, needed = sum(presence.values()), self.params.min_present
+        if count < needed:
+            raise RefusedError(
+                f"{count} members are in the sum, and {needed} are needed: it stays masked"
+            )
+        if presence.keys() != self._known_shares().keys():
             raise RefusedError("the list of survivors is not of those who sent shares")
-        if self._reply is None or fates[self.index] is not Fate.PRESENT:
+        if self._reply is None or presence[self.index] is not Presence.PRESENT:
             raise RefusedError(f"{self.index} is not in the sum, and does not uncover it")
-        return fates
+        return presence
 
-    def _check_signatures(self, request: bytes, fates: dict[int, Fate]) -> None:
-        found = self._records(request, Kind.SIGNATURES, SIGNATURE_BYTES)
-        self._check_enough(len(found), "have signed who is in the sum")
-        identities, signed = self.params.identities or {}, signed_fates(fates, self.params)
-        for index, signature in found.items():
-            if fates.get(index) is not Fate.PRESENT:
-                raise RefusedError(f"{index} has signed, but is not in the sum")
-            verify(identities[index], signature, signed)
+    def _parse_list(self, request: bytes, kind: MessageKind, size: int) -> dict[int, bytes]:
+        return parse_list(request, kind, params=self.params, size=size)[1]
 
-    def _records(self, request: bytes, kind: Kind, size: int) -> dict[int, bytes]:
-        return open_records(request, kind, params=self.params, size=size)[1]
-
-    def _kept(self, kind: Kind) -> bytes:
+    def _kept(self, kind: MessageKind) -> bytes:
         if kind not in self._requests:
             raise RefusedError(f"{kind.name} has not been answered: a stage was left out")
         return self._requests[kind]
 
-    def _keep(self, kind: Kind, request: bytes) -> None:
+    def _keep(self, kind: MessageKind, request: bytes) -> None:
         """Remember what is answered, or refuse another request in its place."""
         if self._requests.setdefault(kind, bytes(request)) != request:
             raise RefusedError(f"another {kind.name} was answered before: only one is, ever")
@@ -339,5 +302,48 @@ class Client:
                 f"{count} members {what}, and the threshold is {self.params.threshold}"
             )
 
-    def _close(self, kind: Kind, body: bytes) -> bytes:
-        return close(kind, body, sender=self.index, params=self.params)
+    def _pack(self, kind: MessageKind, body: bytes) -> bytes:
+        return pack_message(kind, body, sender=self.index, params=self.params)
+
+
+class ReplyGuard:
+    """Lets one reply pass for each stage of a round, whichever process of the member gives it.
+
+    A `SecureSumClient` refuses a second answer because it remembers the first. Two processes that
+    start from the same saved state do not know of each other, and nor does one that starts from an
+    older state: both could be asked for what must not be given together. So a file is made for
+    each stage of a round, which only one process can do, with a digest of the reply. It has a few
+    bytes and says nothing about secrets. Files of rounds that are over may be removed while none of
+    the member's processes runs.
+
+    Guarantees (`tests/secure_sum/test_client.py`): of several processes with different replies,
+    one may send its own.
+
+    Args:
+        directory: The member's own, and the same in all of its processes. Made if it is not there.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def bind(self, reply: bytes, stage: Stage, *, index: int, params: Params) -> None:
+        """Settle that this is the reply. To be called before it is sent.
+
+        Raises:
+            RefusedError: There is another one already.
+            OSError: The file cannot be written.
+        """
+        digest = hashlib.sha256(reply).hexdigest()
+        about = params.context + index.to_bytes(8, "little")
+        path = self._directory / f"{hashlib.sha256(about).hexdigest()[:32]}-{stage.value}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("x", encoding="ascii") as stream:  # made by this process, or an error
+                stream.write(digest)
+        except FileExistsError:
+            # Of a process that has just made it there may be nothing to read: that is another one.
+            if path.read_text(encoding="ascii") != digest:
+                raise RefusedError(
+                    f"another process of member {index} has replied in stage {stage.value}, and "
+                    "otherwise: only one reply is given"
+                ) from None

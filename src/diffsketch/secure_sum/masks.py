@@ -1,11 +1,13 @@
-"""Masks: uniform cells modulo `2**bits` that cancel, or that shares give back.
+"""Secrets of a member, and masks: uniform cells modulo `2**bits` that cancel or can be recovered.
 
-Computed in whole words. As `2**bits` divides `2**32` or `2**64`, words wrap without harm, and a
-uniform word is a uniform cell; the bits above a cell's are cut off at the end.
+Masks are computed in whole words. As `2**bits` divides `2**32` or `2**64`, words wrap without harm,
+and a uniform word is a uniform cell; the bits above a cell's are cut off at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,39 +15,39 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.secure_sum.params import Params
-from diffsketch.secure_sum.primitives import KeyPair, derive, stream
-
-__all__ = ["Words", "cells_of", "commitment", "pair_mask", "self_mask", "words_of"]
+from diffsketch.secure_sum.messages import Params, PublicKeys
+from diffsketch.secure_sum.primitives import (
+    COEFFICIENT_BYTES,
+    KeyPair,
+    SigningIdentity,
+    derive,
+    split,
+    stream,
+)
 
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def self_mask(seed: bytes, index: int, params: Params) -> Words:
-    """The mask of a member's own seed."""
+    """Expand the mask of a member's own seed."""
     about = index.to_bytes(8, "little")
-    key = derive(seed, context=params.context, label="self mask", about=about)
-    return _expand(key, params)
+    return _expand(derive(seed, context=params.context, label="self mask", about=about), params)
 
 
 def commitment(seed: bytes, index: int, params: Params) -> bytes:
-    """What a member says of its seed before anything is masked.
+    """Commit to a seed before anything is masked.
 
-    Another label than the mask's makes it tell nothing about that; and two seeds with the same one
-    would be a collision of SHA-256.
+    Another label than the mask's makes it tell nothing about that; and two seeds with the same
+    commitment would be a collision of SHA-256.
     """
     about = index.to_bytes(8, "little")
     return derive(seed, context=params.context, label="seed commitment", about=about)
 
 
 def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params) -> Words:
-    """What a member adds for a pair of members, and the other subtracts.
+    """Expand the mask that a member adds for a pair of members, and the other subtracts.
 
-    Args:
-        own: The mask key of the first.
-        public: The public mask key of the second.
-        pair: Their numbers. The result is negated if the first is the lower one.
-        params: Of the round.
+    `own` is the first member's key. The result is negated if that is the lower number.
     """
     first, second = pair
     ends = sorted([(first, own.public), (second, public)])
@@ -55,13 +57,13 @@ def pair_mask(own: KeyPair, public: bytes, pair: tuple[int, int], params: Params
     return mask if first > second else np.negative(mask)
 
 
-def words_of(cells: Tensor, params: Params) -> Words:
-    """Cells (int64) as words to compute with: a copy."""
+def to_words(cells: Tensor, params: Params) -> Words:
+    """Convert cells (int64) to words to compute with: a copy."""
     return cells.detach().cpu().numpy().reshape(-1).astype(_word(params))
 
 
-def cells_of(words: Words, params: Params) -> Tensor:
-    """Words as cells below `2**bits`, in the format's shape."""
+def to_cells(words: Words, params: Params) -> Tensor:
+    """Convert words to cells below `2**bits`, in the format's shape."""
     cells = words.astype(np.int64) & ((1 << params.layout.bits) - 1)
     return torch.from_numpy(cells).reshape(params.layout.shape)
 
@@ -75,3 +77,61 @@ def _expand(key: bytes, params: Params) -> Words:
 
 def _word(params: Params) -> np.dtype[np.unsignedinteger[Any]]:
     return np.dtype(np.uint32) if params.layout.bits <= 32 else np.dtype(np.uint64)
+
+
+class MemberSecrets:
+    """Two key pairs and the seed of the own mask, all derived from one random number.
+
+    Keys depend on the context as well: the same `root` would give others in another round.
+    """
+
+    def __init__(
+        self, root: bytes, index: int, *, params: Params, identity: SigningIdentity | None
+    ) -> None:
+        self.root, self._index, self._params, self._identity = root, index, params, identity
+        self.cipher, self.mask = KeyPair(self._derive("cipher key")), KeyPair(self._derive("key"))
+        self.seed = self._derive("seed")
+        committed = commitment(self.seed, index, params)
+        keys = PublicKeys(self.cipher.public, self.mask.public, committed, b"")
+        self.public = replace(keys, signature=self.sign(keys.signed_bytes(index, params)))
+        # Both are needed twice: when shares are sent, and when those of others come.
+        self._agreed: dict[bytes, bytes] = {}
+        self._split: dict[int, tuple[bytes, bytes]] = {}
+
+    def sign(self, data: bytes) -> bytes:
+        """Sign; empty where members do not sign."""
+        return b"" if self._identity is None else self._identity.sign(data)
+
+    def split(self, indices: list[int]) -> dict[int, tuple[bytes, bytes]]:
+        """Share the seed and the mask key, by the members that the shares are for."""
+        if list(self._split) != indices:
+            points = [self._params.points[index] for index in indices]
+            threshold, found = self._params.threshold, []
+            for label, secret in (("seed", self.seed), ("key", self.mask.secret)):
+                size = (threshold - 1) * COEFFICIENT_BYTES
+                random = stream(self._derive(f"{label} shares"), size)
+                found.append(split(secret, points, threshold=threshold, random=random))
+            self._split = dict(zip(indices, zip(*found, strict=True), strict=True))
+        return self._split
+
+    def channel(
+        self, keys: Mapping[int, PublicKeys], *, sender: int, recipient: int
+    ) -> tuple[bytes, bytes]:
+        """Return the key for the one message from a member to another, and what it is bound to.
+
+        One of the two is this member. The key is of one direction, so that it never encrypts two
+        messages.
+        """
+        bound = b"".join(
+            index.to_bytes(8, "little") + keys[index].cipher for index in (sender, recipient)
+        )
+        public = keys[recipient if sender == self._index else sender].cipher
+        if public not in self._agreed:
+            self._agreed[public] = self.cipher.agree(public)
+        context = self._params.context
+        key = derive(self._agreed[public], context=context, label="share", about=bound)
+        return key, context + bound
+
+    def _derive(self, label: str) -> bytes:
+        about = self._index.to_bytes(8, "little")
+        return derive(self.root, context=self._params.context, label=f"own {label}", about=about)

@@ -1,67 +1,311 @@
-"""Messages as bytes, and their strict parser. Nothing is unpickled.
+"""Agreement of a round, and its messages as bytes with a strict parser. Nothing is unpickled.
 
 Every message begins with the same 52 bytes; numbers are unsigned and little-endian.
 
-    offset  bytes  what
+    offset  bytes  content
          0      2  magic: d5 53
          2      1  version of this layout: 2
          3      1  kind
          4      8  sender: a member's number; the server's is 2**64 - 1
-        12     32  context: of the round (`Params.context`)
-        44      8  checksum: the BLAKE2b of eight bytes of all others of the message
+        12     32  context of the round (`Params.context`)
+        44      8  checksum: BLAKE2b of eight bytes of all others of the message
 
-The body that follows has a length that the kind and the round fix, or is a list of records: their
-count (4 bytes), then each one's member (8 bytes, ascending) and a value of a fixed length. So what
-is read is bounded by the number of members before anything is allocated. The checksum finds
-accidents; what must not be forged is signed or encrypted inside.
+The body that follows has a length that the kind and the round fix, or is a list: its count (4
+bytes), then each entry's member (8 bytes, ascending) and a value of a fixed length. So what is read
+is bounded by the number of members before anything is allocated. The checksum finds accidents; what
+must not be forged is signed or encrypted inside.
+
+An invitation, by which a member hears of a round, has 20 bytes (magic d5 49, version 2, length of
+the run's name, and as 4 bytes each round, threshold, min_present and count of members), the run's
+name, 8 bytes for each member, and a checksum of 8 bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum, IntEnum
+from functools import cached_property
+from types import MappingProxyType
 
-from diffsketch.secure_sum.errors import RefusedError
-from diffsketch.secure_sum.params import PUBLIC_BYTES, Params
-from diffsketch.secure_sum.primitives import TAG_BYTES
-from diffsketch.secure_sum.shamir import SHARE_BYTES
-from diffsketch.secure_sum.stages import Stage
-from diffsketch.wire.message import SERVER, check_data
+from diffsketch.errors import ArgumentError, DiffSketchError, check
+from diffsketch.secure_sum.primitives import (
+    PUBLIC_BYTES,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    TAG_BYTES,
+    RefusedError,
+    verify,
+)
+from diffsketch.wire import SERVER, Header, MessageFormat
+from diffsketch.wire.message import check_data
 
-__all__ = [
-    "ENVELOPE_BYTES",
-    "SEALED_BYTES",
-    "SIGNATURE_BYTES",
-    "Fate",
-    "Kind",
-    "PublicKeys",
-    "close",
-    "open_records",
-    "open_sized",
-    "records",
-    "sender_of",
-    "stage_of",
-]
-
-SIGNATURE_BYTES = 64
-SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
-"""The two shares of a member for another one, encrypted."""
-
-_STRUCT = struct.Struct("<2sBBQ32s8s")
-ENVELOPE_BYTES = _STRUCT.size
-_MAGIC = b"\xd5S"
-_VERSION = 2
-_SENDER = slice(4, 12)
-_CHECKSUM = slice(44, 52)
-_COUNT_BYTES = 4
-_INDEX_BYTES = 8
+ENCRYPTED_BYTES = 2 * SHARE_BYTES + TAG_BYTES  # the two shares of a member for another one
+_ENVELOPE = struct.Struct("<2sBBQ32s8s")
+ENVELOPE_BYTES = _ENVELOPE.size
+_MAGIC, _VERSION = b"\xd5S", 2
+_SENDER, _CHECKSUM = slice(4, 12), slice(44, 52)
+_COUNT_BYTES, _INDEX_BYTES, _CHECKSUM_BYTES = 4, 8, 8
+_INVITATION = struct.Struct("<3sB4I")
+_INVITATION_MAGIC = b"\xd5I\x02"
 
 
-class Kind(IntEnum):
-    """What a message is: below 128 from a member, from 128 on from the server."""
+class Stage(Enum):
+    """Steps of a round, by what the server waits for; `CONSISTENCY` only where members sign."""
+
+    KEYS = "keys"
+    SHARES = "shares"
+    MASKED = "masked"
+    CONSISTENCY = "consistency"
+    UNMASK = "unmask"
+    DONE = "done"
+    VOID = "void"
+
+
+class VoidError(DiffSketchError):
+    """The round is void: there is no sum of it, and there will be none.
+
+    Attributes:
+        stage: Stage in which it failed.
+        dropped: Members that fell silent, and the stage in which each did.
+        unreadable: Members whose shares some others could not read, and who these are.
+        wrong: Members whose shares do not fit their commitment, and who gave these shares.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        stage: Stage,
+        dropped: Mapping[int, Stage],
+        unreadable: Mapping[int, tuple[int, ...]] | None = None,
+        wrong: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.stage, self.dropped = stage, dict(dropped)
+        self.unreadable, self.wrong = dict(unreadable or {}), dict(wrong or {})
+        who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
+        super().__init__(
+            f"the round is void: {reason}, in stage {stage.value}; dropped: {who or 'nobody'}"
+        )
+
+
+def default_threshold(count: int) -> int:
+    """Compute the smallest threshold above two thirds of the members.
+
+    With it, a malicious server and fewer than a third of the members together cannot have both
+    secrets of an honest member: `2 threshold > members + corrupt`.
+
+    >>> default_threshold(3), default_threshold(10), default_threshold(100)
+    (3, 7, 67)
+    """
+    check(count >= 2, "count", "be >= 2", count)
+    return 2 * count // 3 + 1
+
+
+@dataclass(frozen=True)
+class Params:
+    """Parameters of a round. Everybody has the same ones, or no message is understood.
+
+    All of them go into `context`, which is part of every message, every signature and every key
+    that is derived. So a message of another run or round, or of a server that tells members
+    different thresholds, is refused or cannot be decrypted.
+
+    `threshold` must exceed half of the members. Otherwise a server could tell one half that a
+    member is in the sum and the other half that it dropped out, and would have enough shares of
+    both of its secrets, which together reveal its input. Above half, two such groups overlap in a
+    member that answers once.
+
+    Args:
+        layout: Format of the inputs: unsigned cells. Sums are taken modulo `2**bits`.
+        run: Identifies the run: 16 to 64 bytes that no other run has, such as a random number.
+        round_index: The round.
+        fingerprint: Fingerprint of the round's hashes.
+        members: The numbers of those who take part, ascending.
+        threshold: Members that must be left at every stage; more than half of them. See
+            `default_threshold`.
+        min_present: Inputs that must be in the sum, at least `threshold`: with fewer, too little
+            noise would be in it. Members refuse to unmask such a sum, whatever the server says.
+        identities: The members' public Ed25519 keys, from somewhere else than the server. With
+            them, members sign, and one more stage makes sure that all were told the same. Without,
+            the protocol is secure only against a server that follows it.
+
+    Raises:
+        ArgumentError: A value is out of range.
+
+    >>> layout = MessageFormat("sketch-skellam", 9, (1, 2), "unsigned", 8)
+    >>> about = {"run": bytes(16), "round_index": 0, "fingerprint": bytes(8), "min_present": 3}
+    >>> Params(layout, **about, members=(1, 2, 3, 4), threshold=3).signed
+    False
+    >>> Params(layout, **about, members=(1, 2, 3, 4), threshold=2)
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: threshold must be in 3..4 for 4 members, got threshold=2
+    """
+
+    layout: MessageFormat
+    _: KW_ONLY
+    run: bytes
+    round_index: int
+    fingerprint: bytes
+    members: tuple[int, ...]
+    threshold: int
+    min_present: int
+    identities: Mapping[int, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        check(self.layout.cells == "unsigned", "layout", "have unsigned cells", self.layout.cells)
+        if not isinstance(self.run, bytes) or not 16 <= len(self.run) <= 64:
+            raise ArgumentError("run must be 16 to 64 bytes")
+        members = tuple(self.members)
+        object.__setattr__(self, "members", members)
+        good = all(type(index) is int and 0 <= index < SERVER for index in members)
+        check(good, "members", "be numbers in [0, 2**64 - 1)", members)
+        check(members == tuple(sorted(set(members))), "members", "be ascending, each once", members)
+        count = len(members)
+        check(count >= 2, "members", "be two or more", members)
+        for name, least in (("threshold", count // 2 + 1), ("min_present", self.threshold)):
+            value = getattr(self, name)
+            check(type(value) is int, name, "be an int", value)
+            check(least <= value <= count, name, f"be in {least}..{count} for {count} members",
+                  value)  # fmt: skip
+        if self.identities is not None:
+            keys = list(self.identities.values())
+            if set(self.identities) != set(members):
+                raise ArgumentError("identities must be those of the members, each one's and no "
+                                    "other")  # fmt: skip
+            if not all(isinstance(key, bytes) and len(key) == PUBLIC_BYTES for key in keys):
+                raise ArgumentError(f"identities must be public keys of {PUBLIC_BYTES} bytes")
+            if len(set(keys)) != len(keys):
+                raise ArgumentError("identities must differ: two members have the same key")
+            object.__setattr__(self, "identities", MappingProxyType(dict(self.identities)))
+        _ = self.context  # checks the other numbers
+
+    @property
+    def signed(self) -> bool:
+        """Whether members sign."""
+        return self.identities is not None
+
+    @cached_property
+    def context(self) -> bytes:
+        """Digest of 32 bytes of all parameters."""
+        header = Header.of(
+            self.layout,
+            round_index=self.round_index,
+            fingerprint=self.fingerprint,
+            sender=SERVER,
+            count=len(self.members),
+        )
+        parts = [b"diffsketch secure sum 1", header.to_bytes()]
+        for text in (self.layout.method.encode(), self.run):
+            parts += [len(text).to_bytes(4, "little"), text]
+        numbers = (self.threshold, self.min_present, int(self.signed))
+        parts += [number.to_bytes(8, "little") for number in numbers]
+        for index in self.members:
+            parts.append(index.to_bytes(8, "little"))
+            if self.identities is not None:
+                parts.append(self.identities[index])
+        return hashlib.sha256(b"".join(parts)).digest()
+
+    @cached_property
+    def points(self) -> Mapping[int, int]:
+        """Points of the members' shares on a polynomial: 1, 2, ...; the secrets are at 0."""
+        return MappingProxyType({index: at for at, index in enumerate(self.members, start=1)})
+
+
+def invite(params: Params) -> bytes:
+    """Serialise the invitation to a round, the same for all of its members.
+
+    The format of the cells, the hashes and the identities are not in it: a member knows them
+    already, or must not take them from the server.
+    """
+    numbers = (params.round_index, params.threshold, params.min_present, len(params.members))
+    data = _INVITATION.pack(_INVITATION_MAGIC, len(params.run), *numbers) + params.run
+    data += struct.pack(f"<{len(params.members)}Q", *params.members)
+    return data + _digest(data, person=b"ds-invite")
+
+
+def accept(
+    data: bytes,
+    layout: MessageFormat,
+    *,
+    fingerprint: bytes,
+    least_present: int,
+    identities: Mapping[int, bytes] | None = None,
+    corrupt: int = 0,
+) -> Params:
+    """Parse an invitation, and check that it is to a round as the member wants it.
+
+    Whether the run and the round are those that the member is in is for the caller to check.
+
+    Args:
+        data: The invitation.
+        layout: Format of the inputs.
+        fingerprint: Fingerprint of the round's hashes.
+        least_present: Inputs that must be in the sum, for the claim that the member was promised.
+        identities: Public keys of all who might be members, not from this server; None for a
+            server that is trusted to follow the protocol.
+        corrupt: Members who may collude with a malicious server: `2 threshold > members + corrupt`
+            is required.
+
+    Raises:
+        RefusedError: Not an invitation, or not to such a round.
+        ArgumentError: `data` is not bytes.
+
+    >>> layout = MessageFormat("sketch-skellam", 9, (1, 2), "unsigned", 8)
+    >>> params = Params(
+    ...     layout, run=bytes(16), round_index=0, fingerprint=bytes(8), members=(1, 2, 3),
+    ...     threshold=2, min_present=2,
+    ... )
+    >>> accept(invite(params), layout, fingerprint=bytes(8), least_present=2) == params
+    True
+    >>> accept(invite(params), layout, fingerprint=bytes(8), least_present=3)
+    Traceback (most recent call last):
+        ...
+    diffsketch.secure_sum.primitives.RefusedError: invitation is refused: min_present is 2, below 3
+    """
+    check_data(data)
+    if len(data) < _INVITATION.size + _CHECKSUM_BYTES or not data.startswith(_INVITATION_MAGIC):
+        raise RefusedError("not an invitation to a secure sum of version 2")
+    if data[-_CHECKSUM_BYTES:] != _digest(data[:-_CHECKSUM_BYTES], person=b"ds-invite"):
+        raise RefusedError("invitation was altered on its way: its checksum does not fit")
+    _, run_bytes, round_index, threshold, min_present, count = _INVITATION.unpack_from(data)
+    start = _INVITATION.size + run_bytes
+    listed = len(data) - start - _CHECKSUM_BYTES
+    if listed != 8 * count:
+        raise RefusedError(f"invitation lists {listed} bytes of {count} members")
+    members = struct.unpack_from(f"<{count}Q", data, start)
+    if min_present < least_present:
+        raise RefusedError(
+            f"invitation is refused: min_present is {min_present}, below {least_present}"
+        )
+    if 2 * threshold <= count + corrupt:
+        raise RefusedError(
+            f"invitation is refused: a threshold of {threshold} for {count} members does not "
+            f"withstand {corrupt} who collude with the server"
+        )
+    if identities is not None:
+        if strangers := [index for index in members if index not in identities]:
+            raise RefusedError(f"invitation is refused: {strangers[0]} has no known identity")
+        identities = {index: identities[index] for index in members}
+    try:
+        return Params(
+            layout,
+            run=bytes(data[_INVITATION.size : start]),
+            round_index=round_index,
+            fingerprint=fingerprint,
+            members=members,
+            threshold=threshold,
+            min_present=min_present,
+            identities=identities,
+        )
+    except ArgumentError as error:
+        raise RefusedError(f"invitation is refused: {error}") from error
+
+
+class MessageKind(IntEnum):
+    """Kind of a message: below 128 from a member, from 128 on from the server."""
 
     KEYS = 1
     SHARES = 2
@@ -76,8 +320,8 @@ class Kind(IntEnum):
     SIGNATURES = 133
 
 
-class Fate(IntEnum):
-    """Of a member that shared its keys, and so which of its secrets is uncovered."""
+class Presence(IntEnum):
+    """Whether a member that sent shares is in the sum: decides which of its secrets is revealed."""
 
     DROPPED = 0  # its mask key: what others added for it
     PRESENT = 1  # its seed: its own mask
@@ -85,14 +329,15 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a member advertises for one round.
+    """Keys that a member advertises for one round.
 
     Attributes:
-        cipher: With which shares for it are encrypted.
-        mask: From which the masks of pairs come.
-        commitment: To the seed of its own mask (`masks.commitment`): whatever shares give back
-            must fit it.
-        signature: Of all three, the context and the member; empty where members do not sign.
+        cipher: Key with which shares for it are encrypted.
+        mask: Key from which the masks of pairs come.
+        commitment: Commitment to the seed of its own mask (`masks.commitment`), which recovered
+            shares must fit.
+        signature: Signature of all three, the context and the member; empty where members do not
+            sign.
     """
 
     cipher: bytes
@@ -102,40 +347,61 @@ class PublicKeys:
 
     @staticmethod
     def size(params: Params) -> int:
-        """Bytes of it."""
+        """Length in bytes."""
         return 3 * PUBLIC_BYTES + (SIGNATURE_BYTES if params.signed else 0)
 
     @classmethod
     def parse(cls, data: bytes) -> PublicKeys:
-        """Of bytes that have the right length."""
+        """Parse bytes that have the right length."""
         first, second, third = (at * PUBLIC_BYTES for at in (1, 2, 3))
         return cls(data[:first], data[first:second], data[second:third], data[third:])
 
     def to_bytes(self) -> bytes:
-        """The way back."""
+        """Serialise."""
         return self.cipher + self.mask + self.commitment + self.signature
 
+    def signed_bytes(self, index: int, params: Params) -> bytes:
+        """Bytes that a member signs when it advertises these keys."""
+        keys = self.cipher + self.mask + self.commitment
+        return b"keys" + params.context + index.to_bytes(8, "little") + keys
 
-def close(kind: Kind, body: bytes, *, sender: int, params: Params) -> bytes:
-    """A message with this body."""
-    data = bytearray(
-        _STRUCT.pack(_MAGIC, _VERSION, kind, sender, params.context, bytes(8)) + body,
-    )
+
+def signed_presence(presence: Mapping[int, Presence], params: Params) -> bytes:
+    """Bytes that a member signs when it was told who is in the sum and who is not."""
+    values = {index: bytes([one]) for index, one in presence.items()}
+    return b"fate" + params.context + pack_list(values)
+
+
+def check_keys(keys: PublicKeys, index: int, params: Params) -> None:
+    """Raise a `RefusedError` if keys are not signed by the member, where members sign."""
+    if params.identities is not None:
+        try:
+            verify(params.identities[index], keys.signature, keys.signed_bytes(index, params))
+        except RefusedError as error:
+            raise RefusedError(f"the keys of {index} are not signed by it") from error
+
+
+def check_distinct(keys: Iterable[PublicKeys]) -> None:
+    """Raise a `RefusedError` if two keys are the same: masks of pairs must be unrelated."""
+    found = [key for pair in keys for key in (pair.cipher, pair.mask)]
+    if len(set(found)) != len(found):
+        raise RefusedError("two public keys are the same")
+
+
+def pack_message(kind: MessageKind, body: bytes, *, sender: int, params: Params) -> bytes:
+    """Serialise a message with this body."""
+    data = bytearray(_ENVELOPE.pack(_MAGIC, _VERSION, kind, sender, params.context, bytes(8)))
+    data += body
     data[_CHECKSUM] = _checksum(data)
     return bytes(data)
 
 
-def open_sized(data: bytes, kind: Kind, *, params: Params, size: int | None) -> tuple[int, bytes]:
-    """The sender and the body of a message, whose length must be `size` where it is given.
-
-    Raises:
-        RefusedError: Not such a message of this round, or altered.
-        ArgumentError: `data` is not bytes.
-    """
-    check_data(data)
-    if len(data) < ENVELOPE_BYTES:
-        raise RefusedError(f"message is truncated: {len(data)} bytes of {ENVELOPE_BYTES} or more")
-    magic, version, found, sender, context, _ = _STRUCT.unpack_from(data)
+def parse_message(
+    data: bytes, kind: MessageKind, *, params: Params, size: int | None
+) -> tuple[int, bytes]:
+    """Return sender and body of a message, whose length must be `size` where it is given."""
+    sender_of(data)
+    magic, version, found, sender, context, checksum = _ENVELOPE.unpack_from(data)
     if magic != _MAGIC or version != _VERSION:
         raise RefusedError(f"not a message of a secure sum of version {_VERSION}")
     if found != kind:
@@ -144,31 +410,25 @@ def open_sized(data: bytes, kind: Kind, *, params: Params, size: int | None) -> 
         raise RefusedError(
             f"message has a body of {len(data) - ENVELOPE_BYTES} bytes, and {size} are expected"
         )
-    if bytes(data[_CHECKSUM]) != _checksum(data):
+    if checksum != _checksum(data):
         raise RefusedError("message was altered on its way: its checksum does not fit")
     if context != params.context:
         raise RefusedError("message is of another run, round or agreement: its context differs")
-    known = sender == SERVER if kind >= Kind.OPENING else sender in params.points
-    if not known:
+    if not (sender == SERVER if kind >= MessageKind.OPENING else sender in params.points):
         raise RefusedError(f"sender {sender} is not one who sends {kind.name} in this round")
     return sender, bytes(data[ENVELOPE_BYTES:])
 
 
-def sender_of(reply: bytes) -> int:
-    """Whom a message says that it is of. Nothing else is looked at.
-
-    Raises:
-        RefusedError: It is too short to say.
-        ArgumentError: `reply` is not bytes.
-    """
-    check_data(reply)
-    if len(reply) < ENVELOPE_BYTES:
-        raise RefusedError(f"message is truncated: {len(reply)} bytes of {ENVELOPE_BYTES} or more")
-    return int.from_bytes(reply[_SENDER], "little")
+def sender_of(data: bytes) -> int:
+    """Read the sender that a message names, and nothing else."""
+    check_data(data)
+    if len(data) < ENVELOPE_BYTES:
+        raise RefusedError(f"message is truncated: {len(data)} bytes of {ENVELOPE_BYTES} or more")
+    return int.from_bytes(data[_SENDER], "little")
 
 
 def stage_of(request: bytes, params: Params) -> Stage:
-    """Of a request of the server. No more than its kind is looked at.
+    """Read the stage of a server's request from its kind, and nothing else.
 
     Raises:
         RefusedError: It is of no kind that a server sends.
@@ -176,41 +436,36 @@ def stage_of(request: bytes, params: Params) -> Stage:
     """
     check_data(request)
     stages = {
-        Kind.OPENING: Stage.KEYS,
-        Kind.KEY_LIST: Stage.SHARES,
-        Kind.SHARE_LIST: Stage.MASKED,
-        Kind.SURVIVORS: Stage.CONSISTENCY if params.signed else Stage.UNMASK,
-        Kind.SIGNATURES: Stage.UNMASK,
+        MessageKind.OPENING: Stage.KEYS,
+        MessageKind.KEY_LIST: Stage.SHARES,
+        MessageKind.SHARE_LIST: Stage.MASKED,
+        MessageKind.SURVIVORS: Stage.CONSISTENCY if params.signed else Stage.UNMASK,
+        MessageKind.SIGNATURES: Stage.UNMASK,
     }
     kind = request[3] if len(request) >= ENVELOPE_BYTES else None
     if kind not in stages:
         raise RefusedError(f"not a request of a secure sum: its kind is {kind}")
-    return stages[Kind(kind)]
+    return stages[MessageKind(kind)]
 
 
-def records(values: Mapping[int, bytes]) -> bytes:
-    """A list of values of members, as a body."""
+def pack_list(values: Mapping[int, bytes]) -> bytes:
+    """Serialise members' values as the body of a message."""
     parts = [len(values).to_bytes(_COUNT_BYTES, "little")]
     for index in sorted(values):
         parts += [index.to_bytes(_INDEX_BYTES, "little"), values[index]]
     return b"".join(parts)
 
 
-def open_records(
-    data: bytes, kind: Kind, *, params: Params, size: int
+def parse_list(
+    data: bytes, kind: MessageKind, *, params: Params, size: int
 ) -> tuple[int, dict[int, bytes]]:
-    """The sender and the list in a message: values of `size` bytes by their members.
-
-    Raises:
-        RefusedError: Not such a message of this round, or not a list of members, each once.
-        ArgumentError: `data` is not bytes.
-    """
+    """Return sender and list of a message: values of `size` bytes by their members."""
     check_data(data)
     step = _INDEX_BYTES + size
     most = ENVELOPE_BYTES + _COUNT_BYTES + step * len(params.members)
     if len(data) > most:
         raise RefusedError(f"message is too long: {len(data)} bytes, and at most {most} can be")
-    sender, body = open_sized(data, kind, params=params, size=None)
+    sender, body = parse_message(data, kind, params=params, size=None)
     count = int.from_bytes(body[:_COUNT_BYTES], "little")
     if len(body) != _COUNT_BYTES + count * step:
         raise RefusedError(f"message has a body of {len(body)} bytes, which is not {count} records")
@@ -227,6 +482,11 @@ def open_records(
 
 def _checksum(data: bytes | bytearray) -> bytes:
     view = memoryview(data)
-    digest = hashlib.blake2b(view[: _CHECKSUM.start], digest_size=8, person=b"ds-sum")
-    digest.update(view[_CHECKSUM.stop :])
+    return _digest(view[: _CHECKSUM.start], view[_CHECKSUM.stop :], person=b"ds-sum")
+
+
+def _digest(*parts: bytes | bytearray | memoryview, person: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, person=person)
+    for part in parts:
+        digest.update(part)
     return digest.digest()

@@ -1,4 +1,4 @@
-"""All cryptography, from the package `cryptography`: nothing here is an algorithm of ours.
+"""Cryptography of a secure sum: the package `cryptography`, and Shamir's secret sharing.
 
 | for | taken |
 | --- | --- |
@@ -6,15 +6,24 @@
 | keys from secrets | HKDF with SHA-256 (RFC 5869), salted with the round's context |
 | masks, coefficients | the key stream of AES-256 in counter mode |
 | shares on their way | AES-256-GCM, one message for each key |
-| who says so | Ed25519 (RFC 8032) |
+| signatures | Ed25519 (RFC 8032) |
+
+Secret sharing is the only algorithm written here. A secret of 32 bytes, as a number below `2**256`,
+is the value at 0 of a polynomial of degree `threshold - 1` whose other coefficients are random; a
+share is its value at a member's point. `threshold` shares give the polynomial, and fewer say
+nothing about the secret (Shamir 1979). The prime is the smallest above `2**256`. Python's whole
+numbers do not take the same time for all values: an attacker who can time these computations at a
+member is out of scope.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
+from operator import mul
 
 from diffsketch.errors import check
-from diffsketch.secure_sum.errors import RefusedError
+from diffsketch.wire import WireError
 
 try:
     from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -32,15 +41,22 @@ except ModuleNotFoundError as error:
         "a secure sum needs the package cryptography: install diffsketch[secure]"
     ) from error
 
-__all__ = ["TAG_BYTES", "Identity", "KeyPair", "decrypt", "derive", "encrypt", "stream", "verify"]
-
 SECRET_BYTES = 32
+PUBLIC_BYTES = 32  # of a public key, X25519 or Ed25519
+SIGNATURE_BYTES = 64
 TAG_BYTES = 16
+SHARE_BYTES = 33
+COEFFICIENT_BYTES = 64  # reduced modulo the prime, these are 2**-255 from uniform
+PRIME = 2**256 + 297
 _NONCE = bytes(12)
 
 
+class RefusedError(WireError):
+    """A message is refused. Its one line says why; nothing was changed and nothing is sent."""
+
+
 class KeyPair:
-    """An X25519 key of one round."""
+    """X25519 key of one member in one round."""
 
     def __init__(self, secret: bytes) -> None:
         check(len(secret) == SECRET_BYTES, "secret", "have 32 bytes", len(secret))
@@ -49,21 +65,17 @@ class KeyPair:
         self.public = self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes) -> bytes:
-        """The secret that only the two owners can compute; to be given to `derive`.
-
-        Raises:
-            RefusedError: The public key is one with which everybody knows the result.
-        """
+        """Compute the secret that only the two owners can compute; to be given to `derive`."""
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise RefusedError("a public key is refused: it has no secret") from error
 
 
-class Identity:
-    """A member's lasting Ed25519 key, whose public half the others know from somewhere else.
+class SigningIdentity:
+    """Long-term Ed25519 key of a member; the others know its public half, not from the server.
 
-    >>> identity = Identity(bytes(32))
+    >>> identity = SigningIdentity(bytes(32))
     >>> verify(identity.public, identity.sign(b"data"), b"data")
     """
 
@@ -73,21 +85,17 @@ class Identity:
         self.public = self._key.public_key().public_bytes_raw()
 
     @classmethod
-    def generate(cls) -> Identity:
-        """A new one, from the operating system's randomness."""
+    def generate(cls) -> SigningIdentity:
+        """Make a new one from the operating system's randomness."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def sign(self, data: bytes) -> bytes:
-        """64 bytes; the same for the same data."""
+        """Sign: 64 bytes, the same for the same data."""
         return self._key.sign(data)
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> None:
-    """Refuse a signature that is not this key's of the data.
-
-    Raises:
-        RefusedError: It is not.
-    """
+    """Raise a `RefusedError` unless the signature of the data is by this key."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError) as error:
@@ -95,13 +103,9 @@ def verify(public: bytes, signature: bytes, data: bytes) -> None:
 
 
 def derive(secret: bytes, *, context: bytes, label: str, about: bytes = b"") -> bytes:
-    """32 bytes for one purpose: another label, context or `about` gives unrelated ones.
+    """Derive 32 bytes for one purpose: another label, context or `about` gives unrelated ones.
 
-    Args:
-        secret: What is not known to others.
-        context: Of the round.
-        label: What the key is for.
-        about: Of a fixed length for each label.
+    For each label, `about` must have a fixed length.
     """
     name = label.encode()
     info = b"diffsketch secure sum 1" + bytes([len(name)]) + name + about
@@ -114,7 +118,7 @@ def stream(key: bytes, size: int) -> bytes:
 
 
 def encrypt(key: bytes, plaintext: bytes, bound: bytes) -> bytes:
-    """The plaintext, unreadable and followed by a tag that also covers `bound`.
+    """Encrypt, followed by a tag that also covers `bound`.
 
     The nonce is constant, so a key must encrypt a single message: ours come from both public keys,
     the direction and the round.
@@ -123,12 +127,93 @@ def encrypt(key: bytes, plaintext: bytes, bound: bytes) -> bytes:
 
 
 def decrypt(key: bytes, ciphertext: bytes, bound: bytes) -> bytes:
-    """What was encrypted.
-
-    Raises:
-        RefusedError: Somebody altered it, or it is not for this key.
-    """
+    """Decrypt; raise a `RefusedError` if it was altered or is not for this key."""
     try:
         return AESGCM(key).decrypt(_NONCE, ciphertext, bound)
     except InvalidTag as error:
         raise RefusedError("an encrypted share was altered, or is of another round") from error
+
+
+def split(secret: bytes, points: Sequence[int], *, threshold: int, random: bytes) -> list[bytes]:
+    """Compute the shares of a secret at the points, which must be distinct and not 0.
+
+    `random` has `threshold - 1` times `COEFFICIENT_BYTES` secret random bytes.
+    """
+    check(len(secret) == SECRET_BYTES, "secret", "have 32 bytes", len(secret))
+    wanted = (threshold - 1) * COEFFICIENT_BYTES
+    check(len(random) == wanted, "random", f"have {wanted} bytes", len(random))
+    _check_points(points, threshold)
+    starts = range(0, wanted, COEFFICIENT_BYTES)
+    higher = [int.from_bytes(random[at : at + COEFFICIENT_BYTES], "little") for at in starts]
+    coefficients = [*reversed(higher), int.from_bytes(secret, "little")]
+    shares = []
+    for point in points:
+        value = 0
+        for coefficient in coefficients:
+            value = (value * point + coefficient) % PRIME
+        shares.append(value.to_bytes(SHARE_BYTES, "little"))
+    return shares
+
+
+def share_number(share: bytes) -> int:
+    """Convert a share to a number; raise a `RefusedError` if it is not below the prime."""
+    value = int.from_bytes(share, "little")
+    if len(share) != SHARE_BYTES or value >= PRIME:
+        raise RefusedError("a share is not a number of the field")
+    return value
+
+
+class ShareRecovery:
+    """Recovers secrets from their shares at the same points: the weights are computed once.
+
+    With more shares than the threshold, the others must lie on the same polynomial. That is
+    checked at once for all of them: with the weights `v_i = 1 / prod_{j != i} (x_i - x_j)`,
+    `sum_i v_i g(x_i) y_i = 0` for every polynomial `g` of degree below `points - threshold`,
+    exactly if all `y_i` are values of one polynomial of degree below the threshold. Taking
+    `g(x) = (x - r) ** (points - threshold - 1)` with an unforeseeable `r`, wrong shares pass with
+    a probability below `points / 2**256`.
+
+    Guarantees (`tests/secure_sum/test_primitives.py`): the secret comes back from any shares, as
+    many as the threshold or more; one wrong share beyond that is found.
+
+    Args:
+        points: Points of the shares.
+        threshold: Threshold of the sharing.
+        unforeseen: The number `r`: from secret randomness of whoever recovers.
+    """
+
+    def __init__(self, points: Sequence[int], *, threshold: int, unforeseen: int) -> None:
+        _check_points(points, threshold)
+        self.points = tuple(points)
+        degree = len(self.points) - threshold - 1
+        at_zero = 1
+        for point in self.points:
+            at_zero = at_zero * -point % PRIME
+        # The value at 0 is sum_i y_i v_i prod_{j != i} (0 - x_j).
+        self._at_zero: list[int] = []
+        self._checks: list[int] = []  # none without more points than the threshold
+        for point in self.points:
+            product = 1
+            for other in self.points:
+                if other != point:
+                    product = product * (point - other) % PRIME
+            weight = pow(product, -1, PRIME)
+            self._at_zero.append(weight * at_zero * pow(-point, -1, PRIME) % PRIME)
+            if degree >= 0:
+                self._checks.append(weight * pow(point - unforeseen, degree, PRIME) % PRIME)
+
+    def secret(self, shares: Mapping[int, bytes]) -> bytes:
+        """Recover the secret from shares by their points."""
+        values = [share_number(shares[point]) for point in self.points]
+        if sum(map(mul, self._checks, values)) % PRIME:
+            raise RefusedError("shares do not belong to one secret: somebody sent a wrong one")
+        found: int = sum(map(mul, self._at_zero, values)) % PRIME
+        if found >> (8 * SECRET_BYTES):
+            raise RefusedError("shares give no secret of 32 bytes: somebody sent a wrong one")
+        return found.to_bytes(SECRET_BYTES, "little")
+
+
+def _check_points(points: Sequence[int], threshold: int) -> None:
+    check(1 <= threshold <= len(points), "threshold", "be in 1..points", threshold)
+    good = len(set(points)) == len(points) and all(0 < point < PRIME for point in points)
+    check(good, "points", "be distinct and > 0", list(points))

@@ -1,38 +1,46 @@
-"""The server: it passes messages on, and learns the sum and who is in it."""
+"""The server of a secure sum: it passes messages on, and learns the sum and who is in it."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.secure_sum.checks import check_distinct, check_keys, check_secret, signed_fates
-from diffsketch.secure_sum.errors import RefusedError, VoidError
-from diffsketch.secure_sum.masks import cells_of, commitment, pair_mask, self_mask, words_of
+from diffsketch.secure_sum.masks import commitment, pair_mask, self_mask, to_cells, to_words
 from diffsketch.secure_sum.messages import (
-    SEALED_BYTES,
-    SIGNATURE_BYTES,
-    Fate,
-    Kind,
+    ENCRYPTED_BYTES,
+    MessageKind,
+    Params,
+    Presence,
     PublicKeys,
-    close,
-    open_records,
-    open_sized,
-    records,
+    Stage,
+    VoidError,
+    check_distinct,
+    check_keys,
+    pack_list,
+    pack_message,
+    parse_list,
+    parse_message,
     sender_of,
+    signed_presence,
 )
-from diffsketch.secure_sum.params import Params
-from diffsketch.secure_sum.primitives import KeyPair, verify
-from diffsketch.secure_sum.shamir import PRIME, SHARE_BYTES, Recovery, number_of
-from diffsketch.secure_sum.stages import Stage
-from diffsketch.wire.formats import DuplicateError
-from diffsketch.wire.message import SERVER, Message
+from diffsketch.secure_sum.primitives import (
+    PRIME,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    KeyPair,
+    RefusedError,
+    ShareRecovery,
+    share_number,
+    verify,
+)
+from diffsketch.wire import SERVER, DuplicateError, Message
 
-__all__ = ["Server", "Total"]
+_ANY_KEY = KeyPair(bytes(range(32)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +48,7 @@ class Total:
     """The sum of a round.
 
     Attributes:
-        cells: Modulo `2**bits`, int64, of the format's shape.
+        cells: The sum modulo `2**bits`: int64, of the format's shape.
         present: The members whose inputs are in it, ascending. Only their noise is:
             `method.claim_for(len(present), seed)` says what that guarantees.
     """
@@ -49,7 +57,7 @@ class Total:
     present: tuple[int, ...]
 
 
-class Server:
+class SecureSumServer:
     """One round. Whoever carries the messages repeats the loop below until `stage` is DONE.
 
     Requests go to those whom `requests` names, each reply goes to `collect`, and `close` goes on
@@ -58,8 +66,8 @@ class Server:
     A reply that is refused changes nothing; a member whose reply does not come has dropped out.
     With too few left, `close` raises a `VoidError`, and so does everything after it.
 
-    A member may send shares that others cannot read. If as many as the threshold can, the sum is
-    had all the same; else the round is void, since the sender's masks can never be taken off.
+    A member may send shares that others cannot read. If as many as the threshold can, there is a
+    sum all the same; else the round is void, since the sender's masks can never be taken off.
     `unreadable` says whose shares they are and who could not read them, and `suspects` who is to
     be left out of the next round.
 
@@ -69,21 +77,21 @@ class Server:
     who gave shares of it: all who did, or the one whose share was found to be wrong. Either it, or
     the owner when the shares were made, is to blame.
 
-    Guarantees (`tests/secure_sum/test_rounds.py`): the total is the sum of the inputs of those
+    Guarantees (`tests/secure_sum/test_server.py`): the total is the sum of the inputs of those
     present, for dropouts at every stage within the threshold, and an error beyond it.
-    `tests/secure_sum/test_unreadable.py`: what is said here of shares that cannot be read.
-    `tests/secure_sum/test_wrong_shares.py`: of wrong ones.
+    `tests/secure_sum/test_bad_shares.py`: shares that cannot be read, and wrong ones.
 
     Args:
-        params: Of the round.
+        params: Parameters of the round.
 
-    >>> from diffsketch.secure_sum import Client
+    >>> from diffsketch.secure_sum import SecureSumClient
     >>> from diffsketch.wire import MessageFormat
     >>> params = Params(
     ...     MessageFormat("sketch-skellam", 9, (1, 2), "unsigned", 8), run=bytes(16),
     ...     round_index=0, fingerprint=bytes(8), members=(1, 2, 3), threshold=2, min_present=2,
     ... )
-    >>> server, clients = Server(params), {index: Client(index, params) for index in (1, 2, 3)}
+    >>> clients = {index: SecureSumClient(index, params) for index in (1, 2, 3)}
+    >>> server = SecureSumServer(params)
     >>> inputs = {index: torch.tensor([[index, 255]]) for index in clients}
     >>> while server.stage is not Stage.DONE:
     ...     for index, request in server.requests().items():
@@ -98,24 +106,24 @@ class Server:
     def __init__(self, params: Params) -> None:
         self.params, self.stage = params, Stage.KEYS
         self.dropped: dict[int, Stage] = {}
-        self._asked: tuple[int, ...] = params.members
-        self._replied: set[int] = set()
-        self._keys: dict[int, PublicKeys] = {}
-        self._sealed: dict[int, dict[int, bytes]] = {}
-        self._sum = words_of(torch.zeros(params.layout.shape, dtype=torch.int64), params)
-        self._fates: dict[int, Fate] = {}
-        self._signatures: dict[int, bytes] = {}
-        self._uncovered: dict[int, dict[int, bytes]] = {}
         self.unreadable: dict[int, tuple[int, ...]] = {}
         self.wrong: dict[int, tuple[int, ...]] = {}
-        self._recoveries: dict[tuple[int, ...], Recovery] = {}
+        self._expected: tuple[int, ...] = params.members
+        self._replied: set[int] = set()
+        self._keys: dict[int, PublicKeys] = {}
+        self._encrypted: dict[int, dict[int, bytes]] = {}
+        self._sum = to_words(torch.zeros(params.layout.shape, dtype=torch.int64), params)
+        self._presence: dict[int, Presence] = {}
+        self._signatures: dict[int, bytes] = {}
+        self._revealed: dict[int, dict[int, bytes]] = {}
+        self._recoveries: dict[tuple[int, ...], ShareRecovery] = {}
         self._total: Total | None = None
         self._void: VoidError | None = None
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Those whose reply of this stage has not come, ascending."""
-        return tuple(index for index in self._asked if index not in self._replied)
+        """Members whose reply of this stage has not come, ascending."""
+        return tuple(index for index in self._expected if index not in self._replied)
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -123,27 +131,34 @@ class Server:
 
         Fewer may be a member's fault, or a lie of those who say that they could not.
         """
-        heard = self._uncovered.keys()
         return tuple(
             owner
             for owner, by in sorted(self.unreadable.items())
-            if 2 * len(by) > len(heard - {owner})
+            if 2 * len(by) > len(self._revealed.keys() - {owner})
         )
 
     def requests(self) -> dict[int, bytes]:
-        """What to send in this stage, and to whom."""
+        """Serialise this stage's requests, by the members that they are for."""
         self._check_alive()
         if self.stage is Stage.MASKED:
-            return {index: self._shares_for(index) for index in self._asked}
-        kind, body = self._broadcast()
-        request = close(kind, body, sender=SERVER, params=self.params)
-        return dict.fromkeys(self._asked, request)
+            return {index: self._shares_for(index) for index in self._expected}
+        kind, body = MessageKind.OPENING, b""
+        if self.stage is Stage.SHARES:
+            kind = MessageKind.KEY_LIST
+            body = pack_list({index: keys.to_bytes() for index, keys in self._keys.items()})
+        elif self.stage is Stage.UNMASK and self.params.signed:
+            kind, body = MessageKind.SIGNATURES, pack_list(self._signatures)
+        elif self.stage in (Stage.CONSISTENCY, Stage.UNMASK):
+            kind = MessageKind.SURVIVORS
+            body = pack_list({index: bytes([one]) for index, one in self._presence.items()})
+        request = pack_message(kind, body, sender=SERVER, params=self.params)
+        return dict.fromkeys(self._expected, request)
 
     def collect(self, reply: bytes, *, sent_by: int | None = None) -> int:
-        """Take in one reply; whose it is.
+        """Take in one reply; return whose it is.
 
         Args:
-            reply: What has come.
+            reply: Bytes that have come.
             sent_by: The member that it came from, where the transport knows. Without signatures,
                 nothing else keeps a member from speaking for another.
 
@@ -154,22 +169,21 @@ class Server:
         self._check_alive()
         if sent_by is not None and sender_of(reply) != sent_by:
             raise RefusedError(f"{sent_by} has sent a reply of {sender_of(reply)}")
-        readers: dict[Stage, Callable[[bytes], int]] = {
+        sender = {
             Stage.KEYS: self._collect_keys,
             Stage.SHARES: self._collect_shares,
             Stage.MASKED: self._collect_masked,
             Stage.CONSISTENCY: self._collect_signature,
-            Stage.UNMASK: self._collect_uncovered,
-        }
-        sender = readers[self.stage](reply)
+            Stage.UNMASK: self._collect_revealed,
+        }[self.stage](reply)
         self._replied.add(sender)
         return sender
 
     def close(self) -> Stage:
-        """End the stage with those who replied; the next one.
+        """End the stage with those who replied; return the next one.
 
         Raises:
-            VoidError: They are too few, or what they sent does not uncover the sum.
+            VoidError: They are too few, or what they sent does not unmask the sum.
         """
         self._check_alive()
         for index in self.missing:
@@ -178,22 +192,25 @@ class Server:
         needed = params.min_present if self.stage is Stage.MASKED else params.threshold
         if count < needed:
             why = "min_present" if needed > params.threshold else "the threshold"
-            raise self._fail(f"{count} of {len(self._asked)} replied, and {why} is {needed}")
+            raise self._fail(f"{count} of {len(self._expected)} replied, and {why} is {needed}")
         if self.stage is Stage.MASKED:
-            self._fates = {index: Fate(index in self._replied) for index in self._sealed}
+            self._presence = {index: Presence(index in self._replied) for index in self._encrypted}
         if self.stage is Stage.UNMASK:
-            self._note_unreadable()
+            for owner in sorted(self._presence):
+                if by := [index for index, had in self._revealed.items() if owner not in had]:
+                    self.unreadable[owner] = tuple(sorted(by))
             try:
-                self._total = self._uncover()
+                self._total = self._unmask()
             except RefusedError as error:
                 raise self._fail(f"the sum stays masked, as {error}") from error
-        self._asked = tuple(index for index in self._asked if index in self._replied)
+        self._expected = tuple(index for index in self._expected if index in self._replied)
         self._replied = set()
-        self.stage = self._next()
+        order = [stage for stage in Stage if params.signed or stage is not Stage.CONSISTENCY]
+        self.stage = order[order.index(self.stage) + 1]
         return self.stage
 
     def total(self) -> Total:
-        """The sum, once the stage is DONE.
+        """Return the sum, once the stage is DONE.
 
         Raises:
             VoidError: There is none.
@@ -204,12 +221,6 @@ class Server:
         if self._total is None:
             raise ArgumentError(f"total must be asked for in stage done, got {self.stage.value}")
         return self._total
-
-    def _next(self) -> Stage:
-        order = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.UNMASK, Stage.DONE]
-        if self.params.signed:
-            order.insert(3, Stage.CONSISTENCY)
-        return order[order.index(self.stage) + 1]
 
     def _check_alive(self) -> None:
         if self._void is not None:
@@ -228,130 +239,120 @@ class Server:
         self.stage = Stage.VOID
         return self._void
 
-    def _broadcast(self) -> tuple[Kind, bytes]:
-        """What all are sent alike."""
-        if self.stage is Stage.KEYS:
-            return Kind.OPENING, b""
-        if self.stage is Stage.SHARES:
-            return Kind.KEY_LIST, records({i: keys.to_bytes() for i, keys in self._keys.items()})
-        if self.stage is Stage.UNMASK and self.params.signed:
-            return Kind.SIGNATURES, records(self._signatures)
-        return Kind.SURVIVORS, records({i: bytes([fate]) for i, fate in self._fates.items()})
-
     def _shares_for(self, index: int) -> bytes:
-        others = (other for other in self._sealed if other != index)
-        body = records({other: self._sealed[other][index] for other in others})
-        return close(Kind.SHARE_LIST, body, sender=SERVER, params=self.params)
+        encrypted = {other: had[index] for other, had in self._encrypted.items() if other != index}
+        body = pack_list(encrypted)
+        return pack_message(MessageKind.SHARE_LIST, body, sender=SERVER, params=self.params)
 
     def _collect_keys(self, reply: bytes) -> int:
-        size = PublicKeys.size(self.params)
-        sender, body = open_sized(reply, Kind.KEYS, params=self.params, size=size)
-        self._check_sender(sender)
+        sender, body = self._parse(reply, MessageKind.KEYS, PublicKeys.size(self.params))
         keys = PublicKeys.parse(body)
         check_keys(keys, sender, self.params)
-        check_secret(keys, sender)  # or every other member would refuse the whole list
+        for public in (keys.cipher, keys.mask):  # or every other member would refuse the whole list
+            try:
+                _ANY_KEY.agree(public)
+            except RefusedError as error:
+                raise RefusedError(
+                    f"the keys of {sender} are refused: one has no secret"
+                ) from error
         check_distinct([*self._keys.values(), keys])
         self._keys[sender] = keys
         return sender
 
     def _collect_shares(self, reply: bytes) -> int:
-        sender, sealed = open_records(reply, Kind.SHARES, params=self.params, size=SEALED_BYTES)
-        self._check_sender(sender)
-        if sealed.keys() != self._keys.keys() - {sender}:
+        sender, encrypted = self._parse_list(reply, MessageKind.SHARES, ENCRYPTED_BYTES)
+        if encrypted.keys() != self._keys.keys() - {sender}:
             raise RefusedError(f"the shares of {sender} are not for the others that have keys")
-        self._sealed[sender] = sealed
+        self._encrypted[sender] = encrypted
         return sender
 
     def _collect_masked(self, reply: bytes) -> int:
-        layout = self.params.layout
-        sender, body = open_sized(reply, Kind.MASKED, params=self.params, size=layout.wire_bytes)
-        self._check_sender(sender)
+        params = self.params
+        sender, body = self._parse(reply, MessageKind.MASKED, params.layout.wire_bytes)
         message = Message.from_bytes(
             body,
-            layout,
-            round_index=self.params.round_index,
-            fingerprint=self.params.fingerprint,
+            params.layout,
+            round_index=params.round_index,
+            fingerprint=params.fingerprint,
             count=1,
         )
         if message.sender != sender:
             raise RefusedError(f"{sender} has sent a message of {message.sender}")
-        self._sum += words_of(message.cells, self.params)
+        self._sum += to_words(message.cells, params)
         return sender
 
     def _collect_signature(self, reply: bytes) -> int:
-        sender, signature = open_sized(
-            reply, Kind.CONSISTENCY, params=self.params, size=SIGNATURE_BYTES
-        )
-        self._check_sender(sender)
+        sender, signature = self._parse(reply, MessageKind.CONSISTENCY, SIGNATURE_BYTES)
         identities = self.params.identities or {}
-        verify(identities[sender], signature, signed_fates(self._fates, self.params))
+        verify(identities[sender], signature, signed_presence(self._presence, self.params))
         self._signatures[sender] = signature
         return sender
 
-    def _collect_uncovered(self, reply: bytes) -> int:
-        size = 1 + SHARE_BYTES
-        sender, values = open_records(reply, Kind.UNMASK, params=self.params, size=size)
-        self._check_sender(sender)
+    def _collect_revealed(self, reply: bytes) -> int:
+        sender, values = self._parse_list(reply, MessageKind.UNMASK, 1 + SHARE_BYTES)
         for index, value in values.items():
-            if index not in self._fates or value[:1] != bytes([self._fates[index]]):
+            if index not in self._presence or value[0] != self._presence[index]:
                 raise RefusedError(f"{sender} has sent other shares than those that were asked for")
-            number_of(value[1:])
+            share_number(value[1:])
         if sender not in values or len(values) < self.params.threshold:
             raise RefusedError(f"{sender} has left out more shares than a member may")
-        self._uncovered[sender] = {index: value[1:] for index, value in values.items()}
+        self._revealed[sender] = {index: value[1:] for index, value in values.items()}
         return sender
+
+    def _parse(self, reply: bytes, kind: MessageKind, size: int) -> tuple[int, bytes]:
+        sender, body = parse_message(reply, kind, params=self.params, size=size)
+        self._check_sender(sender)
+        return sender, body
+
+    def _parse_list(
+        self, reply: bytes, kind: MessageKind, size: int
+    ) -> tuple[int, dict[int, bytes]]:
+        sender, values = parse_list(reply, kind, params=self.params, size=size)
+        self._check_sender(sender)
+        return sender, values
 
     def _check_sender(self, sender: int) -> None:
         if sender in self._replied:
             raise DuplicateError(f"{sender} has already replied in stage {self.stage.value}")
-        if sender not in self._asked:
+        if sender not in self._expected:
             raise RefusedError(f"{sender} has dropped out, and is not asked in {self.stage.value}")
 
-    def _uncover(self) -> Total:
+    def _unmask(self) -> Total:
         """Take off the masks of those present, and what they added for those who dropped out."""
-        words, params = self._sum, self.params
-        present = [index for index, fate in self._fates.items() if fate is Fate.PRESENT]
-        for owner, secret in self._secrets().items():
-            if self._fates[owner] is Fate.PRESENT:
-                words = words - self_mask(secret, owner, params)
-                continue
-            pair = KeyPair(secret)
-            for index in present:
-                # Those present added the negative of this; so both are gone.
-                words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
-        return Total(cells_of(words, params), tuple(sorted(present)))
-
-    def _secrets(self) -> dict[int, bytes]:
-        """Secrets to uncover of each member; an error only after all were looked at."""
         found, errors = dict[int, bytes](), list[RefusedError]()
-        for owner in sorted(self._fates):
+        for owner in sorted(self._presence):  # all of them, so that `wrong` is complete
             try:
                 found[owner] = self._recovered(owner)
             except RefusedError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return found
-
-    def _note_unreadable(self) -> None:
-        for owner in sorted(self._fates):
-            if by := [index for index, found in self._uncovered.items() if owner not in found]:
-                self.unreadable[owner] = tuple(sorted(by))
+        words, params = self._sum, self.params
+        present = [index for index, one in self._presence.items() if one is Presence.PRESENT]
+        for owner, secret in found.items():
+            if self._presence[owner] is Presence.PRESENT:
+                words = words - self_mask(secret, owner, params)
+                continue
+            pair = KeyPair(secret)
+            for index in present:
+                # Those present added the negative of this; so both are gone.
+                words = words + pair_mask(pair, self._keys[index].mask, (owner, index), params)
+        return Total(to_cells(words, params), tuple(sorted(present)))
 
     def _recovered(self, owner: int) -> bytes:
-        """A member's secret, as it promised it: from all shares of it, or from all but one."""
+        """Recover a member's committed secret: from all shares of it, or from all but one."""
         threshold = self.params.threshold
-        shares = {i: had[owner] for i, had in sorted(self._uncovered.items()) if owner in had}
+        shares = {i: had[owner] for i, had in sorted(self._revealed.items()) if owner in had}
         if len(shares) < threshold:
             raise RefusedError(
-                f"shares of {owner} could be read by {len(shares)} of {len(self._uncovered)} "
+                f"shares of {owner} could be read by {len(shares)} of {len(self._revealed)} "
                 f"members, and the threshold is {threshold}"
             )
-        for left in (None, *shares) if len(shares) > threshold else (None,):
-            secret = self._secret({i: one for i, one in shares.items() if i != left})
-            if secret is not None and self._is_promised(secret, owner):
-                if left is not None:
-                    self.wrong[owner] = (left,)
+        for left_out in (None, *shares) if len(shares) > threshold else (None,):
+            secret = self._secret({i: one for i, one in shares.items() if i != left_out})
+            if secret is not None and self._is_committed(secret, owner):
+                if left_out is not None:
+                    self.wrong[owner] = (left_out,)
                 return secret
         self.wrong[owner] = tuple(shares)
         raise RefusedError(
@@ -360,10 +361,10 @@ class Server:
         )
 
     def _secret(self, shares: Mapping[int, bytes]) -> bytes | None:
-        """Secret that members' shares give back; None if they belong to no one secret."""
+        """Recover the secret of members' shares; None if they belong to no one secret."""
         points = tuple(self.params.points[index] for index in shares)
         if points not in self._recoveries:
-            self._recoveries[points] = Recovery(
+            self._recoveries[points] = ShareRecovery(
                 points, threshold=self.params.threshold, unforeseen=secrets.randbelow(PRIME)
             )
         try:
@@ -371,8 +372,8 @@ class Server:
         except RefusedError:
             return None
 
-    def _is_promised(self, secret: bytes, owner: int) -> bool:
+    def _is_committed(self, secret: bytes, owner: int) -> bool:
         keys = self._keys[owner]
-        if self._fates[owner] is Fate.DROPPED:
+        if self._presence[owner] is Presence.DROPPED:
             return KeyPair(secret).public == keys.mask
         return commitment(secret, owner, self.params) == keys.commitment

@@ -13,25 +13,23 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import Message
-from flwr.serverapp.strategy import FedAvg
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.flower import Plan, SketchStrategy
+from diffsketch.flower import FlowerPlan
 from diffsketch.flower.accounts import AccountFile
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
-from tests.flower.flower_world import DIM, World, one_round, our_record, record_of
+from tests.flower.network import DIM, FIRST, Network, one_round, our_record, strategy_of
 from tests.helpers.releases import NOISED, Releases, noised
 
 KEY = SketchKey.from_integer(5)
 VECTORS = torch.randn(2, DIM, generator=torch.Generator().manual_seed(1)) / 10
-FIRST = record_of(torch.zeros(DIM))
 NODES = 2
 FEW = settings(
     max_examples=5, stateful_step_count=10, deadline=None, database=None,
@@ -44,7 +42,7 @@ def train(number: int, weights: Tensor, server_round: int) -> Tensor:
     return weights + VECTORS[number]
 
 
-class Network(RuleBasedStateMachine):
+class Runs(RuleBasedStateMachine):
     """Two nodes with accounts on their disks, and a server with its record."""
 
     name: str
@@ -53,15 +51,15 @@ class Network(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         kind, own = NOISED[self.name]
-        self.plan = Plan(kind, own, NODES, 1)
+        self.plan = FlowerPlan(kind, own, NODES, 1)
         self.method = noised(self.name, NODES, DIM)
         self.proven = isinstance(self.method.claim_for(NODES, KEY.seed(0)), ProvenClaim)
         self.sent, self.totals = Releases(self.method), Releases(self.method)
         self.places = [self._new_folder() for _ in range(NODES)]
         self.charged = dict.fromkeys(self.places, 0)
         self.record = self._new_folder() / "record.json"
-        self.world, self.losing, self.arrays = World(), False, FIRST
-        self.world.tamper = self._leaving
+        self.network, self.losing, self.arrays = Network(), False, FIRST
+        self.network.tamper = self._leaving
         for number in range(NODES):
             self.restart_a_node(number)
         self.restart_the_server()
@@ -101,7 +99,7 @@ class Network(RuleBasedStateMachine):
     def do_a_round(self, lost: bool = False) -> None:
         self.losing = lost
         before = len(self.strategy.totals)
-        self.arrays = one_round(self.strategy, self.world, self.arrays, 1)
+        self.arrays = one_round(self.strategy, self.network, self.arrays, 1)
         for index, data in self.strategy.totals[before:]:
             seed = KEY.seed(index)
             total = WireMessage.from_bytes(
@@ -114,7 +112,7 @@ class Network(RuleBasedStateMachine):
     def restart_a_node(self, number: int) -> None:
         file = self.places[number] / "account.json"
         options: dict[str, Any] = {"account_file": file} if self.proven else {}
-        self.world.join(number, self.plan, key=KEY, train=train, trusted_server=True, **options)
+        self.network.join(number, self.plan, key=KEY, train=train, trusted_server=True, **options)
 
     @rule(number=st.integers(0, NODES - 1))
     def copy_a_nodes_disk(self, number: int) -> None:
@@ -126,18 +124,16 @@ class Network(RuleBasedStateMachine):
 
     @rule()
     def restart_the_server(self) -> None:
-        inside = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-        self.strategy = SketchStrategy(
-            inside, self.plan, key=KEY, trusted_server=True,
-            record_file=self.record if self.proven else None,
-        )  # fmt: skip
+        record = self.record if self.proven else None
+        self.strategy = strategy_of(self.plan, key=KEY, trusted_server=True, record_file=record)
         self.arrays = FIRST  # and so the first round again, with its hashes
 
 
-def machine_of(name: str, folder: Path) -> type[Network]:
-    return type("Network", (Network,), {"name": name, "folder": folder})
+def machine_of(name: str, folder: Path) -> type[Runs]:
+    return type("Runs", (Runs,), {"name": name, "folder": folder})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISED)
 def test_a_network_never_shares_noise(name: str, tmp_path: Path) -> None:
     run_state_machine_as_test(machine_of(name, tmp_path), settings=FEW)

@@ -5,7 +5,7 @@ Everything passes through Flower's own serialisation, as it would on a network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,14 +14,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from diffsketch.flower import Plan, sketch_mod
-from diffsketch.flower.records import RECORD
+from diffsketch.flower import FlowerPlan, SketchStrategy, replay_totals, sketch_mod
+from diffsketch.flower.records import RECORD, SUM_RECORD
+from diffsketch.sketch import SketchKey
 
 DIM = 21
 RUN = 7
@@ -97,7 +99,13 @@ class Node:
         self.context = Context(RUN, self.node_id, config, RecordDict(), {})
 
 
-class World(Grid):
+def carried(thing: Any) -> Any:
+    """Through Flower's own serialisation."""
+    contents = {name: one.deflate() for name, one in get_all_nested_objects(thing).items()}
+    return inflate_object_from_contents(thing.object_id, contents)
+
+
+class Network(Grid):
     """A grid whose nodes answer at once.
 
     Attributes:
@@ -118,7 +126,7 @@ class World(Grid):
     def join(
         self,
         number: int,
-        plan: Plan | None,
+        plan: FlowerPlan | None,
         *,
         train: Train = towards,
         node_id: int | None = None,
@@ -153,9 +161,7 @@ class World(Grid):
 
     def _carried(self, message: Message) -> Message:
         """The message as it is on the other side."""
-        objects = get_all_nested_objects(message)
-        contents = {name: one.deflate() for name, one in objects.items()}
-        other = cast(Message, inflate_object_from_contents(message.object_id, contents))
+        other = cast(Message, carried(message))
         self._count += 1
         other.metadata.__dict__["_message_id"] = f"message-{self._count}"
         return other
@@ -177,12 +183,128 @@ class World(Grid):
         raise NotImplementedError
 
 
-def one_round(strategy: Any, world: World, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
+def one_round(
+    strategy: Any, network: Network, arrays: ArrayRecord, server_round: int
+) -> ArrayRecord:
     """A round as `Strategy.start` runs it: the new arrays, or the old ones."""
-    asked = strategy.configure_train(server_round, arrays, ConfigRecord(), world)
-    new, _ = strategy.aggregate_train(server_round, world.send_and_receive(asked))
+    requests = strategy.configure_train(server_round, arrays, ConfigRecord(), network)
+    new, _ = strategy.aggregate_train(server_round, network.send_and_receive(requests))
     return arrays if new is None else new
 
 
 def our_record(message: Message) -> ConfigRecord:
     return message.content.config_records[RECORD]
+
+
+KEY = SketchKey.from_integer(3)
+FIRST = record_of(torch.zeros(DIM))
+BAD = 1002  # the node that misbehaves, where one does
+DENSE = FlowerPlan("none")
+SKETCH = FlowerPlan("sketch", {"rows": 3, "cols": 16})
+PRIVATE = {"rows": 2, "cols": 8, "clip": 1.0, "noise_multiplier": 2.0}
+GAUSSIAN = FlowerPlan("sketch-gaussian", PRIVATE)
+CENTRAL = FlowerPlan("sketch-gaussian", {**PRIVATE, "trust": "central"})
+
+
+def fed_avg(kind: type[FedAvg] = FedAvg, **options: Any) -> FedAvg:
+    return kind(
+        **{"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1, **options}
+    )
+
+
+def strategy_of(plan: FlowerPlan, kind: type[FedAvg] = FedAvg, **options: Any) -> SketchStrategy:
+    return SketchStrategy(fed_avg(kind), plan, **{"key": KEY, **options})
+
+
+def network_of(plan: FlowerPlan, nodes: int = 3, **options: Any) -> Network:
+    network = Network()
+    for number in range(nodes):
+        network.join(number, plan, **{"key": KEY, **options})
+    return network
+
+
+def replayed(totals: Any, plan: FlowerPlan, **options: Any) -> ArrayRecord:
+    """The model of whoever has the totals and the key."""
+    return replay_totals(FIRST, totals, method=plan.build(DIM), key=KEY, **options)[0]
+
+
+KEYS, SHARES, MASKED, UNMASK = range(4)
+"""The exchanges of a round."""
+
+
+class Losses:
+    """Replies of some nodes are lost, from an exchange on.
+
+    Args:
+        silent: The first exchange in which a node's reply is lost, by node.
+        until: From which exchange on nothing is lost.
+    """
+
+    def __init__(self, silent: Mapping[int, int], *, until: int = 10**9) -> None:
+        self._silent, self._until, self._count = silent, until, -1
+
+    def __call__(self, replies: list[Message]) -> list[Message]:
+        self._count += bool(replies)  # nobody is asked to evaluate: that is no exchange
+        if self._count >= self._until:
+            return replies
+        return [
+            one
+            for one in replies
+            if self._count < self._silent.get(one.metadata.src_node_id, 10**9)
+        ]
+
+
+class RestartingNetwork(Network):
+    """Each message is answered by an app of its own, with a state that was bytes in between.
+
+    Args:
+        forgets: The exchange before which a node's state is lost, by node.
+    """
+
+    def __init__(self, forgets: Mapping[int, int] | None = None) -> None:
+        super().__init__()
+        self._forgets, self._exchange = forgets or {}, -1
+        self._made: dict[int, tuple[FlowerPlan, dict[str, Any]]] = {}
+
+    def join(self, number: int, plan: FlowerPlan | None, **options: Any) -> Node:
+        node = super().join(number, plan, **options)
+        assert plan is not None
+        self._made[node.node_id] = plan, options
+        return node
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        self._exchange += 1
+        for node_id, node in self.nodes.items():
+            plan, options = self._made[node_id]
+            node.app = client_app(sketch_mod(plan, **options), towards, node.seen)
+            state = copied_state(node.context.state)
+            if self._forgets.get(node_id) == self._exchange:
+                state = RecordDict()
+            node.context = Context(RUN, node_id, node.context.node_config, state, {})
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+def copied_state(state: RecordDict) -> RecordDict:
+    return cast(RecordDict, carried(state))
+
+
+def all_bytes(message: Message) -> bytes:
+    """All that a message has on the wire."""
+    return b"".join(one.deflate() for one in get_all_nested_objects(message).values())
+
+
+def is_sum_reply(message: Message) -> bool:
+    """Whether it is a reply in a secure sum's own exchange."""
+    return SUM_RECORD in message.content.config_records
+
+
+def bytes_of(message: Message) -> bytes:
+    """What a node has sent: the reply of a stage of the secure sum."""
+    if is_sum_reply(message):
+        data = message.content.config_records[SUM_RECORD]["reply"]
+    else:
+        data = our_record(message)["message"]
+    assert isinstance(data, bytes)
+    return data

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,38 +18,42 @@ from tests.helpers.silent import Silent, silence
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, Message
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from diffsketch.errors import ArgumentError
-from diffsketch.flower import PlainSum, Plan, SketchStrategy, followed
+from diffsketch.flower import FlowerPlan, SecureAggregation, SketchStrategy
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
 from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import pack
-from tests.flower.flower_secure import (
+from tests.flower.network import (
+    DIM,
+    FIRST,
+    KEY,
     KEYS,
     MASKED,
     SHARES,
     UNMASK,
     Losses,
-    Restarting,
+    Network,
+    RestartingNetwork,
     all_bytes,
     bytes_of,
-    is_own,
+    is_sum_reply,
+    network_of,
+    our_record,
+    point,
+    replayed,
+    strategy_of,
+    towards,
 )
-from tests.flower.flower_world import DIM, World, point, record_of, towards
 
-KEY = SketchKey.from_integer(3)
 SETTINGS = {"rows": 2, "cols": 6, "clip": 1.0, "noise_multiplier": 2.0}
-PLAN = Plan("sketch-skellam", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False)
+PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum=True, identities=False)
 SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
-PLAIN = Plan("sketch-skellam", SCALED, cohort=5, min_replies=3)
-CPSGD = Plan(
-    "cpsgd", {"levels": 8, "trials": 40}, cohort=5, min_replies=3, secure_sum=True, identities=False
-)
-FIRST = record_of(torch.zeros(DIM))
+PLAIN = FlowerPlan("sketch-skellam", SCALED, cohort=5, min_replies=3)
+CPSGD = FlowerPlan("cpsgd", {"levels": 8, "trials": 40}, 5, 3, secure_sum=True, identities=False)
 NODES = range(1000, 1005)
 
 
@@ -60,66 +65,60 @@ def _silent() -> Iterator[None]:
 
 
 def run(
-    plan: Plan = PLAN,
+    plan: FlowerPlan = PLAN,
     *,
-    rounds: int = 2,
-    world: World | None = None,
+    rounds: int = 1,
+    network: Network | None = None,
     tamper: Callable[[list[Message]], list[Message]] = list,
     nodes: int = 5,
     **options: Any,
-) -> tuple[SketchStrategy, ArrayRecord | None]:
+) -> tuple[SketchStrategy, ArrayRecord]:
     """Some rounds; without a secure sum the server is trusted not to look."""
-    world = World() if world is None else world
+    network = Network() if network is None else network
     trust: dict[str, Any] = {} if plan.secure_sum else {"trusted_server": True}
     for number in range(nodes):
-        world.join(number, plan, key=KEY, **trust)
-    world.tamper = tamper
-    inside = FedAvg(fraction_evaluate=0.0)
-    strategy = SketchStrategy(inside, plan, **({"key": KEY} | trust | options))
-    return strategy, strategy.start(world, FIRST, rounds).arrays
+        network.join(number, plan, key=KEY, **trust)
+    network.tamper = tamper
+    strategy = strategy_of(plan, **trust, **options)
+    return strategy, strategy.start(network, FIRST, rounds).arrays
 
 
-def plain(silent: set[int], *, plan: Plan = PLAIN, rounds: int = 1) -> ArrayRecord:
-    """The model after rounds of a plain sum in which some replies are lost."""
+@cache
+def plain(*silent: int, rounds: int = 1) -> bytes:
+    """Digest of the model after rounds of a plain sum in which some replies are lost."""
 
     def lose(replies: list[Message]) -> list[Message]:
         return [one for one in replies if one.metadata.src_node_id not in silent]
 
-    _, arrays = run(plan, rounds=rounds, tamper=lose)
-    assert arrays is not None
-    return arrays
+    return digest_of(run(PLAIN, rounds=rounds, tamper=lose)[1])
 
 
-@pytest.mark.parametrize("method", [PLAN, CPSGD], ids=lambda plan: plan.method)
-def test_the_sum_is_the_plain_sum(method: Plan) -> None:
-    without = PLAIN if method is PLAN else replace(CPSGD, secure_sum=False)
-    strategy, arrays = run(method)
-    assert arrays is not None
-    assert digest_of(arrays) == digest_of(plain(set(), plan=without, rounds=2))
+@pytest.mark.parametrize("plan", [PLAN, CPSGD], ids=lambda plan: plan.method)
+def test_the_sum_is_the_plain_sum(plan: FlowerPlan) -> None:
+    without = PLAIN if plan is PLAN else replace(CPSGD, secure_sum=False)
+    strategy, arrays = run(plan, rounds=2)
+    assert digest_of(arrays) == digest_of(run(without, rounds=2)[1])
     assert [one.present for one in strategy.reports] == [tuple(NODES)] * 2
     assert [one.void for one in strategy.reports] == ["", ""]
     assert strategy.epsilon(1e-5).scope.trust is Trust.DISTRIBUTED
 
 
 @pytest.mark.parametrize("stage", [KEYS, SHARES, MASKED, UNMASK])
-@pytest.mark.parametrize("silent", [{1000}, {1001, 1004}])
-def test_dropouts_within_the_threshold(stage: int, silent: set[int]) -> None:
+def test_dropouts_within_the_threshold(stage: int) -> None:
     """Gone for good from some exchange on: the sum is that of whoever has sent a message."""
-    strategy, arrays = run(rounds=1, tamper=Losses(dict.fromkeys(silent, stage)))
-    assert arrays is not None
+    strategy, arrays = run(tamper=Losses(dict.fromkeys((1001, 1004), stage)))
     (report,) = strategy.reports
-    lost = set() if stage is UNMASK else silent
-    assert set(report.present) == set(NODES) - lost
-    assert set(report.asked) == set(NODES)
-    assert set(report.refused) | set(report.silent) == lost
-    assert digest_of(arrays) == digest_of(plain(lost))
+    lost = () if stage is UNMASK else (1001, 1004)
+    assert set(report.present) == set(NODES) - set(lost)
+    assert set(report.selected) == set(NODES)
+    assert set(report.refused) | set(report.silent) == set(lost)
+    assert digest_of(arrays) == plain(*lost)
     assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
 
 
 def test_dropouts_of_several_stages() -> None:
-    strategy, arrays = run(rounds=1, tamper=Losses({1000: SHARES, 1003: MASKED}))
-    assert arrays is not None
-    assert digest_of(arrays) == digest_of(plain({1000, 1003}))
+    strategy, arrays = run(tamper=Losses({1000: SHARES, 1003: MASKED}))
+    assert digest_of(arrays) == plain(1000, 1003)
     assert "silent in stage shares" in strategy.reports[0].refused[1000]
 
 
@@ -127,9 +126,8 @@ def test_dropouts_of_several_stages() -> None:
 def test_below_the_threshold_the_round_is_void(
     stage: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said, not charged unless messages were asked for, and the next round goes on."""
-    silent = {1000, 1001, 1002}
-    losses = Losses(dict.fromkeys(silent, stage), until=stage + 1)
+    """Said, not charged unless messages were requested, and the next round goes on."""
+    losses = Losses(dict.fromkeys((1000, 1001, 1002), stage), until=stage + 1)
     with caplog.at_level(logging.ERROR):
         strategy, arrays = run(rounds=2, tamper=losses)
     first, second = strategy.reports
@@ -137,13 +135,9 @@ def test_below_the_threshold_the_round_is_void(
     assert first.present == ()
     assert "VOID" in caplog.text
     assert (second.void, len(second.present)) == ("", 5)
-    assert arrays is not None
     # The first round has changed nothing: the model is that of the second one's hashes and noise.
-    (only,) = strategy.totals
-    assert only[0] == 1
-    assert digest_of(arrays) == digest_of(
-        followed(FIRST, [only[1]], [1], method=PLAN.build(DIM), key=KEY)
-    )
+    assert [index for index, _ in strategy.totals] == [1]
+    assert digest_of(arrays) == digest_of(replayed(strategy.totals, PLAN))
     planned = PLAN.claim_for(PLAN.build(DIM), 3, KEY.seed(0))
     assert first.claim == (planned if stage >= MASKED else None)
     rounds = {KEYS: 1, SHARES: 1, MASKED: 2, UNMASK: 2}[stage]
@@ -151,25 +145,14 @@ def test_below_the_threshold_the_round_is_void(
 
 
 def test_too_few_nodes_are_a_void_round() -> None:
-    strategy, arrays = run(rounds=1, nodes=2)
+    strategy, arrays = run(nodes=2)
     assert "2 nodes can take part in the secure sum, and 3 are needed" in strategy.reports[0].void
     assert not arrays
     assert strategy.totals == ()
 
 
-def messages_of(plan: Plan, round_index: int) -> list[bytes]:
-    """The cells of the nodes' plain messages of the first round, as they would be packed."""
-    method, seed = plan.build(DIM), KEY.seed(round_index)
-    found = []
-    for number in range(5):
-        change = towards(number, torch.zeros(DIM), 1)
-        assert torch.equal(change, 0.5 * point(number))
-        found.append(pack(method.encode(change, seed, Silent()).messages, method.message_format))
-    return found
-
-
 @pytest.mark.parametrize("plan", [PLAN, PLAIN], ids=["secure", "plain"])
-def test_no_message_is_in_what_the_server_sees(plan: Plan) -> None:
+def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
     """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
     seen: list[bytes] = []
 
@@ -177,9 +160,14 @@ def test_no_message_is_in_what_the_server_sees(plan: Plan) -> None:
         seen.extend(all_bytes(one) for one in replies)
         return replies
 
-    run(plan, rounds=1, tamper=keep)
-    found = [any(cells in one for one in seen) for cells in messages_of(plan, 0)]
-    assert PLAN.build(DIM).message_format.bits * 12 >= 180
+    run(plan, tamper=keep)
+    method, found = plan.build(DIM), []
+    for number in range(5):
+        change = towards(number, torch.zeros(DIM), 1)
+        assert torch.equal(change, 0.5 * point(number))
+        cells = pack(method.encode(change, KEY.seed(0), Silent()).messages, method.message_format)
+        found.append(any(cells in one for one in seen))
+    assert method.message_format.bits * 12 >= 180
     # Negative control: without a secure sum, each is there.
     assert found == [not plan.secure_sum] * 5
 
@@ -188,84 +176,73 @@ def test_masks_differ_between_rounds_and_nodes() -> None:
     seen: list[bytes] = []
 
     def keep(replies: list[Message]) -> list[Message]:
-        if all(SUM_RECORD not in one.content.config_records for one in replies):
+        if not any(is_sum_reply(one) for one in replies):
             seen.extend(bytes_of(one)[ENVELOPE_BYTES:] for one in replies)
         return replies
 
     for _ in range(2):  # with the same keys and the same noise
-        run(rounds=1, tamper=keep)
+        run(tamper=keep)
     assert len(seen) == len({one[-20:] for one in seen}) == 10
 
 
 def test_every_message_in_a_process_of_its_own() -> None:
     """State goes through bytes, and nothing else of a client is left."""
-    strategy, arrays = run(world=Restarting())
-    assert arrays is not None
-    assert digest_of(arrays) == digest_of(plain(set(), rounds=2))
+    strategy, arrays = run(network=RestartingNetwork(), rounds=2)
+    assert digest_of(arrays) == plain(rounds=2)
     assert all(not one.void for one in strategy.reports)
 
 
 @pytest.mark.parametrize("stage", [SHARES, MASKED, UNMASK])
 def test_a_node_that_forgets_has_dropped_out(stage: int) -> None:
-    world = Restarting(forgets={1002: stage})
-    strategy, arrays = run(rounds=1, world=world)
-    lost = set() if stage is UNMASK else {1002}
-    assert set(strategy.reports[0].present) == set(NODES) - lost
-    assert arrays is not None
-    assert digest_of(arrays) == digest_of(plain(lost))
+    strategy, arrays = run(network=RestartingNetwork(forgets={1002: stage}))
+    lost = () if stage is UNMASK else (1002,)
+    assert set(strategy.reports[0].present) == set(NODES) - set(lost)
+    assert digest_of(arrays) == plain(*lost)
 
 
 def test_secrets_do_not_outlive_the_round() -> None:
-    world = World()
-    run(rounds=1, world=world)
-    for node in world.nodes.values():  # the last reply is left, which the server has anyway
+    network = Network()
+    run(network=network)
+    for node in network.nodes.values():  # the last reply is left, which the server has anyway
         kept = node.context.state.config_records["diffsketch.sum"]
-        assert set(kept) == {"invitation", "dim", "round_index", "asked", "reply"}
+        assert set(kept) == {"invitation", "dim", "round_index", "request", "reply"}
 
 
 def test_a_server_without_the_key_learns_the_fingerprint_from_the_nodes() -> None:
-    _, expected = run()
     strategy, arrays = run(key=None)
     assert not arrays
-    indices, totals = zip(*strategy.totals, strict=True)
-    found = followed(FIRST, totals, indices, method=PLAN.build(DIM), key=KEY)
-    assert expected is not None
-    assert digest_of(found) == digest_of(expected)
+    assert digest_of(replayed(strategy.totals, PLAN)) == plain()
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["key", "no key"])
 def test_a_node_with_another_key_is_left_out(key: SketchKey | None) -> None:
-    world = World()
-    for number in range(5):
-        own = SketchKey.from_integer(99) if number == 2 else KEY
-        world.join(number, PLAN, key=own)
-    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=key)
-    strategy.start(world, FIRST, 1)
+    network, strategy = network_of(PLAN, 5), strategy_of(PLAN, key=key)
+    network.join(2, PLAN, key=SketchKey.from_integer(99))
+    strategy.start(network, FIRST, 1)
     assert set(strategy.reports[0].present) == set(NODES) - {1002}
     assert 1002 in strategy.reports[0].refused
 
 
 def test_a_server_that_asks_without_a_secure_sum_gets_nothing() -> None:
-    world = World()
-    for number in range(5):
-        world.join(number, PLAN, key=KEY)
-    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY)
-    strategy._summation = PlainSum()
-    strategy.start(world, FIRST, 1)
-    refused = strategy.reports[0].refused
-    assert set(refused) == set(NODES)
-    assert all("the server asks without" in reason for reason in refused.values())
-    # And nobody has trained or paid for it.
-    assert all(node.seen == [] for node in world.nodes.values())
+    """And nobody has trained or paid for it. The app never sees the sum's records."""
+    network, strategy = network_of(PLAN, 5), strategy_of(PLAN)
+    requests = list(strategy.configure_train(1, FIRST, ConfigRecord(), network))
+    for one in requests[1:]:
+        del one.content[SUM_RECORD]
+    first, *others = network.send_and_receive(requests)
+    assert our_record(first)["code"] == ""
+    assert all("the server asks without" in str(our_record(one)["reason"]) for one in others)
+    (seen,) = (message for node in network.nodes.values() for message in node.seen)
+    assert sorted(seen.content) == ["arrays", "config"]
 
 
 def test_a_node_without_a_secure_sum_is_left_out() -> None:
-    world = World()
+    network = Network()
     for number in range(5):
         plan = PLAIN if number == 4 else PLAN
-        world.join(number, plan, key=KEY, trusted_server=True)
-    strategy = SketchStrategy(FedAvg(fraction_evaluate=0.0), PLAN, key=KEY)
-    strategy.start(world, FIRST, 1)
+        network.join(number, plan, key=KEY, trusted_server=True)
+    strategy = strategy_of(PLAN)
+    strategy.start(network, FIRST, 1)
     assert set(strategy.reports[0].present) == set(NODES) - {1004}
     assert "does not use SketchStrategy" in strategy.reports[0].refused[1004]
 
@@ -277,18 +254,18 @@ def test_bytes_of_the_secure_sum_are_counted() -> None:
         seen[0] += sum(len(all_bytes(one)) for one in replies)
         return replies
 
-    strategy, _ = run(rounds=1, tamper=count)
+    strategy, _ = run(tamper=count)
     # Records as Flower serialises them; what a message adds around its records is not.
     assert strategy.bytes_up <= seen[0] < strategy.bytes_up + 20 * 300
 
 
 @pytest.mark.parametrize("present", [3, 4, 5])
 def test_the_planned_claim_holds_for_all_who_may_be_present(present: int) -> None:
-    def epsilon(plan: Plan, count: int) -> float:
+    def epsilon(plan: FlowerPlan, count: int) -> float:
         claim = plan.build(DIM).claim_for(count, KEY.seed(0))
         return claim.epsilon(delta=1e-5, rounds=1).value
 
-    planned = epsilon(Plan("sketch-skellam", SETTINGS, cohort=3), 3)
+    planned = epsilon(FlowerPlan("sketch-skellam", SETTINGS, cohort=3), 3)
     assert epsilon(PLAN, 3) == pytest.approx(planned, rel=1e-3)
     assert epsilon(PLAN, present) <= epsilon(PLAN, 3)
     # Negative control: noise that was planned for all is not enough for three.
@@ -304,7 +281,7 @@ def test_dropouts_within_the_threshold_never_exceed_a_budget() -> None:
     assert "budget" in strategy.ended
     # Not even one round is begun that a dropout could make too expensive.
     less = Budget(claim.epsilon(delta=1e-5, rounds=1).value * (1 - 1e-3), 1e-5)
-    assert run(rounds=1, budget=less)[0].reports == []
+    assert run(budget=less)[0].reports == []
 
 
 def test_plans_that_do_not_fit() -> None:
@@ -314,27 +291,27 @@ def test_plans_that_do_not_fit() -> None:
         replace(PLAN, min_replies=6)
     with pytest.raises(ArgumentError, match="min_replies must be in"):
         replace(PLAN, cohort=1, min_replies=1)
-    gaussian = Plan(
+    gaussian = FlowerPlan(
         "sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False
     )
     with pytest.raises(ArgumentError, match="whole numbers with room for their sum"):
         gaussian.build(DIM)
-    paper = Plan(
+    paper = FlowerPlan(
         "cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True, identities=False
     )
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
         paper.build(DIM)
-    with pytest.raises(ArgumentError, match="summation must be a SecureSum"):
-        SketchStrategy(FedAvg(), PLAN, summation=PlainSum())
+    with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
+        strategy_of(PLAIN, aggregation=SecureAggregation())
 
 
 def test_a_refusal_of_a_node_is_heard() -> None:
     def refuse(replies: list[Message]) -> list[Message]:
         for one in replies:
-            if one.metadata.src_node_id == 1001 and is_own(one):
+            if one.metadata.src_node_id == 1001 and is_sum_reply(one):
                 reply = SumReply("tired", "no", b"", b"", b"")
                 one.content.config_records[SUM_RECORD].update(reply.to_record())
         return replies
 
-    strategy, _ = run(rounds=1, tamper=refuse)
+    strategy, _ = run(tamper=refuse)
     assert strategy.reports[0].refused == {1001: "tired: no"}
