@@ -31,7 +31,7 @@ def test_it_finds_the_frequent_codes(
     assert found["sketch-gaussian"] < 0.6
     assert found["sketch-skellam"] < 0.6
     assert printed.count("(proven; client unit, replace,") == 2
-    assert printed.count("(none; client unit, replace,") == 2
+    assert printed.count("(no claim; client unit, replace,") == 2
 
 
 def test_its_histograms_are_histograms(example: dict[str, Any]) -> None:

@@ -112,12 +112,6 @@ def test_only_a_secret_sample_hides_who_took_part(trust: Trust) -> None:
         assert str(ProvenClaim(example, event, "noise")).endswith("training example was used.")
 
 
-def test_scopes_take_plain_words() -> None:
-    scope = Scope("client", "replace", "local")  # type: ignore[arg-type]
-    assert scope == SCOPE
-    assert isinstance(scope.unit, Unit)
-
-
 @pytest.mark.parametrize(
     "words", [("person", "replace", "local"), ("client", "swap", "local"), ("client", "replace", 3)]
 )
@@ -152,7 +146,6 @@ def test_numbers_keep_their_words() -> None:
         (lambda: ProvenClaim(SCOPE, events.gaussian(1.0), " "), "mechanism must not be empty"),
         (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),
         (lambda: ProvenClaim(SCOPE, dp_event.NonPrivateDpEvent(), "noise"), "event must be one"),
-        (lambda: ProvenClaim(SCOPE, dp_event.GaussianDpEvent(-1.0), "noise"), "data must describe"),
         (lambda: PaperClaim(SCOPE, 0.5, "Theorem 1"), "per_round must be of type Epsilon"),  # type: ignore[arg-type]
         (lambda: PaperClaim(SCOPE, number(0.5, Basis.PROVEN), "Theorem 1"), "basis claimed"),
         (lambda: PaperClaim(CENTRAL, number(0.5, Basis.CLAIMED), "Theorem 1"), "must be about"),
@@ -180,7 +173,7 @@ def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
     for relation, trust in itertools.product(Relation, Trust):
         scope = Scope(unit, relation, trust)
         if trust is not Trust.CENTRAL or relation is Relation.REPLACE:
-            with pytest.raises(ArgumentError, match="if sampled"):
+            with pytest.raises(ArgumentError, match="for a sample"):
                 ProvenClaim(scope, event, "noise on a sample")
         else:
             ProvenClaim(scope, event, "noise on a sample")
@@ -198,19 +191,6 @@ def test_a_paper_is_held_to_its_delta_and_one_round() -> None:
         claim.epsilon(delta=1e-7, rounds=1)
     with pytest.raises(ArgumentError, match="does not compose"):
         claim.epsilon(delta=1e-5, rounds=2)
-
-
-def test_a_measurement_is_held_to_what_was_measured() -> None:
-    assert MEASURED.epsilon(delta=1e-5, rounds=3) is MEASURED.lower_bound
-    for delta, rounds in ((1e-4, 3), (1e-5, 1)):
-        with pytest.raises(ArgumentError):
-            MEASURED.epsilon(delta=delta, rounds=rounds)
-
-
-def test_no_claim_limits_nothing() -> None:
-    epsilon = NONE.epsilon(delta=1e-5, rounds=10)
-    assert float(epsilon) == math.inf
-    assert epsilon.basis is not Basis.PROVEN
 
 
 @pytest.mark.parametrize("claim", [PROVEN, PAPER, MEASURED, NONE])
@@ -261,7 +241,7 @@ def bare_epsilons(source: str) -> set[str]:
 
 def test_no_epsilon_is_a_bare_number() -> None:
     """But for the calculators that claims are built on."""
-    calculators = {"composition.py", "gaussian_curve.py", "renyi.py"}
+    calculators = {"composition.py", "losses.py"}
     folder = Path(diffsketch.privacy.__path__[0])
     found = {
         path.name: names

@@ -98,13 +98,6 @@ def test_rounds_of_others_are_taken_from_what_is_reserved(
             book.charge(CLAIM)
 
 
-def test_a_ledger_without_a_budget_counts(path: Path) -> None:
-    book = Ledger.create(path, SCOPE)
-    book.charge(CLAIM, 10**9)
-    assert Ledger.open(path, SCOPE).rounds == 10**9
-    assert Ledger.open(path, SCOPE).budget is None
-
-
 def test_the_budget_stops_it(path: Path) -> None:
     book = Ledger.create(path, SCOPE, budget=BUDGET)
     left = book.rounds_left(CLAIM)
@@ -276,16 +269,6 @@ except BudgetExceeded:
     with pytest.raises(BudgetExceeded):
         book.charge(CLAIM)
     assert book.rounds == fits
-
-
-def test_two_objects_see_each_others_rounds(path: Path) -> None:
-    one = Ledger.create(path, SCOPE, budget=BUDGET)
-    two = Ledger.open(path, SCOPE)
-    one.charge(CLAIM, 5)
-    two.charge(CLAIM, 7)
-    one.charge(OTHER)
-    assert one.rounds == 13
-    assert Ledger.open(path, SCOPE).rounds == 13
 
 
 def test_a_locked_ledger_is_not_charged(path: Path) -> None:

@@ -23,6 +23,7 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.noise import base
 from diffsketch.privacy.noise import secure as secure_sampling
 from diffsketch.privacy.noise.secure import (
     SLACK,
@@ -37,7 +38,7 @@ from diffsketch.privacy.noise.secure import (
 
 CHANCE = 1e-11
 
-DRAWS = 4_000_000
+DRAWS = 1_500_000
 
 MANY = 100_000  # of binomial and Bernoulli numbers
 
@@ -229,10 +230,11 @@ def test_the_guide_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     words = rng.integers(0, 1 << 64, 40_000, dtype=np.uint64)
     tables = [exact_table(law) for law in LAWS]
     words = np.concatenate([words, *(table.starts[:-1] for table in tables)])
-    guided = [table._find(words) for table in tables]
-    monkeypatch.setattr(secure_sampling, "_GUIDE_FROM", 10**9)
+    guided = [table._search.find(words) for table in tables]
+    monkeypatch.setattr(base, "_GUIDE_FROM", 10**9)
     assert all(
-        np.array_equal(table._find(words), g) for table, g in zip(tables, guided, strict=True)
+        np.array_equal(table._search.find(words), g)
+        for table, g in zip(tables, guided, strict=True)
     )
     assert np.array_equal(guided[3], np.searchsorted(tables[3].starts[1:], words, side="right"))
 
@@ -438,15 +440,6 @@ def test_bad_scales_are_refused(bad: float) -> None:
         noise.binomial((2,), 3, bad)
     with pytest.raises(ArgumentError, match="probabilities must be in"):
         noise.bernoulli(torch.tensor([bad]))
-
-
-@pytest.mark.parametrize("scale", [0.0, 5e-324, 1e-3])
-def test_tiny_scales_give_zeros(scale: float) -> None:
-    """Of deviation 1e-3, no number but 0 has a probability above exp(-1000)."""
-    noise = SecureNoise()
-    assert not noise.discrete_gaussian((100_000,), scale).any()
-    assert not noise.discrete_laplace((100_000,), scale).any()
-    assert not noise.skellam((100_000,), scale**2 / 1e300).any()
 
 
 def test_a_forked_child_draws_other_numbers() -> None:
