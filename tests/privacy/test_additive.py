@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.accounting.events import GaussianEvent
 from diffsketch.privacy.claim import Relation, Trust, Unit
 from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
@@ -69,7 +70,7 @@ def test_the_true_shift_is_what_the_event_says(family: Family, relation: Relatio
     one[7], two[7] = 9.0, 0.0 if relation is Relation.ADD_OR_REMOVE else -9.0
     moved = bound.apply(one, encoder(family)) - bound.apply(two, encoder(family))
     assert float(moved.norm()) / mechanism.std == pytest.approx(1 / 1.7, rel=1e-12)
-    assert mechanism.claim.event.noise_multiplier == 1.7
+    assert mechanism.claim.event == GaussianEvent(1.7)
 
 
 def chance_of(noise: Tensor, std: float) -> float:

@@ -144,7 +144,7 @@ def test_numbers_keep_their_words() -> None:
         (lambda: Epsilon(1.0, 0.0, 1, Basis.PROVEN, "client"), "scope must be of type Scope"),  # type: ignore[arg-type]
         (lambda: ProvenClaim("client", events.gaussian(1.0), "noise"), "scope must be of type"),  # type: ignore[arg-type]
         (lambda: ProvenClaim(SCOPE, events.gaussian(1.0), " "), "mechanism must not be empty"),
-        (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),
+        (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),  # type: ignore[arg-type]
         (lambda: ProvenClaim(SCOPE, dp_event.NonPrivateDpEvent(), "noise"), "event must be one"),
         (lambda: PaperClaim(SCOPE, 0.5, "Theorem 1"), "per_round must be of type Epsilon"),  # type: ignore[arg-type]
         (lambda: PaperClaim(SCOPE, number(0.5, Basis.PROVEN), "Theorem 1"), "basis claimed"),

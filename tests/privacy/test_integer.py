@@ -315,6 +315,7 @@ def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[f
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["pairwise", "blocked"])
 def test_float_sums_move_more(family: Family) -> None:
     """Two vectors that differ in one coordinate, which is 1 or -1, and are rounded alike else."""

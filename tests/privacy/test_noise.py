@@ -24,7 +24,7 @@ from diffsketch.privacy.noise.simulated import MAX_BLOCKS, IntegerTable
 
 CHANCE = 1e-9
 
-DRAWS = 100_000
+DRAWS = 200_000
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ DISTRIBUTIONS: dict[str, tuple[Draw, Callable[[float], tuple[int, Probabilities]
                  lambda v: binomial_law(round(4 * v), 0.5), 2),
 }  # fmt: skip
 
-SCALES = [0.5, 2.3, 31.0, 1500.0]
+SCALES = [0.5, 2.3, 31.0, pytest.param(1500.0, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import DiffSketch
-from diffsketch.privacy.accounting.events import GaussianEvent, leaves
+from diffsketch.privacy.accounting.events import ApproximateEvent, GaussianEvent, leaves
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms import padding as appended
@@ -134,7 +134,7 @@ def test_no_claim_if_noise_cannot_fill_the_table() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("times", [1.5, 4, 50, 150])
+@pytest.mark.parametrize("times", [1.5, 50])
 def test_the_certified_bound_is_above_the_exact_value_and_near(
     family: Family, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,8 @@ def test_the_certified_bound_is_above_the_exact_value_and_near(
             patch.setattr(spectrum, "EXACT_CELLS", 0)
             claim = PaddedGaussian(sketch, SEED, bound, padding, std=1.0).claim
         assert exact <= mu_of(claim) <= 1.2 * expected_ratio * exact
-        added = [leaf for leaf, _ in leaves(claim.event) if not hasattr(leaf, "noise_multiplier")]  # type: ignore[union-attr]
+        assert isinstance(claim, ProvenClaim)
+        added = [leaf for leaf, _ in leaves(claim.event) if isinstance(leaf, ApproximateEvent)]
         assert [leaf.epsilon for leaf in added] == [0.0]
         assert 0 < added[0].delta < 1e-11
         epsilon = claim.epsilon(delta=1e-5, rounds=1)
@@ -158,6 +159,7 @@ def test_the_certified_bound_is_above_the_exact_value_and_near(
         assert float(without) <= float(epsilon) <= 1.001 * float(without) + 1e-3
 
 
+@pytest.mark.slow
 def test_a_table_too_large_to_factor() -> None:
     sketch = CountSketch(50_000, 4, 2000)
     mechanism = PaddedGaussian(sketch, SEED, CoordinateBound(1.0), padding=200_000, std=1.0)
@@ -256,6 +258,7 @@ def test_the_table_has_the_stated_covariance(family: Family) -> None:
     assert not fits_standard_gaussian(whitened_noise(mechanism, equal, vector, count=4000))
 
 
+@pytest.mark.slow
 def test_the_best_attack_on_the_worst_coordinate_is_as_good_as_mu() -> None:
     """Neyman and Pearson's statistic moves by mu standard deviations, and no more."""
     mechanism = small(CoordinateBound(0.5))
@@ -496,7 +499,7 @@ def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyP
     assert rounding < 1e-9  # which decides between 1 and 0.95 of an eigenvalue near 75
 
 
-def planted(least: float) -> spectrum.Apply:
+def planted(least: float) -> spectrum._Apply:
     """A matrix with 400 eigenvalues in [1, 2], but for the least.
 
     It is diagonal, which is as good as any other: the probes have no preferred direction.

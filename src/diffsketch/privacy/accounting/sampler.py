@@ -80,6 +80,6 @@ class PoissonSampler:
         check_samplable(scope)
         if scope.unit is not self.unit:
             raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
-        event = events.poisson_sampled(self.rate, claim.event)  # type: ignore[arg-type]
+        event = events.poisson_sampled(self.rate, claim.event)
         text = f"{claim.mechanism}, on a secret sample that each {self.unit} joins with "
         return replace(claim, event=event, mechanism=text + f"probability {self.rate:.4g},")
