@@ -73,9 +73,6 @@ class ProjUnitMean(Plannable):
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim:  # noqa: ARG002
         return self._claim
 
-    def _message_norm(self, failure: float) -> float:
-        return self.mechanism.largest_norm(failure)
-
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism.release(batch, noise, seed=seed))
 

@@ -123,7 +123,7 @@ class CoordinateBound:
 
     One coordinate of the vector is in one cell of each of `rows` rows (1 for a raw vector), with
     a weight of +1 or -1. It moves each of them by up to `2 limit` if its value is replaced, by
-    `limit` if it is removed (becomes 0); `tests/privacy/test_bounds.py` compares tables.
+    `limit` if it is removed (becomes 0); `tests/privacy/test_clipping.py` compares tables.
 
     Args:
         limit: The largest size of a coordinate.

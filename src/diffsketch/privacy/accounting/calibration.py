@@ -27,7 +27,7 @@ def calibrate(
     """The smallest number for which so many rounds of `event_of(number)` stay within the budget.
 
     Guarantees: the result meets the budget, by the same arithmetic that accountants use; a number
-    smaller by more than the tolerance does not (`tests/privacy/test_calibration.py`).
+    smaller by more than the tolerance does not (`tests/privacy/test_accounting.py`).
 
     Args:
         event_of: One round's event; the larger its number, the more private it has to be.

@@ -27,7 +27,7 @@ class PoissonSampler:
 
     Guarantees: the members drawn are independent, with probability `rate`; a claim is amplified
     only where that is proven: for central trust, not for replacement, not for another unit than
-    the one that is drawn (`tests/privacy/test_sampler.py`).
+    the one that is drawn (`tests/privacy/test_accounting.py`).
 
     Args:
         members: How many there are to draw from.

@@ -114,7 +114,7 @@ class GaussianMechanism(AdditiveMechanism):
     """Independent Gaussian noise, `noise_multiplier` times the L2 sensitivity, on every entry.
 
     Guarantees: exactly `mu`-Gaussian differential privacy with `mu = 1 / noise_multiplier`, for
-    each epsilon and delta (the analytic Gaussian mechanism; `tests/privacy/test_gaussian.py`).
+    each epsilon and delta (the analytic Gaussian mechanism; `tests/privacy/test_additive.py`).
     This is a theorem about real numbers. In floating point the noise is for simulation; for a real
     release take whole numbers and discrete noise.
 
@@ -181,7 +181,7 @@ class LaplaceMechanism(AdditiveMechanism):
       one, since what dominates a part dominates the whole. One coordinate that takes all of the
       sensitivity reaches the bound.
 
-    `tests/privacy/test_laplace.py` computes these numerically. They are theorems about real
+    `tests/privacy/test_additive.py` computes these numerically. They are theorems about real
     numbers: in floating point the noise is for simulation.
 
     Args:
