@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +300,26 @@ def test_the_basis_says_to_which_side(basis: Basis, expected: tuple[str, str]) -
     assert (shown(2.342, basis), shown(2.358, basis)) == expected
     assert shown(8.0, basis) == "8"
     assert shown(math.inf, basis) == "inf"
+
+
+LOADED = """
+import sys
+import diffsketch.training
+from diffsketch.privacy import Basis, NoClaim, ProvenClaim, Scope
+from diffsketch.privacy.accounting import events
+scope = Scope("client", "replace", "local")
+NoClaim(scope, "nothing is hidden").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+ProvenClaim(scope, events.gaussian(2.0), "noise").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+ProvenClaim(scope, events.laplace(2.0), "noise").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+"""
+
+
+@pytest.mark.slow
+def test_whoever_composes_nothing_does_not_wait_for_the_accountants() -> None:
+    """SciPy and dp-accounting take seconds to load: only once a claim is composed."""
+    command = [sys.executable, "-c", LOADED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.splitlines() == ["[False, False]", "[True, False]", "[True, True]"]
