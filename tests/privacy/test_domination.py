@@ -31,7 +31,7 @@ from tests.privacy.deltas import delta_for
 
 Logs: TypeAlias = npt.NDArray[np.float64]
 ONE = Relation.ADD_OR_REMOVE
-EPSILONS = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 15.0)
+EPSILONS = (0.0, 0.1, 0.3, 1.0, 4.0, 15.0)
 
 
 def skellam_logs(variance: float, reach: int) -> Logs:
@@ -142,7 +142,7 @@ def with_more_noise(event: Event, factor: float) -> Event:
 # One number, in one round and in three.
 
 KINDS = [("skellam", 1), ("skellam", 3), ("gaussian", 1), ("laplace", 1)]
-STDS = [0.3, 0.5, 0.8, 1.3, 2.0, 5.0, 20.0]
+STDS = [0.3, 0.8, 2.0, 20.0]
 
 
 @pytest.mark.parametrize(("kind", "members"), KINDS)

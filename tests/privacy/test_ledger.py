@@ -230,6 +230,7 @@ AFTER_THE_NEW_NAME = "ledger.synchronise = die\nbook.charge(claim)\nprint('relea
 BEFORE_THE_RELEASE = "with book.round(claim):\n    die()\n    print('released')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "rounds"),
     [(BEFORE_THE_NEW_NAME, 1), (AFTER_THE_NEW_NAME, 2), (BEFORE_THE_RELEASE, 2)],

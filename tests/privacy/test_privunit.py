@@ -226,7 +226,7 @@ def test_bad_input() -> None:
     noise = KEY.source(worker=0, round_index=1)
     with pytest.raises(ArgumentError, match="per_message must be in"):
         PrivUnitG(3, math.nan)
-    with pytest.raises(ArgumentError, match="clip must be > 0"):
+    with pytest.raises(ArgumentError, match="clip must be a number > 0"):
         PrivUnitG(3, 1.0, clip=0.0)
     with pytest.raises(ArgumentError, match=r"size must be in 1\.\.3"):
         ProjUnit(3, 4, 1.0)

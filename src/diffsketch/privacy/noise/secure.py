@@ -86,54 +86,31 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class GaussianLaw(Law):
-    """Weights `exp(-x**2 / (2 std**2))`."""
+class ExponentialLaw(Law):
+    """Weights `exp(-abs(x / scale)**power / power)`: Laplace for power 1, Gaussian for power 2."""
 
-    std: float
+    scale: float
+    power: int
 
     @property
     def radius(self) -> int:
         """Where the tails begin."""
-        return math.ceil(math.sqrt(2 * _TAIL) * self.std) + 1
+        return math.ceil((self.power * _TAIL) ** (1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
         """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
-        with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
-            return np.asarray(np.exp(-0.5 * np.square(x / self.std)))
+        with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
+            return np.asarray(np.exp(-(np.abs(x / self.scale) ** self.power) / self.power))
 
     def digits(self, x: int, bits: int) -> int:
         """In so many binary digits."""
-        return _exp_digits(Fraction(x) ** 2 / (2 * Fraction(self.std) ** 2), bits)
-
-
-@dataclass(frozen=True)
-class LaplaceLaw(Law):
-    """Weights `exp(-abs(x) / scale)`."""
-
-    scale: float
-
-    @property
-    def radius(self) -> int:
-        """Where the tails begin."""
-        return math.ceil(_TAIL * self.scale) + 1
-
-    def weights(self, x: Integers) -> Floats:
-        """In floating point. An error of `t * 2**-51` in the exponent `t` is one below 2**-52."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(-np.abs(x) / self.scale))
-
-    def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
-        return _exp_digits(abs(x) / Fraction(self.scale), bits)
-
-
-def _exp_digits(power: Fraction, bits: int) -> int:
-    """`2**bits * exp(-power)` within 1."""
-    if power > bits:
-        return 0
-    # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
-    with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
-        return round((Decimal(-power.numerator) / power.denominator).exp() * (1 << bits))
+        power: Fraction = (abs(x) / Fraction(self.scale)) ** self.power / self.power
+        if power > bits:
+            return 0
+        # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
+        with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
+            weight: Decimal = (Decimal(-power.numerator) / power.denominator).exp()
+            return round(weight * (1 << bits))
 
 
 def _decimals(bits: int) -> int:
@@ -476,12 +453,12 @@ class SecureNoise(Noise):
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
         check_scale("std", std)
-        return _draw(GaussianLaw(float(std)) if std else None, shape)
+        return _draw(ExponentialLaw(float(std), 2) if std else None, shape)
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
         check_scale("scale", scale)
-        return _draw(LaplaceLaw(float(scale)) if scale else None, shape)
+        return _draw(ExponentialLaw(float(scale), 1) if scale else None, shape)
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
