@@ -95,7 +95,7 @@ class ExponentialLaw(Law):
     @property
     def radius(self) -> int:
         """Where the tails begin."""
-        return math.ceil((self.power * _TAIL) ** (1 / self.power) * self.scale) + 1
+        return math.ceil(math.pow(self.power * _TAIL, 1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
         """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
