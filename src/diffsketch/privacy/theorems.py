@@ -339,7 +339,7 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
 
     Args:
         problem: The theorem's assumptions.
-        rounds: How many points are averaged, the first being the start.
+        rounds: Number of points averaged, the first being the start.
         error: Lemma 1's relative error of a coordinate.
     """
     check_whole("rounds", rounds, least=1)
@@ -358,7 +358,7 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
 
     Args:
         problem: The theorem's assumptions.
-        rounds: How many points are averaged, the first being the start.
+        rounds: Number of points averaged, the first being the start.
         variance: `query_variance` of the sketch, or 0 without one.
     """
     check_whole("rounds", rounds, least=1)

@@ -30,9 +30,9 @@ class PoissonSampler:
     the one that is drawn (`tests/privacy/test_accounting.py`).
 
     Args:
-        members: How many there are to draw from.
+        members: Number of members to draw from.
         rate: The probability of each.
-        unit: What the members are: clients, or examples.
+        unit: Kind of the members: clients, or examples.
 
     >>> from diffsketch.privacy.claim import Relation, Scope, Trust
     >>> scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)

@@ -33,7 +33,7 @@ class AdditiveMechanism(ABC):
     trust: Trust = Trust.LOCAL
 
     order: ClassVar[Literal[1, 2]]
-    """Of the norm in which the sensitivity counts."""
+    """Order of the norm in which the sensitivity counts."""
 
     def __post_init__(self) -> None:
         check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)
@@ -119,7 +119,7 @@ class GaussianMechanism(AdditiveMechanism):
     release take whole numbers and discrete noise.
 
     Args:
-        bound: How values are clipped, and with that the sensitivity.
+        bound: Clipping of values, and with that the sensitivity.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
         relation: Which data sets are neighbours.
         trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
@@ -185,7 +185,7 @@ class LaplaceMechanism(AdditiveMechanism):
     numbers: in floating point the noise is for simulation.
 
     Args:
-        bound: How values are clipped, and with that the sensitivity: coordinates, or an L1 norm.
+        bound: Clipping of values, and with that the sensitivity: coordinates, or an L1 norm.
         noise_multiplier: Scale of the noise, in L1 sensitivities.
         relation: Which data sets are neighbours.
         trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,

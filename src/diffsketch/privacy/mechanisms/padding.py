@@ -326,10 +326,10 @@ def padded_tables(
 
     Args:
         vectors: `(workers, dim)`, shorter than `sketch.dim`.
-        sketch: Of the extended vectors.
+        sketch: Sketch of the extended vectors.
         seed: The hashes.
         std: Standard deviation of the numbers that each worker appends, `(workers,)`.
-        noise: With a row for each worker.
+        noise: Source with a row for each worker.
     """
     dim = vectors.shape[-1]
     lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
@@ -383,8 +383,8 @@ class PaddedGaussian:
     Args:
         sketch: For the vector without noise; `padded_sketch` is the one that is used.
         seed: The hashes.
-        bound: How the vector is clipped, before it is sketched.
-        padding: How many numbers are appended.
+        bound: Clipping of the vector, before it is sketched.
+        padding: Number of appended numbers.
         std: Their standard deviation. It must not depend on private data.
         relation: Which data sets are neighbours.
 

@@ -208,7 +208,7 @@ class ProjUnit:
 
     @property
     def _mean_length(self) -> float:
-        """Of a normal random vector with `size` entries."""
+        """Mean norm of a normal random vector with `size` entries."""
         half = self.size / 2
         return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
 

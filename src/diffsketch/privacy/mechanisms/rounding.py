@@ -226,8 +226,8 @@ class CoordinateQuantizer:
 
     Args:
         bound: The clipping of a coordinate, and in how many rows it is.
-        steps: Of `bound.limit`.
-        cells: Of a message.
+        steps: Number of steps in `bound.limit`.
+        cells: Entries of a message.
         dim: Coordinates of a vector, where they are encoded; as many as cells, where they are not.
         load: Coordinates of a cell, at most, for the range of a cell: accuracy depends on it, and
             privacy does not.

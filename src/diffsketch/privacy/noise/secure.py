@@ -70,7 +70,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def radius(self) -> int:
-        """Where the tails begin: weights from here on are below half of that of 0."""
+        """Begin of the tails: weights from here on are below half of that of 0."""
 
     @abstractmethod
     def weights(self, x: Integers) -> Floats:
@@ -94,16 +94,16 @@ class ExponentialLaw(Law):
 
     @property
     def radius(self) -> int:
-        """Where the tails begin."""
+        """Begin of the tails."""
         return math.ceil(math.pow(self.power * _TAIL, 1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
-        """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
+        """Weights in floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
         with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
             return np.asarray(np.exp(-(np.abs(x / self.scale) ** self.power) / self.power))
 
     def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
+        """The weight in so many binary digits."""
         power: Fraction = (abs(x) / Fraction(self.scale)) ** self.power / self.power
         if power > bits:
             return 0
@@ -136,12 +136,12 @@ class SkellamLaw(Law):
 
     @property
     def radius(self) -> int:
-        """Where the tails begin."""
+        """Begin of the tails."""
         return _bernstein(self.variance, _TAIL)
 
     @cached_property
     def _shift(self) -> int:
-        """Of the weights: the largest probability is about `0.4 / std`."""
+        """Binary scale of the weights: the largest probability is about `0.4 / std`."""
         return max(0, round(math.log2(self.variance) / 2))
 
     @cached_property
@@ -156,13 +156,13 @@ class SkellamLaw(Law):
         return size, j, np.ldexp(parts / size, self._shift)
 
     def weights(self, x: Integers) -> Floats:
-        """In floating point. The parts add up to the weight of 0, so errors stay of their size."""
+        """Weights in floating point. The parts add up to that of 0, so errors stay of their size."""
         size, j, parts = self._angles
         turns = (np.abs(x)[:, None] * j) % size / size
         return np.asarray(np.cos(2 * np.pi * turns) @ parts)
 
     def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
+        """The weight in so many binary digits."""
         bits += self._shift
         tail = (bits + 4) * math.log(2)
         size = (abs(x) + _bernstein(self.variance, tail)) | 1
@@ -186,7 +186,7 @@ def _bernstein(variance: float, tail: float) -> int:
 
 
 def _pi() -> Decimal:
-    """By Machin's formula, in the digits of the context."""
+    """Pi by Machin's formula, in the digits of the context."""
     return 16 * _arctan_inverse(5) - 4 * _arctan_inverse(239)
 
 
@@ -199,7 +199,7 @@ def _arctan_inverse(x: int) -> Decimal:
 
 
 def _sin(angle: Decimal) -> Decimal:
-    """By its series, for angles from 0 to pi / 2."""
+    """Sine by its series, for angles from 0 to pi / 2."""
     total, term, square, k = angle, angle, angle * angle, 1
     while total + term != total:
         term = -term * square / ((k + 1) * (k + 2))
@@ -403,7 +403,7 @@ def binomial(count: int, trials: int, probability: float) -> Integers:
 
 
 def _coins(tosses: Integers) -> Integers:
-    """How many of so many fair coins show heads: random bits, counted."""
+    """Number of heads among so many fair coins: random bits, counted."""
     heads = np.zeros_like(tosses)
     for done in range(0, int(tosses.max()), _WORD):
         (active,) = np.nonzero(tosses > done)
