@@ -98,7 +98,7 @@ class ExponentialLaw(Law):
         return math.ceil(math.pow(self.power * _TAIL, 1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
-        """Weights in floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
+        """Float weights. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
         with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
             return np.asarray(np.exp(-(np.abs(x / self.scale) ** self.power) / self.power))
 
@@ -156,7 +156,7 @@ class SkellamLaw(Law):
         return size, j, np.ldexp(parts / size, self._shift)
 
     def weights(self, x: Integers) -> Floats:
-        """Weights in floating point. The parts add up to that of 0, so errors stay of their size."""
+        """Float weights. The parts add up to that of 0, so errors stay of their size."""
         size, j, parts = self._angles
         turns = (np.abs(x)[:, None] * j) % size / size
         return np.asarray(np.cos(2 * np.pi * turns) @ parts)
