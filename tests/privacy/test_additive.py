@@ -341,22 +341,6 @@ def test_release_adds_noise_of_the_stated_scale(bound: Bound, dtype: torch.dtype
     assert chance_of_sizes(few, mechanism.scale) < CHANCE
 
 
-def test_raw_vectors_and_sums() -> None:
-    mechanism = LaplaceMechanism(NormBound(1.0, order=1), 4.0, trust=Trust.CENTRAL)
-    generator = torch.Generator().manual_seed(8)
-    vectors = torch.randn(30, DIM, generator=generator, dtype=torch.float64)
-    exact = mechanism.bound.apply(vectors, None)
-    each = mechanism.release(vectors, FastNoise(9), batch=True) - exact
-    assert each.shape == (30, DIM)
-    assert chance_of_sizes(each, mechanism.scale) > CHANCE
-    once = mechanism.release_sum(vectors, FastNoise(9)) - exact.sum(0)
-    assert once.shape == (DIM,)
-    assert chance_of_sizes(once, mechanism.scale) > CHANCE
-    assert chance_of_sizes(each.sum(0), mechanism.scale) < CHANCE
-    with pytest.raises(ArgumentError, match=r"vectors must be a batch \(units, dim\)"):
-        mechanism.release_sum(vectors[0], FastNoise(9))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

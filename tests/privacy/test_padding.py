@@ -216,48 +216,6 @@ def test_queries_give_the_vectors_coordinates(family: Family) -> None:
     assert mechanism.query(tables[0])[7].item() == pytest.approx(3.0, abs=1e-4)
 
 
-def whitened_noise(
-    mechanism: PaddedGaussian, covariance: Matrix, vector: Tensor, *, count: int
-) -> Matrix:
-    """Releases less their mean, divided by what the covariance says: standard Gaussian if right."""
-    real = matrix_of(mechanism.padded_sketch, SEED)[:, :40]
-    mean = real @ vector.numpy()
-    tables = mechanism.release(vector.expand(count, -1), FastNoise(21)).reshape(count, -1)
-    lower = np.linalg.cholesky(covariance)
-    return np.linalg.solve(lower, (tables.numpy() - mean).T).T
-
-
-def fits_standard_gaussian(values: Matrix) -> bool:
-    """Mean 0, total variance and every covariance as for independent standard Gaussians.
-
-    Each of the three is off by chance with probability 1e-9 at most.
-    """
-    count, cells = values.shape
-    z = norm.isf(1e-9 / 2 / cells)
-    means = np.abs(values.mean(axis=0)) * math.sqrt(count) < z
-    low, high = chi2.ppf([5e-10, 1 - 5e-10], count * cells)
-    total = low < (values**2).sum() < high
-    # Products of two have variance 1, or 2 on the diagonal; sums of 4,000 are Gaussian enough
-    # for a limit that is a tenth wider.
-    products = np.abs(values.T @ values / count - np.eye(cells)) * math.sqrt(count / 2)
-    pairs = products < 1.1 * norm.isf(1e-9 / cells**2)
-    return bool(means.all() and total and pairs.all())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_table_has_the_stated_covariance(family: Family) -> None:
-    mechanism = small(CoordinateBound(0.5), family)
-    vector = torch.linspace(-0.5, 0.5, 40, dtype=torch.float64)
-    pad = matrix_of(mechanism.padded_sketch, SEED)[:, 40:]
-    covariance = 0.7**2 * pad @ pad.T
-    assert fits_standard_gaussian(whitened_noise(mechanism, covariance, vector, count=4000))
-    # Controls: noise that is a fifth too small, and noise that would be independent in all cells.
-    weak = small(CoordinateBound(0.5), family, std=0.8 * 0.7)
-    assert not fits_standard_gaussian(whitened_noise(weak, covariance, vector, count=4000))
-    equal = 0.7**2 * 90 / 8 * np.eye(24)
-    assert not fits_standard_gaussian(whitened_noise(mechanism, equal, vector, count=4000))
-
-
 @pytest.mark.slow
 def test_the_best_attack_on_the_worst_coordinate_is_as_good_as_mu() -> None:
     """Neyman and Pearson's statistic moves by mu standard deviations, and no more."""
