@@ -31,6 +31,7 @@ from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetE
 from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger
+from diffsketch.privacy.accounting.losses import as_dp_event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 
 GOAL_SECONDS = 5.0
@@ -107,7 +108,7 @@ def compose(rounds: int, repeat: int) -> list[dict[str, Any]]:
 
 
 def peer(event: events.Event) -> float:
-    return float(PLDAccountant().compose(event).get_epsilon(DELTA))
+    return float(PLDAccountant().compose(as_dp_event(event)).get_epsilon(DELTA))
 
 
 def exhaust(accountant: Accountant | Ledger, claim: ProvenClaim, most: int) -> float:

@@ -91,8 +91,8 @@ def test_json_keeps_events_exactly(event: Event) -> None:
         (lambda: events.poisson_sampled(0.0, events.gaussian(1.0)), "rate must be in"),
         (lambda: events.poisson_sampled(1.1, events.gaussian(1.0)), "rate must be in"),
         (lambda: events.poisson_sampled(math.nan, events.gaussian(1.0)), "rate must be in"),
-        (lambda: events.poisson_sampled(0.5, events.approximate(1.0)), "Gaussian or Laplace"),  # type: ignore[arg-type]
-        (lambda: events.poisson_sampled(1.0, events.approximate(1.0)), "Gaussian or Laplace"),  # type: ignore[arg-type]
+        (lambda: events.poisson_sampled(0.5, events.approximate(1.0)), "Gaussian or Laplace"),
+        (lambda: events.poisson_sampled(1.0, events.approximate(1.0)), "Gaussian or Laplace"),
         (lambda: events.repeated(events.gaussian(1.0), 0), "count must be >= 1"),
         (lambda: events.repeated(events.gaussian(1.0), 2.5), "count must be an int"),  # type: ignore[arg-type]
         (lambda: events.repeated(events.gaussian(1.0), True), "count must be an int"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,12 +114,6 @@ def test_only_a_secret_sample_hides_who_took_part(trust: Trust) -> None:
         assert str(ProvenClaim(example, event, "noise")).endswith("training example was used.")
 
 
-def test_scopes_take_plain_words() -> None:
-    scope = Scope("client", "replace", "local")  # type: ignore[arg-type]
-    assert scope == SCOPE
-    assert isinstance(scope.unit, Unit)
-
-
 @pytest.mark.parametrize(
     "words", [("person", "replace", "local"), ("client", "swap", "local"), ("client", "replace", 3)]
 )
@@ -150,9 +146,8 @@ def test_numbers_keep_their_words() -> None:
         (lambda: Epsilon(1.0, 0.0, 1, Basis.PROVEN, "client"), "scope must be of type Scope"),  # type: ignore[arg-type]
         (lambda: ProvenClaim("client", events.gaussian(1.0), "noise"), "scope must be of type"),  # type: ignore[arg-type]
         (lambda: ProvenClaim(SCOPE, events.gaussian(1.0), " "), "mechanism must not be empty"),
-        (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),
+        (lambda: ProvenClaim(SCOPE, None, "noise"), "event must be one that diffsketch makes"),  # type: ignore[arg-type]
         (lambda: ProvenClaim(SCOPE, dp_event.NonPrivateDpEvent(), "noise"), "event must be one"),
-        (lambda: ProvenClaim(SCOPE, dp_event.GaussianDpEvent(-1.0), "noise"), "data must describe"),
         (lambda: PaperClaim(SCOPE, 0.5, "Theorem 1"), "per_round must be of type Epsilon"),  # type: ignore[arg-type]
         (lambda: PaperClaim(SCOPE, number(0.5, Basis.PROVEN), "Theorem 1"), "basis claimed"),
         (lambda: PaperClaim(CENTRAL, number(0.5, Basis.CLAIMED), "Theorem 1"), "must be about"),
@@ -180,7 +175,7 @@ def test_sampling_gains_only_where_it_is_proven(unit: Unit) -> None:
     for relation, trust in itertools.product(Relation, Trust):
         scope = Scope(unit, relation, trust)
         if trust is not Trust.CENTRAL or relation is Relation.REPLACE:
-            with pytest.raises(ArgumentError, match="if sampled"):
+            with pytest.raises(ArgumentError, match="for a sample"):
                 ProvenClaim(scope, event, "noise on a sample")
         else:
             ProvenClaim(scope, event, "noise on a sample")
@@ -198,19 +193,6 @@ def test_a_paper_is_held_to_its_delta_and_one_round() -> None:
         claim.epsilon(delta=1e-7, rounds=1)
     with pytest.raises(ArgumentError, match="does not compose"):
         claim.epsilon(delta=1e-5, rounds=2)
-
-
-def test_a_measurement_is_held_to_what_was_measured() -> None:
-    assert MEASURED.epsilon(delta=1e-5, rounds=3) is MEASURED.lower_bound
-    for delta, rounds in ((1e-4, 3), (1e-5, 1)):
-        with pytest.raises(ArgumentError):
-            MEASURED.epsilon(delta=delta, rounds=rounds)
-
-
-def test_no_claim_limits_nothing() -> None:
-    epsilon = NONE.epsilon(delta=1e-5, rounds=10)
-    assert float(epsilon) == math.inf
-    assert epsilon.basis is not Basis.PROVEN
 
 
 @pytest.mark.parametrize("claim", [PROVEN, PAPER, MEASURED, NONE])
@@ -261,7 +243,7 @@ def bare_epsilons(source: str) -> set[str]:
 
 def test_no_epsilon_is_a_bare_number() -> None:
     """But for the calculators that claims are built on."""
-    calculators = {"composition.py", "gaussian_curve.py", "renyi.py"}
+    calculators = {"composition.py", "losses.py"}
     folder = Path(diffsketch.privacy.__path__[0])
     found = {
         path.name: names
@@ -318,3 +300,26 @@ def test_the_basis_says_to_which_side(basis: Basis, expected: tuple[str, str]) -
     assert (shown(2.342, basis), shown(2.358, basis)) == expected
     assert shown(8.0, basis) == "8"
     assert shown(math.inf, basis) == "inf"
+
+
+LOADED = """
+import sys
+import diffsketch.training
+from diffsketch.privacy import Basis, NoClaim, ProvenClaim, Scope
+from diffsketch.privacy.accounting import events
+scope = Scope("client", "replace", "local")
+NoClaim(scope, "nothing is hidden").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+ProvenClaim(scope, events.gaussian(2.0), "noise").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+ProvenClaim(scope, events.laplace(2.0), "noise").epsilon(delta=1e-5, rounds=9)
+print([name in sys.modules for name in ("scipy.special", "dp_accounting")])
+"""
+
+
+@pytest.mark.slow
+def test_whoever_composes_nothing_does_not_wait_for_the_accountants() -> None:
+    """SciPy and dp-accounting take seconds to load: only once a claim is composed."""
+    command = [sys.executable, "-c", LOADED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.splitlines() == ["[False, False]", "[True, False]", "[True, True]"]

@@ -10,7 +10,6 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
@@ -38,20 +37,6 @@ def rounds_of(event: Event, rounds: int, delta: float = DELTA) -> float:
 
 def sampled(rate: float, multiplier: float) -> Leaf:
     return events.poisson_sampled(rate, events.gaussian(multiplier))
-
-
-def theirs(event: Event) -> Any:
-    """The same event as dp-accounting's."""
-    parts = []
-    for leaf, count in events.leaves(event):
-        inner = leaf.event if isinstance(leaf, PoissonEvent) else leaf
-        gaussian = isinstance(inner, events.GaussianEvent)
-        kind = dp_event.GaussianDpEvent if gaussian else dp_event.LaplaceDpEvent
-        other = kind(inner.noise_multiplier)  # type: ignore[union-attr]
-        if isinstance(leaf, PoissonEvent):
-            other = dp_event.PoissonSampledDpEvent(leaf.rate, other)
-        parts.append(dp_event.SelfComposedDpEvent(other, count))
-    return dp_event.ComposedDpEvent(parts)
 
 
 # Gaussian noise, in closed form.
@@ -138,14 +123,14 @@ def test_known_values(event: Event, rounds: int, expected: float) -> None:
 def test_against_the_accountants_of_dp_accounting(event: Event) -> None:
     """Theirs uses a fixed grid, so ours may be below it by its coarseness, but not by more."""
     tight, loose = PLDAccountant(), RdpAccountant()
-    tight.compose(theirs(event))
+    tight.compose(losses.as_dp_event(event))
     for delta in (1e-3, 1e-6):
         ours = epsilon_for(event, delta)
         assert ours == pytest.approx(float(tight.get_epsilon(target_delta=delta)), rel=1e-3)
         renyi = losses.renyi_epsilon(Counter(dict(events.leaves(event))), delta)
         assert ours <= renyi
         if "Laplace" not in str(event):
-            rdp = float(loose.compose(theirs(event)).get_epsilon(target_delta=delta))
+            rdp = float(loose.compose(losses.as_dp_event(event)).get_epsilon(target_delta=delta))
             assert ours < rdp
             assert renyi == pytest.approx(rdp, rel=0.1)  # their orders are others
             loose = RdpAccountant()

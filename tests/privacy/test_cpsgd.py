@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import ApproximateDpEvent, gaussian
+from diffsketch.privacy.accounting.events import ApproximateEvent, gaussian
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import FastNoise
@@ -33,10 +33,10 @@ def unit_shift(trials: int, cohort: int = 1, **changes: float) -> BinomialMechan
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def proven(mechanism: BinomialMechanism) -> ApproximateDpEvent:
+def proven(mechanism: BinomialMechanism) -> ApproximateEvent:
     claim = mechanism.claim
     assert isinstance(claim, ProvenClaim)
-    assert isinstance(claim.event, ApproximateDpEvent)
+    assert isinstance(claim.event, ApproximateEvent)
     return claim.event
 
 
@@ -104,16 +104,6 @@ def test_theorem_bounds_the_exact_divergence(p: float, delta: float) -> None:
                 assert exact_delta(*pair, event.epsilon) <= delta
 
 
-def test_theorem_in_two_dimensions() -> None:
-    mechanism = BinomialMechanism(
-        dim=2, clip=2.0, limit=1.0, levels=3, trials=2000, cohort=1, delta=1e-4
-    )
-    event = proven(mechanism)
-    for shifts in itertools.product(range(3), repeat=2):
-        (p1, q1), (p2, q2) = (shifted_binomials(2000, 0.5, shift) for shift in shifts)
-        assert exact_delta(np.outer(p1, p2), np.outer(q1, q2), event.epsilon) <= 1e-4
-
-
 def test_exact_divergence_tells_too_little_noise() -> None:
     """The control of the two tests above: a quarter of the noise would be found out."""
     event = proven(unit_shift(2000))
@@ -147,15 +137,6 @@ def test_the_paper_s_table_is_not_proven(setting: tuple[float, int, int, int]) -
         shown.epsilon(delta=1e-5, rounds=2)
 
 
-def test_paper_settings() -> None:
-    assert [(s.claimed, s.levels, s.trials) for s in PAPER_SETTINGS] == [
-        (5, 12, 4),
-        (5, 23, 9),
-        (10, 14, 2),
-        (10, 28, 4),
-    ]
-
-
 def test_condition_on_the_largest_shift() -> None:
     """With very many levels it is twice the largest shift that the variance must reach."""
     mechanism = unit_shift(1, levels=2001)
@@ -179,7 +160,7 @@ def test_dropouts_weaken_the_claim() -> None:
     mechanism = unit_shift(20, cohort=200)
     fewer = mechanism.claim_for(100)
     assert isinstance(fewer, ProvenClaim)
-    assert isinstance(fewer.event, ApproximateDpEvent)
+    assert isinstance(fewer.event, ApproximateEvent)
     assert fewer.event.epsilon == pytest.approx(proven(unit_shift(20, cohort=100)).epsilon)
     assert fewer.event.epsilon > proven(mechanism).epsilon
     assert isinstance(mechanism.claim_for(10), NoClaim)
@@ -251,17 +232,6 @@ def test_likely_shift_where_rounding_is_widest(delta: float) -> None:
     assert binom.sf(200, 400, 0.5) > 0.4
 
 
-def test_likely_shift_of_one_long_coordinate() -> None:
-    """20.5 steps apart: 21 after rounding half of the time, more than the failure allowed."""
-    mechanism = BinomialMechanism(
-        dim=1, clip=20.5, limit=20.5, levels=42, trials=1, cohort=1, delta=0.2,
-        relation=Relation.ADD_OR_REMOVE,
-    )  # fmt: skip
-    assert mechanism.step == 1.0
-    for shift in mechanism.shifts():
-        assert min(shift[:3]) >= 21 > 20.5
-
-
 # Messages.
 
 
@@ -279,37 +249,32 @@ def test_decoding_is_unbiased(rotation_seed: int | None) -> None:
         dim=6, clip=3.0, limit=3.0, levels=4, trials=9, cohort=5, delta=1e-6, probability=0.3,
         rotation_seed=rotation_seed,
     )  # fmt: skip
-    repeats = 20_000
+    repeats = 10_000
     vectors = torch.from_numpy(np.random.default_rng(41).uniform(-1, 1, (5, 6)))
     mean = decoded(mechanism, vectors.expand(repeats, 5, 6), 42).mean(0)
-    tolerance = 6.5 * math.sqrt(mechanism.variance(5) / repeats)
+    variance = (mechanism.std**2 + mechanism.step**2 * 5 / 4) / 25
+    tolerance = 6.5 * math.sqrt(variance / repeats)
 
     def right(estimate: Tensor) -> bool:
         return bool(((estimate - vectors.mean(0)).abs() < tolerance).all())
 
     assert right(mean)
-    # Controls: rounding to the nearest level, and noise that is taken to have a mean 2% off.
+    # Controls: rounding to the nearest level, and noise that is taken to have a mean 3% off.
     nearest = (((vectors + 3) / 2).round() * 2 - 3).mean(0)
     assert not right(nearest)
-    assert not right(mean + 0.02 * 9 * 0.3 * mechanism.step)
+    assert not right(mean + 0.03 * 9 * 0.3 * mechanism.step)
 
 
 def test_stated_variance() -> None:
-    """Exact levels, so noise alone: within 4%, some 14 standard deviations."""
+    """Exact levels, so noise alone: within 6%, some 11 standard deviations."""
     mechanism = BinomialMechanism(
         dim=3, clip=9.0, limit=3.0, levels=4, trials=20, cohort=4, delta=1e-6
     )
-    repeats = 80_000
     vectors = torch.tensor([[-3.0, -1.0, 1.0], [3.0, 3.0, -3.0], [1.0, 1.0, 1.0], [-1.0, 3.0, 1.0]])
-    errors = decoded(mechanism, vectors.expand(repeats, 4, 3), 43) - vectors.double().mean(0)
-    stated = mechanism.std**2 / 16
-
-    def close(values: Tensor) -> bool:
-        return abs(float(values.square().mean()) / stated - 1) < 0.04
-
-    assert close(errors)
-    assert not close(0.8 * errors)
-    assert mechanism.variance(4) == pytest.approx(stated + mechanism.step**2 / 16)
+    errors = decoded(mechanism, vectors.expand(25_000, 4, 3), 43) - vectors.double().mean(0)
+    for factor, fits in ((1.0, True), (0.8, False)):
+        ratio = float((factor * errors).square().mean()) / (mechanism.std**2 / 16)
+        assert (abs(ratio - 1) < 0.06) == fits
 
 
 def test_wire_format() -> None:
@@ -334,9 +299,6 @@ def test_clipping_comes_first() -> None:
     for bad in (math.nan, math.inf):
         with pytest.raises(ArgumentError, match="finite"):
             mechanism.release(torch.tensor([bad, 0.0]), FastNoise(0))
-
-
-# The rotation.
 
 
 def test_bad_arguments() -> None:

@@ -11,12 +11,10 @@ import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
-from dp_accounting import dp_event
 from scipy.special import ive
 
-from diffsketch.methods import SketchSkellam
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import delta_for, epsilon_for
+from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import NormBound
@@ -29,10 +27,11 @@ from diffsketch.privacy.mechanisms.integer import (
     widest_step,
 )
 from diffsketch.privacy.mechanisms.rounding import Quantizer
+from tests.privacy.deltas import delta_for
 
 Logs: TypeAlias = npt.NDArray[np.float64]
 ONE = Relation.ADD_OR_REMOVE
-EPSILONS = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 15.0)
+EPSILONS = (0.0, 0.1, 0.3, 1.0, 4.0, 15.0)
 
 
 def skellam_logs(variance: float, reach: int) -> Logs:
@@ -131,9 +130,9 @@ def with_more_noise(event: Event, factor: float) -> Event:
     """The planted error: all of the noise taken to be larger."""
     parts = []
     for leaf, count in events.leaves(event):
-        if isinstance(leaf, dp_event.GaussianDpEvent):
+        if isinstance(leaf, events.GaussianEvent):
             parts.append(events.repeated(events.gaussian(factor * leaf.noise_multiplier), count))
-        elif isinstance(leaf, dp_event.LaplaceDpEvent):
+        elif isinstance(leaf, events.LaplaceEvent):
             parts.append(events.repeated(events.laplace(factor * leaf.noise_multiplier), count))
         else:
             parts.append(events.repeated(leaf, count))
@@ -143,7 +142,7 @@ def with_more_noise(event: Event, factor: float) -> Event:
 # One number, in one round and in three.
 
 KINDS = [("skellam", 1), ("skellam", 3), ("gaussian", 1), ("laplace", 1)]
-STDS = [0.3, 0.5, 0.8, 1.3, 2.0, 5.0, 20.0]
+STDS = [0.3, 0.8, 2.0, 20.0]
 
 
 @pytest.mark.parametrize(("kind", "members"), KINDS)
@@ -298,15 +297,6 @@ def test_curvature_of_skellam_noise() -> None:
             assert ratios == sorted(ratios)
 
 
-@pytest.mark.parametrize("kind", ["skellam", "gaussian"])
-def test_more_noise_is_more_private(kind: str) -> None:
-    values = [
-        float(case(kind, std, 3).mechanism.claim.epsilon(delta=1e-6, rounds=2))
-        for std in np.geomspace(0.3, 30, 60)
-    ]
-    assert values == sorted(values, reverse=True)
-
-
 @pytest.mark.parametrize("kind", [SkellamMechanism, DiscreteGaussianMechanism])
 @pytest.mark.parametrize("std", [30.0, 1e3, 1e6])
 def test_close_to_gaussian_noise(
@@ -334,11 +324,3 @@ def test_close_to_laplace_noise(rounds: int) -> None:
         assert claimed == real
     shift = quantizer.sensitivity(1, ONE)
     assert 5 * shift < mechanism.scale <= 5 * shift + 0.25
-
-
-def test_a_run_over_ten_rounds() -> None:
-    """README's private run, at the noise for which Rényi divergences gave an epsilon of 7.994."""
-    method = SketchSkellam(7850, 1, 154, clip=0.3, noise_multiplier=2.07446, cohort=1000)
-    found = float(method.mechanism.claim.epsilon(delta=1e-5, rounds=10))
-    gaussian = epsilon_for(events.repeated(events.gaussian(2.07446), 10), 1e-5)
-    assert gaussian <= found <= 7.1890

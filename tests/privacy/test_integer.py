@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -21,7 +20,7 @@ from scipy.linalg import hadamard
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.privacy.accounting.events import leaves
+from diffsketch.privacy.accounting.events import GaussianEvent, leaves
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.integer import (
@@ -40,7 +39,7 @@ from diffsketch.privacy.mechanisms.rounding import (
     stochastic_round,
     wrap,
 )
-from diffsketch.privacy.noise import FastNoise, Noise
+from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, columns_and_signs
@@ -68,11 +67,6 @@ def test_rotation_is_a_signed_hadamard_matrix() -> None:
     assert not torch.equal(rotate(torch.eye(8), 3), rotate(torch.eye(8), 4))
     # One coordinate's mass is spread evenly.
     assert np.allclose(np.abs(matrix), 1 / math.sqrt(8))
-
-
-def test_another_length_is_refused() -> None:
-    with pytest.raises(MismatchError, match="expected 4 entries"):
-        rotate_back(torch.zeros(8), 0, dim=3)
 
 
 Order = Literal[1, 2]
@@ -321,6 +315,7 @@ def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[f
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["pairwise", "blocked"])
 def test_float_sums_move_more(family: Family) -> None:
     """Two vectors that differ in one coordinate, which is 1 or -1, and are rounded alike else."""
@@ -362,7 +357,6 @@ SHARED: list[Kind] = [DiscreteGaussianMechanism, SkellamMechanism]
 
 KINDS: list[type[IntegerMechanism]] = [*SHARED, DiscreteLaplaceMechanism]
 
-ORDERS = (1.001, 1.05, 1.2, 1.5, 1.8, 2, 2.4, 3, 3.5, 5, 8, 12.5, 20)
 
 ONE = Relation.ADD_OR_REMOVE
 
@@ -376,7 +370,7 @@ def multiplier_of(mechanism: IntegerMechanism, present: int | None = None) -> fl
     """Of the Gaussian noise that the claim is about."""
     event = mechanism.claim_for(present or mechanism.cohort).event
     leaf = next(leaf for leaf, _ in leaves(event))
-    assert isinstance(leaf, dp_event.GaussianDpEvent)
+    assert isinstance(leaf, GaussianEvent)
     return float(leaf.noise_multiplier)
 
 
@@ -443,15 +437,6 @@ def test_the_relation_counts_once(kind: type[IntegerMechanism]) -> None:
 
 
 @pytest.mark.parametrize("kind", SHARED)
-def test_fine_steps_come_close_to_gaussian_noise(kind: Kind) -> None:
-    """The multiplier of the Gaussian that the claim is about is nearly that of the noise."""
-    quantizer = Quantizer(NormBound(1.0), 1e-5, 1000)
-    mechanism = kind(quantizer, 3.0, relation=ONE, trust=Trust.DISTRIBUTED, cohort=20)
-    assert 3 * (1 - 1e-6) < multiplier_of(mechanism) < 3
-    assert quantizer.norm(2) * quantizer.granularity == pytest.approx(1.0, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", SHARED)
 def test_dropouts_weaken_the_claim(kind: Kind) -> None:
     quantizer = Quantizer(NormBound(1.0), 1e-3, 100)
     mechanism = kind(quantizer, 2.0, relation=ONE, trust=Trust.DISTRIBUTED, cohort=40)
@@ -469,68 +454,49 @@ def test_dropouts_weaken_the_claim(kind: Kind) -> None:
             mechanism.claim_for(present)  # type: ignore[arg-type]
 
 
-def test_local_claims_do_not_depend_on_who_is_there() -> None:
-    mechanism = SkellamMechanism(Quantizer(NormBound(1.0), 1e-3, 100), 2.0, cohort=40)
-    assert mechanism.claim_for(1) == mechanism.claim
-    assert replace(mechanism, cohort=1).claim.event == mechanism.claim.event
-
-
-def noise_in_steps(mechanism: IntegerMechanism, count: int, noise: Noise) -> Tensor:
-    """Noise of a full sum, `count` times, decoded from sums of zero vectors (steps of 1)."""
-    sources = 1 if mechanism.trust is Trust.CENTRAL else mechanism.cohort
-    zeros = torch.zeros(count, mechanism.quantizer.cells, dtype=torch.int64)
-    total = sum(mechanism.perturb(zeros, noise) for _ in range(sources))
-    assert isinstance(total, Tensor)
-    return mechanism.decode(total, mechanism.cohort) * mechanism.cohort
+def decoded(mechanism: IntegerMechanism, total: Tensor, count: int) -> Tensor:
+    """The mean of `count` messages from their sum."""
+    return mechanism.centred(total).double() * (mechanism.quantizer.granularity / count)
 
 
 def cases() -> list[IntegerMechanism]:
     quantizer = Quantizer(NormBound(2.0), 0.25, 6)
-    shared = [
-        kind(quantizer, 0.5, trust=trust, cohort=5)
-        for kind in SHARED
-        for trust in (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
-    ]
-    return [
-        *shared,
-        DiscreteLaplaceMechanism(quantizer, 0.2, cohort=5),
-        DiscreteLaplaceMechanism(quantizer, 0.2, trust=Trust.CENTRAL, cohort=5),
-    ]
+    trusts = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
+    shared = [kind(quantizer, 0.5, trust=t, cohort=5) for kind in SHARED for t in trusts]
+    central = DiscreteLaplaceMechanism(quantizer, 0.2, trust=Trust.CENTRAL, cohort=5)
+    return [*shared, DiscreteLaplaceMechanism(quantizer, 0.2, cohort=5), central]
 
 
-@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
-def test_noise_has_the_stated_variance(mechanism: IntegerMechanism) -> None:
-    """Within 4%: 14 standard deviations, or 8 for Laplace; fails by chance with 1e-15."""
-    samples = noise_in_steps(mechanism, 40_000, FastNoise(11))
-    sources = mechanism.cohort if mechanism.trust is Trust.LOCAL else 1
+every_case = pytest.mark.parametrize(
+    "mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}"
+)
+
+
+@every_case
+def test_sums_decode_to_the_mean_with_the_stated_noise(mechanism: IntegerMechanism) -> None:
+    """Means within 6.5 standard deviations, chance below 6 * 1e-10; variances within 6%.
+
+    That is 14 standard deviations of the variance, or 8 for Laplace: by chance with 1e-15.
+    """
+    repeats, noise = 20_000, FastNoise(13)
+    vectors = torch.from_numpy(np.random.default_rng(12).integers(-2, 3, (5, 6)) * 0.25 + 0.1)
+    rounded = mechanism.rounded(vectors.expand(repeats, 5, 6), noise)
+    if mechanism.trust is Trust.CENTRAL:
+        total, sources = mechanism.perturb(rounded.sum(1), noise), 1
+    else:
+        messages = mechanism.perturb(rounded, noise)
+        assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
+        total, sources = messages.sum(1), 5 if mechanism.trust is Trust.LOCAL else 1
     stated = sources * mechanism.std**2
+    samples = (mechanism.centred(total) - rounded.sum(1)).double() * 0.25
 
     def right(values: Tensor) -> bool:
-        return abs(float(values.square().mean()) / stated - 1) < 0.04
+        return abs(float(values.square().mean()) / stated - 1) < 0.06
 
     assert right(samples)
     assert not right(0.8 * samples)  # control: noise 20% too small
-    # The stated variance of the mean is that, and at most 1/4 of a step squared from rounding.
-    rounding = mechanism.quantizer.granularity**2 / (4 * mechanism.cohort)
-    assert mechanism.variance(5) == pytest.approx(stated / 25 + rounding)
-
-
-@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
-def test_decoding_is_unbiased(mechanism: IntegerMechanism) -> None:
-    """Encode, sum, decode: means within 6.5 standard deviations, chance below 6 * 1e-10."""
-    repeats = 20_000
-    rng = np.random.default_rng(12)
-    vectors = torch.from_numpy(rng.integers(-2, 3, (5, 6)) * 0.25 + 0.1)
-    noise = FastNoise(13)
-    batch = vectors.expand(repeats, 5, 6)
-    if mechanism.trust is Trust.CENTRAL:
-        total = mechanism.perturb(mechanism.rounded(batch, noise).sum(1), noise)
-    else:
-        messages = mechanism.release(batch, noise)
-        assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
-        total = messages.sum(1)
-    error = (mechanism.decode(total, 5) - vectors.mean(0)).mean(0)
-    tolerance = 6.5 * math.sqrt(mechanism.variance(5) / repeats)
+    error = (decoded(mechanism, total, 5) - vectors.mean(0)).mean(0)
+    tolerance = 6.5 * math.sqrt((stated / 25 + 0.25**2 / 20) / repeats)
     assert float(error.abs().max()) < tolerance
     # Controls: rounding to the nearest step, and a sum that is not centred.
     nearest = (vectors / 0.25).round().mean(0) * 0.25 - vectors.mean(0)
@@ -547,17 +513,15 @@ def test_release_of_a_table() -> None:
         vector, FastNoise(0), encode=lambda x: x.reshape(*x.shape[:-1], 2, 3)
     )
     assert message.tolist() == [[1, 2**20 - 2, 4], [0, 7, 2**20 - 9]]
-    assert torch.equal(mechanism.decode(message, 1), vector.double().reshape(2, 3))
+    assert torch.equal(decoded(mechanism, message, 1), vector.double().reshape(2, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_secure_noise(kind: type[IntegerMechanism]) -> None:
     """Only whole-number samplers are used, so the secure source works. No chance in it."""
     mechanism = kind(Quantizer(NormBound(1.0), 0.1, 8), 1.0, cohort=2).with_bits_for(1e-12)
-    vectors = torch.linspace(-0.3, 0.3, 8).expand(2, 8)
-    messages = mechanism.release(vectors, SecureNoise())
+    messages = mechanism.release(torch.linspace(-0.3, 0.3, 8).expand(2, 8), SecureNoise())
     assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
-    assert mechanism.decode(messages.sum(0), 2).shape == (8,)
 
 
 def noise_of_the_sum(mechanism: IntegerMechanism, reach: int) -> Vector:
@@ -580,7 +544,7 @@ def noise_of_the_sum(mechanism: IntegerMechanism, reach: int) -> Vector:
     return np.asarray(total[middle - reach : middle + reach + 1])
 
 
-@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+@every_case
 def test_overflow_bound_against_exact_tails(mechanism: IntegerMechanism) -> None:
     """With every member at its largest value, the probability of a wrap, summed exactly."""
     peak = mechanism.cohort * mechanism.quantizer.peak
@@ -598,14 +562,12 @@ def test_overflow_bound_against_exact_tails(mechanism: IntegerMechanism) -> None
             assert math.log(exact) > 1.35 * math.log(bound) - 4
 
 
-@pytest.mark.parametrize("mechanism", cases(), ids=lambda m: f"{type(m).__name__}-{m.trust}")
+@every_case
 def test_fewest_bits(mechanism: IntegerMechanism) -> None:
     fitted = mechanism.with_bits_for(1e-6)
     assert fitted.overflow_bound() <= 1e-6
     assert replace(fitted, bits=fitted.bits - 1).overflow_bound() > 1e-6
     assert fitted.claim == mechanism.claim  # the modulus is no matter of privacy
-    known = mechanism.with_bits_for(1e-6, largest=0.5)
-    assert known.bits <= fitted.bits
 
 
 def test_too_few_bits_wrap() -> None:
@@ -620,7 +582,7 @@ def test_too_few_bits_wrap() -> None:
     vectors = torch.full((10, 1), 8.0)
     for bits, expected in ((8, 8.0), (7, 8.0 - 12.8), (6, 8.0 - 6.4)):
         fitted = replace(mechanism, bits=bits)
-        mean = fitted.decode(fitted.release(vectors, FastNoise(21)).sum(0), 10)
+        mean = decoded(fitted, fitted.release(vectors, FastNoise(21)).sum(0), 10)
         assert abs(float(mean) - expected) < 1.2  # the noise's standard deviation is 0.18
     assert replace(mechanism, bits=8).overflow_bound() < 1e-4
     assert replace(mechanism, bits=7).overflow_bound() == 1.0
@@ -637,7 +599,6 @@ def test_finest_step(kind: type[IntegerMechanism]) -> None:
     assert isinstance(fitted.quantizer, Quantizer)
     finer = replace(fitted, quantizer=replace(fitted.quantizer, granularity=0.99 * step))
     assert finer.overflow_bound() > 1e-5
-    assert mechanism.with_granularity_for(1e-5, largest=1.0).quantizer.granularity < step
     with pytest.raises(ArgumentError, match="bits must be more"):
         replace(mechanism, bits=2).with_granularity_for(1e-5)
 
@@ -655,27 +616,8 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="trust must"):
         SkellamMechanism(quantizer, 1.0, trust="nobody")  # type: ignore[arg-type]
     mechanism = SkellamMechanism(quantizer, 1.0, cohort=2)
-    for count in (0, 3):
-        with pytest.raises(ArgumentError, match="count must"):
-            mechanism.decode(torch.zeros(3, dtype=torch.int64), count)
     for failure in (0.0, 1.0, math.nan):
         with pytest.raises(ArgumentError, match="failure must"):
             mechanism.with_bits_for(failure)
-    with pytest.raises(ArgumentError, match="largest must"):
-        mechanism.overflow_bound(largest=math.nan)
     with pytest.raises(ArgumentError, match="no modulus"):
         replace(mechanism, cohort=10**18).with_bits_for(0.1)
-
-
-def test_a_trusted_server_adds_noise_once() -> None:
-    quantizer = Quantizer(NormBound(1.0), 0.25, 6)
-    vectors = torch.linspace(-1, 1, 18).reshape(3, 6)
-    server = SkellamMechanism(quantizer, 2.0, trust=Trust.CENTRAL, cohort=3)
-    source = FastNoise(3)
-    apart = server.perturb(server.rounded(vectors, source).sum(0), source)
-    assert torch.equal(server.release_sum(vectors, FastNoise(3)), apart)
-    with pytest.raises(ArgumentError, match="vectors must be at most 3"):
-        server.release_sum(torch.ones(4, 6), FastNoise(3))
-    alone = SkellamMechanism(quantizer, 2.0, cohort=3)
-    with pytest.raises(ArgumentError, match="trust must be central for a sum"):
-        alone.release_sum(vectors, FastNoise(3))

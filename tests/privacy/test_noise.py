@@ -87,7 +87,7 @@ DISTRIBUTIONS: dict[str, tuple[Draw, Callable[[float], tuple[int, Probabilities]
                  lambda v: binomial_law(round(4 * v), 0.5), 2),
 }  # fmt: skip
 
-SCALES = [0.5, 1.0, 2.3, 31.0, 700.0, 1500.0]
+SCALES = [0.5, 2.3, 31.0, pytest.param(1500.0, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -138,16 +138,6 @@ def test_wide_whole_numbers_have_their_law(name: str, scale: float) -> None:
     assert digits(values // 61 * 61 + values % 60) < CHANCE
 
 
-def test_the_guide_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw() -> list[Tensor]:
-        noise = FastNoise(5)
-        return [noise.discrete_gaussian((40_000,), std) for std in (0.4, 20.0, 800.0, 1e7)]
-
-    guided = draw()
-    monkeypatch.setattr(discrete_sampling, "_GUIDE_FROM", 10**9)
-    assert all(map(torch.equal, guided, draw()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["norm", "laplace"])
 def test_continuous_noise_has_its_law(name: str, dtype: torch.dtype) -> None:
@@ -166,26 +156,6 @@ def test_continuous_noise_has_its_law(name: str, dtype: torch.dtype) -> None:
     assert p_value(values + 0.2) < CHANCE
     some = torch.arange(1000) % 20 == 0
     assert p_value(torch.where(some, values.abs(), values)) < CHANCE
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bernoulli_has_its_probabilities(dtype: torch.dtype) -> None:
-    chances = torch.tensor([0.0, 1e-4, 0.3, 0.5, 0.999, 1.0], dtype=dtype)
-    values = FastNoise(7).bernoulli(chances[:, None].expand(-1, DRAWS))
-    assert values.dtype == torch.int64
-    for chance, found in zip(chances.tolist(), values, strict=True):
-        assert surprise(found, 0, np.array([1 - chance, chance])) > CHANCE
-        if 0.01 < chance < 0.9:
-            assert surprise(found, 0, np.array([1 - 0.95 * chance, 0.95 * chance])) < CHANCE
-
-
-def test_binomial_corners() -> None:
-    noise = FastNoise(8)
-    assert noise.binomial((3,), 7, 0.0).tolist() == [0] * 3
-    assert noise.binomial((3,), 7, 1.0).tolist() == [7] * 3
-    assert noise.binomial((2, 2), 0, 0.5).tolist() == [[0, 0], [0, 0]]
-    assert noise.binomial((3,), 7, 5e-324).tolist() == [0] * 3
-    assert set(noise.binomial((999,), 2, 0.5).tolist()) == {0, 1, 2}
 
 
 def draw_everything(noise: FastNoise) -> list[Tensor]:
@@ -216,12 +186,6 @@ def test_same_key_same_numbers_and_no_global_state() -> None:
         NoiseKey.from_integer(2).source(worker=2, round_index=3),
     ):
         assert not any(map(torch.equal, first, draw_everything(other)))
-
-
-def test_a_stream_goes_on_and_does_not_repeat() -> None:
-    noise = FastNoise(9)
-    first, second = (noise.normal((50,), 1.0, dtype=torch.float64) for _ in range(2))
-    assert not (first == second).any()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
@@ -393,22 +357,6 @@ def test_rows_are_not_correlated() -> None:
     assert np.corrcoef(mixed, draws[1])[0, 1] > 7 / np.sqrt(20_000)
 
 
-LAWS = {
-    "normal": stats.norm(scale=2.0),
-    "normal64": stats.norm(scale=2.0),
-    "laplace": stats.laplace(scale=2.0),
-    "laplace64": stats.laplace(scale=2.0),
-}
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_real_numbers_have_their_distribution(name: str) -> None:
-    """Kolmogorov-Smirnov: fails with probability 1e-9 on another key."""
-    values = EVERY[name](CohortNoise(KEY, range(100), round_index=1), (100, 300)).flatten().double()
-    assert stats.kstest(values.numpy(), LAWS[name].cdf).pvalue > 1e-9
-    assert stats.kstest(values.numpy() / 2, LAWS[name].cdf).pvalue < 1e-9  # the control: half
-
-
 def test_no_worker_has_no_rows() -> None:
     noise = cohort()
     for draw in EVERY.values():
@@ -416,7 +364,7 @@ def test_no_worker_has_no_rows() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ArgumentError, match="key must be a NoiseKey"):
+    with pytest.raises(ArgumentError, match="key must be of type NoiseKey"):
         CohortNoise(b"secret", [1], round_index=0)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="must be different"):
         cohort(1, 2, 1)
@@ -458,7 +406,7 @@ def test_what_is_refused_uses_nothing_up() -> None:
 def table_probabilities(table: IntegerTable) -> dict[int, Fraction]:
     """What a table of single integers draws, exactly."""
     assert table.shift == 0
-    limits = [0, *(int(limit) for limit in table.limits), 1 << 64]
+    limits = [0, *(int(limit) for limit in table.search.limits), 1 << 64]
     widths = [Fraction(b - a, 1 << 64) for a, b in pairwise(limits)]
     return dict(zip(table.starts.tolist(), widths, strict=True))
 
@@ -587,7 +535,7 @@ def test_weights_of_wide_binomials_are_exact(trials: int, probability: float) ->
 )  # fmt: skip
 def test_blocks_are_drawn_and_thinned_in_proportion(table: IntegerTable) -> None:
     """Block by block: probability of the draw times that of keeping is that of the integer."""
-    limits = np.array([0, *table.limits.tolist(), 2**64], dtype=object)
+    limits = np.array([0, *table.search.limits.tolist(), 2**64], dtype=object)
     widths = np.diff(limits).astype(np.float64)
     assert widths / widths.sum() == pytest.approx(
         np.exp(table.peaks) / np.exp(table.peaks).sum(), rel=1e-9, abs=1e-18

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from dp_accounting import dp_event
 from scipy.linalg import eigh
 from scipy.stats import chi2, ks_2samp, norm
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import DiffSketch
-from diffsketch.privacy.accounting.events import leaves
+from diffsketch.privacy.accounting.events import ApproximateEvent, GaussianEvent, leaves
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms import padding as appended
@@ -52,7 +51,7 @@ def mu_of(claim: ProvenClaim | NoClaim) -> float:
     (mu,) = (
         1 / leaf.noise_multiplier
         for leaf, _ in leaves(claim.event)
-        if isinstance(leaf, dp_event.GaussianDpEvent)
+        if isinstance(leaf, GaussianEvent)
     )
     return float(mu)
 
@@ -126,11 +125,6 @@ def test_known_values_of_a_large_table() -> None:
         assert 0.95 * known <= epsilon <= 1.01 * known
 
 
-def test_a_tenth_of_the_noise_that_theorem1_asks_for() -> None:
-    """Epsilon 1 takes 3.15 times the vector's length; Theorem 1 claims it from 31.1 on."""
-    assert proven(MNIST_50, 3.15, "pairwise", 0) < 1 < proven(MNIST_50, 2.9, "pairwise", 0)
-
-
 def test_no_claim_if_noise_cannot_fill_the_table() -> None:
     for bound in (CoordinateBound(1.0), NormBound(1.0)):
         claim = small(bound, padding=23).claim  # 24 cells
@@ -140,7 +134,7 @@ def test_no_claim_if_noise_cannot_fill_the_table() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("times", [1.5, 4, 50, 150])
+@pytest.mark.parametrize("times", [1.5, 50])
 def test_the_certified_bound_is_above_the_exact_value_and_near(
     family: Family, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,15 +149,17 @@ def test_the_certified_bound_is_above_the_exact_value_and_near(
             patch.setattr(spectrum, "EXACT_CELLS", 0)
             claim = PaddedGaussian(sketch, SEED, bound, padding, std=1.0).claim
         assert exact <= mu_of(claim) <= 1.2 * expected_ratio * exact
-        added = [leaf for leaf, _ in leaves(claim.event) if not hasattr(leaf, "noise_multiplier")]  # type: ignore[union-attr]
+        assert isinstance(claim, ProvenClaim)
+        added = [leaf for leaf, _ in leaves(claim.event) if isinstance(leaf, ApproximateEvent)]
         assert [leaf.epsilon for leaf in added] == [0.0]
         assert 0 < added[0].delta < 1e-11
         epsilon = claim.epsilon(delta=1e-5, rounds=1)
-        gaussian = ProvenClaim(claim.scope, dp_event.GaussianDpEvent(1 / mu_of(claim)), "noise")
+        gaussian = ProvenClaim(claim.scope, GaussianEvent(1 / mu_of(claim)), "noise")
         without = gaussian.epsilon(delta=1e-5, rounds=1)
         assert float(without) <= float(epsilon) <= 1.001 * float(without) + 1e-3
 
 
+@pytest.mark.slow
 def test_a_table_too_large_to_factor() -> None:
     sketch = CountSketch(50_000, 4, 2000)
     mechanism = PaddedGaussian(sketch, SEED, CoordinateBound(1.0), padding=200_000, std=1.0)
@@ -220,48 +216,7 @@ def test_queries_give_the_vectors_coordinates(family: Family) -> None:
     assert mechanism.query(tables[0])[7].item() == pytest.approx(3.0, abs=1e-4)
 
 
-def whitened_noise(
-    mechanism: PaddedGaussian, covariance: Matrix, vector: Tensor, *, count: int
-) -> Matrix:
-    """Releases less their mean, divided by what the covariance says: standard Gaussian if right."""
-    real = matrix_of(mechanism.padded_sketch, SEED)[:, :40]
-    mean = real @ vector.numpy()
-    tables = mechanism.release(vector.expand(count, -1), FastNoise(21)).reshape(count, -1)
-    lower = np.linalg.cholesky(covariance)
-    return np.linalg.solve(lower, (tables.numpy() - mean).T).T
-
-
-def fits_standard_gaussian(values: Matrix) -> bool:
-    """Mean 0, total variance and every covariance as for independent standard Gaussians.
-
-    Each of the three is off by chance with probability 1e-9 at most.
-    """
-    count, cells = values.shape
-    z = norm.isf(1e-9 / 2 / cells)
-    means = np.abs(values.mean(axis=0)) * math.sqrt(count) < z
-    low, high = chi2.ppf([5e-10, 1 - 5e-10], count * cells)
-    total = low < (values**2).sum() < high
-    # Products of two have variance 1, or 2 on the diagonal; sums of 4,000 are Gaussian enough
-    # for a limit that is a tenth wider.
-    products = np.abs(values.T @ values / count - np.eye(cells)) * math.sqrt(count / 2)
-    pairs = products < 1.1 * norm.isf(1e-9 / cells**2)
-    return bool(means.all() and total and pairs.all())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_table_has_the_stated_covariance(family: Family) -> None:
-    mechanism = small(CoordinateBound(0.5), family)
-    vector = torch.linspace(-0.5, 0.5, 40, dtype=torch.float64)
-    pad = matrix_of(mechanism.padded_sketch, SEED)[:, 40:]
-    covariance = 0.7**2 * pad @ pad.T
-    assert fits_standard_gaussian(whitened_noise(mechanism, covariance, vector, count=4000))
-    # Controls: noise that is a fifth too small, and noise that would be independent in all cells.
-    weak = small(CoordinateBound(0.5), family, std=0.8 * 0.7)
-    assert not fits_standard_gaussian(whitened_noise(weak, covariance, vector, count=4000))
-    equal = 0.7**2 * 90 / 8 * np.eye(24)
-    assert not fits_standard_gaussian(whitened_noise(mechanism, equal, vector, count=4000))
-
-
+@pytest.mark.slow
 def test_the_best_attack_on_the_worst_coordinate_is_as_good_as_mu() -> None:
     """Neyman and Pearson's statistic moves by mu standard deviations, and no more."""
     mechanism = small(CoordinateBound(0.5))
@@ -305,15 +260,6 @@ def test_noise_on_the_table_is_nearly_the_same(relation: Relation) -> None:
     assert cheap.std == pytest.approx(std * math.sqrt(diagonal.mean()))
 
 
-def test_noise_on_the_table_needs_no_full_rank() -> None:
-    cheap = table_noise_like_padding(CountSketch(40, 3, 8), 1.0, padding=1, std=1.0)
-    assert mu_of(cheap.claim) == pytest.approx(2 * math.sqrt(24))
-    for name, bad in (("padding", 0), ("std", 0.0), ("std", math.nan), ("std", math.inf)):
-        settings: dict[str, Any] = {"padding": 5, "std": 1.0, name: bad}
-        with pytest.raises(ArgumentError, match=name):
-            table_noise_like_padding(CountSketch(40, 3, 8), 1.0, **settings)
-
-
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
@@ -324,13 +270,6 @@ def test_noise_on_the_table_needs_no_full_rank() -> None:
 def test_bad_settings_raise(name: str, bad: Any) -> None:
     with pytest.raises(ArgumentError, match=name):
         small(CoordinateBound(1.0), **{name: bad})
-
-
-def test_bad_bounds_and_seeds_raise() -> None:
-    with pytest.raises(ArgumentError, match="rows must be 1"):
-        small(CoordinateBound(1.0, rows=3))
-    with pytest.raises(ArgumentError, match="seed"):
-        PaddedGaussian(CountSketch(4, 1, 2), b"x", CoordinateBound(1.0), 5, 1.0)  # type: ignore[arg-type]
 
 
 def test_bad_vectors_raise() -> None:
@@ -505,20 +444,6 @@ def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) 
     assert min(found.values()) >= 5
 
 
-def test_the_factor_is_kept_with_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed, sketch = SketchKey.from_integer(3).seed(1), sketch_of("blocked")
-    first = factor(sketch, seed, DIM)
-    monkeypatch.setattr(covariance, "gram", None)  # must not be called again
-    assert factor(sketch, seed, DIM) is first
-    assert first is not None
-    monkeypatch.undo()
-    for other, start in ((sketch_of("pairwise"), DIM), (sketch, DIM + 1)):
-        assert not torch.equal(factor(other, seed, start), first)  # type: ignore[arg-type]
-    large = CountSketch(3000, 4, 80)  # too large to be worth it: nothing to keep
-    assert not is_factored(large, 1000)
-    assert factor(large, seed, 1000) is not factor(large, seed, 1000)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectrum, "_PIECE", 1000)
@@ -532,18 +457,7 @@ def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyP
     assert rounding < 1e-9  # which decides between 1 and 0.95 of an eigenvalue near 75
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_reach_of_a_vector_in_a_table_of_some_size(family: Family) -> None:
-    sketch = CountSketch(2600, 4, 80, family)
-    real, pad = gram(sketch, SEED, 0, 1000), gram(sketch, SEED, 1000, 2600)
-    largest = float(eigh(real, pad, eigvals_only=True)[-1])
-    reach = spectrum.vector_reach(sketch, SEED, 1000)
-    assert reach is not None
-    assert largest * (1 - 1e-10) <= reach.squared <= largest * (1 + 1e-5)
-    assert reach.failure == 0
-
-
-def planted(least: float) -> spectrum.Apply:
+def planted(least: float) -> spectrum._Apply:
     """A matrix with 400 eigenvalues in [1, 2], but for the least.
 
     It is diagonal, which is as good as any other: the probes have no preferred direction.

@@ -23,12 +23,12 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
+from diffsketch.privacy.noise import base
 from diffsketch.privacy.noise import secure as secure_sampling
 from diffsketch.privacy.noise.secure import (
     SLACK,
     ExactTable,
-    GaussianLaw,
-    LaplaceLaw,
+    ExponentialLaw,
     Law,
     SecureNoise,
     SkellamLaw,
@@ -37,14 +37,14 @@ from diffsketch.privacy.noise.secure import (
 
 CHANCE = 1e-11
 
-DRAWS = 4_000_000
+DRAWS = 1_500_000
 
 MANY = 100_000  # of binomial and Bernoulli numbers
 
 LAWS = [
-    *(GaussianLaw(std) for std in (5e-324, 1e-3, 0.5, 5.3, 800.0, 1e6, 2.0**50)),
-    *(LaplaceLaw(scale) for scale in (1e-300, 1e-3, 0.5, 5.3, 800.0, 1e6, 2.0**50)),
-    *(SkellamLaw(variance) for variance in (1e-300, 1e-3, 0.3, 7.5, 150.0, 1e6, 1e12, 2.0**100)),
+    *(ExponentialLaw(std, 2) for std in (5e-324, 1e-3, 0.5, 5.3, 800.0, 2.0**50)),
+    *(ExponentialLaw(scale, 1) for scale in (1e-300, 1e-3, 0.5, 5.3, 800.0, 2.0**50)),
+    *(SkellamLaw(variance) for variance in (1e-300, 1e-3, 7.5, 150.0, 1e6, 2.0**100)),
 ]
 
 Probabilities = npt.NDArray[np.float64]
@@ -58,10 +58,9 @@ def many_digits() -> Iterator[None]:
 
 def exact_weight(law: Law, x: int) -> mpmath.mpf:
     """With 600 bits, by functions of mpmath."""
-    if isinstance(law, GaussianLaw):
-        return mpmath.exp(-((x / mpmath.mpf(law.std)) ** 2) / 2)
-    if isinstance(law, LaplaceLaw):
-        return mpmath.exp(-abs(x) / mpmath.mpf(law.scale))
+    if isinstance(law, ExponentialLaw):
+        ratio = abs(x) / mpmath.mpf(law.scale)
+        return mpmath.exp(-ratio if law.power == 1 else -(ratio**2) / 2)
     assert isinstance(law, SkellamLaw)
     v = mpmath.mpf(law.variance)
     return mpmath.besseli(abs(x), v) * mpmath.exp(-v) * 2**law._shift
@@ -75,7 +74,7 @@ def some_places(radius: int) -> list[int]:
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_weights_are_within_their_bounds(law: Law) -> None:
     """In floating point and in many digits; control: with the next larger parameter."""
-    (name,) = law.__dataclass_fields__  # type: ignore[attr-defined]
+    name = next(iter(law.__dataclass_fields__))  # type: ignore[attr-defined]
     value = getattr(law, name)
     wrong: Law = replace(law, **{name: value * (1 + 2.0**-45)})  # type: ignore[type-var]
     found = False
@@ -85,9 +84,7 @@ def test_weights_are_within_their_bounds(law: Law) -> None:
         for bits in (64, 300):
             assert abs(law.digits(x, bits) - weight * 2**bits) <= 1
         found |= bool(abs(wrong.digits(x, 300) - weight * 2**300) > 1)
-    assert found == (
-        value > 1e-9 and not (isinstance(law, GaussianLaw | LaplaceLaw) and value < 1e-2)
-    )
+    assert found == (value > 1e-9 and not (isinstance(law, ExponentialLaw) and value < 1e-2))
 
 
 def faults(table: ExactTable) -> list[str]:
@@ -179,7 +176,9 @@ def test_words_are_kept_as_exact_weights_say(law: Law, where: float, offsets: li
     assert kept == expected
 
 
-@pytest.mark.parametrize("law", [GaussianLaw(5.3), LaplaceLaw(1e6), SkellamLaw(1e12)], ids=str)
+@pytest.mark.parametrize(
+    "law", [ExponentialLaw(5.3, 2), ExponentialLaw(1e6, 1), SkellamLaw(1e12)], ids=str
+)
 def test_errors_in_the_last_digits_would_be_found(
     law: Law, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +191,9 @@ def test_errors_in_the_last_digits_would_be_found(
     assert any(kept != expected for kept, expected in cases)
 
 
-@pytest.mark.parametrize("law", [GaussianLaw(5.3), LaplaceLaw(1e6), SkellamLaw(7.5)], ids=str)
+@pytest.mark.parametrize(
+    "law", [ExponentialLaw(5.3, 2), ExponentialLaw(1e6, 1), SkellamLaw(7.5)], ids=str
+)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("negative", [False, True])
 def test_tails_are_drawn_as_exact_weights_say(law: Law, steps: int, negative: bool) -> None:
@@ -217,7 +218,7 @@ def test_tails_are_drawn_as_exact_weights_say(law: Law, steps: int, negative: bo
 
 def test_words_beyond_all_blocks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next word decides: 0 means the first block, whose words are all sure or more."""
-    table = exact_table(GaussianLaw(5.3))
+    table = exact_table(ExponentialLaw(5.3, 2))
     middle = len(table.starts) // 2 - 1
     words = [2**64 - 1, int(table.starts[-1]), int(table.starts[middle])]
     monkeypatch.setattr(secure_sampling, "random_words", bits_of(words))
@@ -229,10 +230,11 @@ def test_the_guide_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     words = rng.integers(0, 1 << 64, 40_000, dtype=np.uint64)
     tables = [exact_table(law) for law in LAWS]
     words = np.concatenate([words, *(table.starts[:-1] for table in tables)])
-    guided = [table._find(words) for table in tables]
-    monkeypatch.setattr(secure_sampling, "_GUIDE_FROM", 10**9)
+    guided = [table._search.find(words) for table in tables]
+    monkeypatch.setattr(base, "_GUIDE_FROM", 10**9)
     assert all(
-        np.array_equal(table._find(words), g) for table, g in zip(tables, guided, strict=True)
+        np.array_equal(table._search.find(words), g)
+        for table, g in zip(tables, guided, strict=True)
     )
     assert np.array_equal(guided[3], np.searchsorted(tables[3].starts[1:], words, side="right"))
 
@@ -383,7 +385,6 @@ def test_takes_no_seed_and_repeats_nothing() -> None:
     """64 numbers of deviation 2**40 are equal twice with a probability below 2**-2000."""
     with pytest.raises(TypeError):
         SecureNoise(7)  # type: ignore[call-arg]
-    assert SecureNoise.secure
     noise, other = SecureNoise(), SecureNoise()
     for source in (noise, other):
         state = torch.get_rng_state()
@@ -440,15 +441,7 @@ def test_bad_scales_are_refused(bad: float) -> None:
         noise.bernoulli(torch.tensor([bad]))
 
 
-@pytest.mark.parametrize("scale", [0.0, 5e-324, 1e-3])
-def test_tiny_scales_give_zeros(scale: float) -> None:
-    """Of deviation 1e-3, no number but 0 has a probability above exp(-1000)."""
-    noise = SecureNoise()
-    assert not noise.discrete_gaussian((100_000,), scale).any()
-    assert not noise.discrete_laplace((100_000,), scale).any()
-    assert not noise.skellam((100_000,), scale**2 / 1e300).any()
-
-
+@pytest.mark.slow
 def test_a_forked_child_draws_other_numbers() -> None:
     """Tables are kept over the fork. Equal by chance with probability below 2**-300 for each."""
     code = (

@@ -100,9 +100,10 @@ def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None
     assert result.bytes_up == 4 * Uncompressed(DIM).wire_bytes
 
 
-def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_worker_counts_as_zeros_where_it_is_proven(value: float) -> None:
     """Its noise is there, it is counted, and the claim is that of the whole cohort."""
-    simulation, healthy = simulate(LOCAL, spoilt(2), noise_key=KEY), simulate(LOCAL)
+    simulation, healthy = simulate(LOCAL, spoilt(2, value=value), noise_key=KEY), simulate(LOCAL)
     vectors = updates(simulation, simulation.weights, 0)
     vectors[2] = 0.0
     with pytest.warns(NonFiniteUpdate, match="'device-2', which count as zeros"):

@@ -50,7 +50,7 @@ def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: i
             (`dims=0`, which takes 0-d tensors as well). Without entries, the norm is 0.
         limit: The largest norm.
         order: 1 for the sum of the absolute values, 2 for the Euclidean norm.
-        dims: How many dimensions are one vector.
+        dims: Number of dimensions that make one vector.
 
     Raises:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64 or
@@ -123,7 +123,7 @@ class CoordinateBound:
 
     One coordinate of the vector is in one cell of each of `rows` rows (1 for a raw vector), with
     a weight of +1 or -1. It moves each of them by up to `2 limit` if its value is replaced, by
-    `limit` if it is removed (becomes 0); `tests/privacy/test_bounds.py` compares tables.
+    `limit` if it is removed (becomes 0); `tests/privacy/test_clipping.py` compares tables.
 
     Args:
         limit: The largest size of a coordinate.
@@ -161,14 +161,14 @@ class CoordinateBound:
 
 @dataclass(frozen=True)
 class NormBound:
-    """What is released is clipped, as a whole, to a norm of at most `limit`.
+    """Bound on the norm: a release is clipped, as a whole, to at most `limit`.
 
     Replacing a unit moves it by up to `2 limit`, adding or removing it by `limit`.
 
     Args:
         limit: The largest norm of the vector, or of the table if it is encoded.
         unit: Whose contribution a vector is: a client's, or an example's.
-        order: Of the norm that is clipped.
+        order: Order of the norm that is clipped.
     """
 
     limit: float
@@ -203,7 +203,7 @@ class NormBound:
 
 @dataclass(frozen=True)
 class FlaggedBound:
-    """What is released is clipped to a norm of at most 1, and one more cell says whether it was.
+    """Clips a release to a norm of at most 1; one more cell says whether it was longer.
 
     The cell is `share` for what was longer. For what was not, it is `-share` if data sets are
     replaced, and 0 if they are added or removed: then nothing but zeros is sent for a vector of

@@ -46,9 +46,7 @@ _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 _SOURCE = "Theorem 1 of the paper"
 
 
-def theorem1(
-    dim: int, rows: int, cols: int, *, alpha: float, sigma: float, beta: float | None = None
-) -> PaperClaim | NoClaim:
+def theorem1(dim: int, rows: int, cols: int, *, alpha: float, sigma: float) -> PaperClaim | NoClaim:
     """The claim of Theorem 1 about one message, or why it claims nothing.
 
     Where the theorem's conditions fail, that is the result and not an error. Three of them are
@@ -62,7 +60,6 @@ def theorem1(
         cols: Columns of the table.
         alpha: Bound on the coordinates; the paper takes `estimate_alpha`.
         sigma: Standard deviation of the coordinates.
-        beta: A constant of your own instead of the best one.
 
     >>> print(theorem1(7850 * 21, 7, 22, alpha=1.645, sigma=1.0).epsilon(delta=0.0, rounds=1))
     epsilon = 1.54 at delta = 0 over 1 round (claimed; coordinate unit, replace, local trust)
@@ -72,18 +69,13 @@ def theorem1(
     _check_sizes(dim, rows, cols)
     for name, value in (("alpha", alpha), ("sigma", sigma)):
         check(0 <= value < math.inf, name, "be >= 0 and finite", value)
-    if beta is not None:
-        check_positive("beta", beta)
     if (reason := _failed_condition(dim, cols, alpha, sigma)) is not None:
         return NoClaim(_SCOPE, reason)
     x = _loss(dim, cols, alpha / sigma)
-    limit = 0.5 if beta is None else 0.5 - 1 / beta
-    if not (x < limit if beta is None else x <= limit):
-        needs = "x < 1/2" if beta is None else f"x <= 1/2 - 1/beta = {limit:.4g}"
-        return NoClaim(
-            _SCOPE, f"Theorem 1 needs {needs}, but x = {x:.4g} for this vector and table"
-        )
-    value = -rows * math.log1p(-2 * x) if beta is None else rows * math.log1p(beta * x)
+    if not x < 0.5:
+        reason = f"Theorem 1 needs x < 1/2, but x = {x:.4g} for this vector and table"
+        return NoClaim(_SCOPE, reason)
+    value = -rows * math.log1p(-2 * x)
     return PaperClaim(_SCOPE, Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE), _SOURCE)
 
 
@@ -271,7 +263,7 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     them at once, ask for `failure / dim`.
 
     Guarantees: no vector breaks it, and with one row some reach it
-    (`tests/privacy/test_convergence.py`).
+    (`tests/privacy/test_theorems.py`).
 
     >>> sketch = CountSketch.from_error(1_000_000, 0.05, failure=0.01)
     >>> round(lemma1_error(sketch.rows, sketch.cols, failure=0.01), 4)
@@ -347,7 +339,7 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
 
     Args:
         problem: The theorem's assumptions.
-        rounds: How many points are averaged, the first being the start.
+        rounds: Number of points averaged, the first being the start.
         error: Lemma 1's relative error of a coordinate.
     """
     check_whole("rounds", rounds, least=1)
@@ -366,7 +358,7 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
 
     Args:
         problem: The theorem's assumptions.
-        rounds: How many points are averaged, the first being the start.
+        rounds: Number of points averaged, the first being the start.
         variance: `query_variance` of the sketch, or 0 without one.
     """
     check_whole("rounds", rounds, least=1)

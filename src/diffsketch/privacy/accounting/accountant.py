@@ -55,8 +55,8 @@ class Lookahead:
         """Whether the rounds fit; if so they count as spent from now on.
 
         Args:
-            event: Of one of them.
-            rounds: How many.
+            event: Event of one of them.
+            rounds: Their number.
             spent: Gives the events so far and their rounds; called only if need be.
         """
         if self.takes(event, rounds):
@@ -83,7 +83,7 @@ class Lookahead:
         return False
 
     def most(self, event: events.Event, *, spent: Iterable[_Rounds]) -> int:
-        """How many such rounds fit, up to a million."""
+        """Number of such rounds that fit, up to a million."""
         known, key = _counted(spent), tuple(events.leaves(event))
         return _last_within(lambda n: self._total(known + Counter({key: n})), self._epsilon)
 
@@ -170,7 +170,7 @@ class Budget:
     """The most that may be spent.
 
     Args:
-        epsilon: Of all rounds together.
+        epsilon: The most for all rounds together.
         delta: The probability that it need not cover.
     """
 
@@ -207,7 +207,7 @@ class Accountant:
     (`tests/privacy/test_accounting.py`). A crash forgets it: for that there is `Ledger`.
 
     Args:
-        scope: What all claims have to be about.
+        scope: Scope that all claims must have.
         budget: Where to stop; if there is none, it only counts.
 
     >>> from diffsketch.privacy.claim import Relation, Trust, Unit
@@ -293,7 +293,7 @@ class Accountant:
         self._record(more)
 
     def rounds_left(self, claim: ProvenClaim) -> int:
-        """How many more rounds like this the budget allows, counted up to a million.
+        """Number of rounds like this that the budget still allows, up to a million.
 
         Raises:
             ArgumentError: There is no budget, or the claim is not proven.
@@ -318,7 +318,7 @@ class Accountant:
         """Take over what another one has reserved, if what was spent since is covered by that.
 
         Args:
-            earlier: With the same budget, and none of its rounds missing here.
+            earlier: Accountant with the same budget, none of whose rounds is missing here.
         """
         ahead, known = earlier._lookahead and earlier._lookahead.copy(), earlier.kinds
         more = ((item, item.rounds - known.get(kind, 0)) for kind, item in self._spent.items())

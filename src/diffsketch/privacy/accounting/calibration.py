@@ -27,15 +27,15 @@ def calibrate(
     """The smallest number for which so many rounds of `event_of(number)` stay within the budget.
 
     Guarantees: the result meets the budget, by the same arithmetic that accountants use; a number
-    smaller by more than the tolerance does not (`tests/privacy/test_calibration.py`).
+    smaller by more than the tolerance does not (`tests/privacy/test_accounting.py`).
 
     Args:
         event_of: One round's event; the larger its number, the more private it has to be.
-        budget: What all rounds together may spend.
-        rounds: How many there are.
+        budget: The most for all rounds together.
+        rounds: Number of rounds.
         least: Where to look from; this comes back if it is enough already.
         most: Where to look to.
-        tolerance: How much too large the result may be, relatively.
+        tolerance: Relative excess that the result may have.
 
     Raises:
         ArgumentError: Not even `most` is enough.
@@ -72,7 +72,7 @@ def gaussian_multiplier(*, epsilon: float, delta: float, rounds: int, rate: floa
     Args:
         epsilon: The target.
         delta: Its probability of failure, > 0.
-        rounds: How many rounds there are.
+        rounds: Number of rounds.
         rate: Probability with which a unit is in a round, if `PoissonSampler` draws it.
 
     >>> round(gaussian_multiplier(epsilon=1.0, delta=1e-5, rounds=100), 2)

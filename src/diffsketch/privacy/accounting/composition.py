@@ -136,7 +136,7 @@ def few_kinds(parts: Mapping[Leaf, int]) -> Counter[Leaf]:
 
 
 def no_better(leaf: Leaf, ratio: float) -> Leaf:
-    """With less noise, a higher rate or a larger bound: the next one on a grid of this ratio."""
+    """The next event on a grid of this ratio: less noise, a higher rate or a larger bound."""
     match leaf:
         case GaussianEvent() | LaplaceEvent():
             return type(leaf)(_rounded(leaf.noise_multiplier, ratio, up=False))

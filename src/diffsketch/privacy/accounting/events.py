@@ -96,10 +96,10 @@ Event: TypeAlias = Leaf | RepeatedEvent | ComposedEvent
 gaussian, laplace, approximate = GaussianEvent, LaplaceEvent, ApproximateEvent
 
 
-def poisson_sampled(rate: float, event: GaussianEvent | LaplaceEvent) -> Leaf:
+def poisson_sampled(rate: float, event: Event) -> Leaf:
     """`event` on a sample in which each unit is with probability `rate`, independently."""
-    sampled = PoissonEvent(rate, event)
-    return event if rate == 1 else sampled
+    sampled = PoissonEvent(rate, event)  # type: ignore[arg-type] # it checks the kind
+    return sampled.event if rate == 1 else sampled
 
 
 def repeated(event: Event, count: int) -> Event:

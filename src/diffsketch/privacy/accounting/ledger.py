@@ -73,7 +73,7 @@ class Ledger:
 
         Args:
             path: A file that does not exist yet.
-            scope: What all claims have to be about.
+            scope: Scope that all claims must have.
             budget: Where to stop.
             wait: Seconds to wait for another process that is charging.
 
@@ -104,17 +104,17 @@ class Ledger:
 
     @property
     def scope(self) -> Scope:
-        """What all of it is about."""
+        """The unit, relation and trust that all claims are about."""
         return self._accountant.scope
 
     @property
     def budget(self) -> Budget | None:
-        """Where it stops."""
+        """The budget at which it stops."""
         return self._accountant.budget
 
     @property
     def rounds(self) -> int:
-        """How many rounds are charged, by whichever process."""
+        """Number of rounds charged, by whichever process."""
         self._refresh()
         return self._accountant.rounds
 
@@ -125,12 +125,12 @@ class Ledger:
         return self._accountant.spent
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What all rounds amount to."""
+        """The epsilon that all rounds amount to."""
         self._refresh()
         return self._accountant.epsilon(delta)
 
     def rounds_left(self, claim: ProvenClaim) -> int:
-        """How many more rounds like this the budget allows, up to a million."""
+        """Number of rounds like this that the budget still allows, up to a million."""
         self._refresh()
         return self._accountant.rounds_left(claim)
 

@@ -27,12 +27,16 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import (
     ApproximateEvent,
+    ComposedEvent,
+    Event,
     GaussianEvent,
     LaplaceEvent,
     Leaf,
     PoissonEvent,
+    RepeatedEvent,
     pure_bound,
 )
 
@@ -54,6 +58,22 @@ _QUANTILES = ndtri((np.arange(2000) + 0.5) / 2000)
 _WHOLE_ORDERS: _Array = np.array([*range(2, 64), 64, 80, 96, 128, 192, 256, 384, 512, 1024], float)
 _LEAST = 1e-15
 _SLACK = 1e-13  # of the logarithm of a moment, where it is a sum of many terms
+
+
+def as_dp_event(event: Event) -> Any:
+    """The same event for dp-accounting's own accountants, which know no approximate ones."""
+    match event:
+        case GaussianEvent():
+            return dp_event.GaussianDpEvent(event.noise_multiplier)
+        case LaplaceEvent():
+            return dp_event.LaplaceDpEvent(event.noise_multiplier)
+        case PoissonEvent():
+            return dp_event.PoissonSampledDpEvent(event.rate, as_dp_event(event.event))
+        case RepeatedEvent():
+            return dp_event.SelfComposedDpEvent(as_dp_event(event.event), event.count)
+        case ComposedEvent():
+            return dp_event.ComposedDpEvent([as_dp_event(part) for part in event.events])
+    raise ArgumentError(f"event must be known to dp-accounting, got {event}")
 
 
 def epsilon_for(parts: _Parts, delta: float) -> float:
@@ -252,26 +272,23 @@ def _curve(leaf: Leaf, orders: _Array) -> _Array:
     if isinstance(leaf, GaussianEvent):
         return orders * _slope(leaf)
     if isinstance(leaf, PoissonEvent) and isinstance(leaf.event, GaussianEvent):
-        return _sampled_curve(leaf.rate, leaf.event, orders)
+        return _sampled_curve(leaf, orders)
     bound = pure_bound(leaf)
     if isinstance(leaf, LaplaceEvent):
-        event = dp_event.LaplaceDpEvent(leaf.noise_multiplier)
-        curve: _Array = RdpAccountant(orders).compose(event).rdp
+        curve: _Array = RdpAccountant(orders).compose(as_dp_event(leaf)).rdp
         return np.minimum(curve + _SLACK / (orders - 1), _pure_curve(bound, orders))
     return _pure_curve(bound, orders)
 
 
-def _sampled_curve(rate: float, inner: GaussianEvent, orders: _Array) -> _Array:
+def _sampled_curve(leaf: PoissonEvent, orders: _Array) -> _Array:
     """At whole orders, where it is a finite sum; between them the moments' logarithm is convex."""
-    gaussian = dp_event.GaussianDpEvent(inner.noise_multiplier)
-    event = dp_event.PoissonSampledDpEvent(rate, gaussian)
     with np.errstate(all="ignore"):  # what overflows becomes infinite or NaN: no bound
-        whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(event).rdp
+        whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(as_dp_event(leaf)).rdp
         moments = (_WHOLE_ORDERS - 1) * np.maximum(whole, 0) + _SLACK
         known = np.isfinite(moments)
         orders_known = np.append(1.0, _WHOLE_ORDERS[known])
         chord = np.interp(orders, orders_known, np.append(_SLACK, moments[known]), right=np.inf)
-    return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(inner)))
+    return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(leaf.event)))
 
 
 def _pure_curve(bound: float, orders: _Array) -> _Array:

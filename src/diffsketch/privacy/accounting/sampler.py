@@ -27,12 +27,12 @@ class PoissonSampler:
 
     Guarantees: the members drawn are independent, with probability `rate`; a claim is amplified
     only where that is proven: for central trust, not for replacement, not for another unit than
-    the one that is drawn (`tests/privacy/test_sampler.py`).
+    the one that is drawn (`tests/privacy/test_accounting.py`).
 
     Args:
-        members: How many there are to draw from.
+        members: Number of members to draw from.
         rate: The probability of each.
-        unit: What the members are: clients, or examples.
+        unit: Kind of the members: clients, or examples.
 
     >>> from diffsketch.privacy.claim import Relation, Scope, Trust
     >>> scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
@@ -80,6 +80,6 @@ class PoissonSampler:
         check_samplable(scope)
         if scope.unit is not self.unit:
             raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
-        event = events.poisson_sampled(self.rate, claim.event)  # type: ignore[arg-type]
+        event = events.poisson_sampled(self.rate, claim.event)
         text = f"{claim.mechanism}, on a secret sample that each {self.unit} joins with "
         return replace(claim, event=event, mechanism=text + f"probability {self.rate:.4g},")

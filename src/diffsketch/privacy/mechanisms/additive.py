@@ -33,7 +33,7 @@ class AdditiveMechanism(ABC):
     trust: Trust = Trust.LOCAL
 
     order: ClassVar[Literal[1, 2]]
-    """Of the norm in which the sensitivity counts."""
+    """Order of the norm in which the sensitivity counts."""
 
     def __post_init__(self) -> None:
         check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)
@@ -114,12 +114,12 @@ class GaussianMechanism(AdditiveMechanism):
     """Independent Gaussian noise, `noise_multiplier` times the L2 sensitivity, on every entry.
 
     Guarantees: exactly `mu`-Gaussian differential privacy with `mu = 1 / noise_multiplier`, for
-    each epsilon and delta (the analytic Gaussian mechanism; `tests/privacy/test_gaussian.py`).
+    each epsilon and delta (the analytic Gaussian mechanism; `tests/privacy/test_additive.py`).
     This is a theorem about real numbers. In floating point the noise is for simulation; for a real
     release take whole numbers and discrete noise.
 
     Args:
-        bound: How values are clipped, and with that the sensitivity.
+        bound: Clipping of values, and with that the sensitivity.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
         relation: Which data sets are neighbours.
         trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
@@ -181,11 +181,11 @@ class LaplaceMechanism(AdditiveMechanism):
       one, since what dominates a part dominates the whole. One coordinate that takes all of the
       sensitivity reaches the bound.
 
-    `tests/privacy/test_laplace.py` computes these numerically. They are theorems about real
+    `tests/privacy/test_additive.py` computes these numerically. They are theorems about real
     numbers: in floating point the noise is for simulation.
 
     Args:
-        bound: How values are clipped, and with that the sensitivity: coordinates, or an L1 norm.
+        bound: Clipping of values, and with that the sensitivity: coordinates, or an L1 norm.
         noise_multiplier: Scale of the noise, in L1 sensitivities.
         relation: Which data sets are neighbours.
         trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,

@@ -48,11 +48,11 @@ PAPER_SETTINGS = (
     PaperSetting(10.0, 4, 14, 2),
     PaperSetting(10.0, 5, 28, 4),
 )
-"""What the paper ran. None of them meets the condition of the theorem that they appeal to."""
+"""Settings of the paper's runs. None meets the condition of the theorem that they appeal to."""
 
 
 class Shift(NamedTuple):
-    """How far one member moves the sum of the levels: three norms, and how surely.
+    """Norms of the change that one member can make to the sum of the levels.
 
     The norms are not exceeded but with probability `failure` over the rounding.
     """
@@ -105,17 +105,17 @@ class BinomialMechanism:
     the theorem needs noise of variance 524 in the sum, and 10 members give 10
 
     Args:
-        dim: Of the vectors.
+        dim: Length of the vectors.
         clip: Norm that vectors are clipped to.
-        limit: Of a coordinate on the grid.
+        limit: Largest size of a coordinate on the grid.
         levels: `k` in the paper.
         trials: `m` in the paper.
         cohort: Members of the secure sum.
-        delta: That the claim is made for.
+        delta: The delta of the claim.
         probability: `p` in the paper.
         rotation_seed: Public, and the same for all members of a sum.
         relation: Which data sets are neighbours; for add-or-remove a member's vector becomes zero.
-        unit: What a vector is computed from.
+        unit: Origin of a vector: a client, or an example.
         claimed: An epsilon that a paper states for these numbers, to be shown as its claim where
             nothing is proven.
 

@@ -101,8 +101,8 @@ def noise_norm(
     Guarantees (`tests/methods/test_honest.py`): norms of drawn messages exceed it at most so often.
 
     Args:
-        cells: How many.
-        variance: Of one, at most; for sub-Gaussian noise `v` with `E[exp(l x)] <= exp(v l**2 / 2)`.
+        cells: Number of cells.
+        variance: Bound for one; for sub-Gaussian noise `v` with `E[exp(l x)] <= exp(v l**2 / 2)`.
         failure: In (0, 1).
         log_tail: A bound on the logarithm of `P[x >= room]`, and of `P[x <= -room]`, that falls to
             minus infinity; None for sub-Gaussian noise.
@@ -300,7 +300,7 @@ class IntegerMechanism(ABC):
 
     @property
     def _parts(self) -> int:
-        """In how many messages the noise of the claim comes."""
+        """Number of messages that the noise of the claim comes in."""
         return self.cohort if self.trust is Trust.DISTRIBUTED else 1
 
     @property
@@ -434,7 +434,7 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
 
     @property
     def scale(self) -> float:
-        """Of the noise, in steps."""
+        """Scale of the noise, in steps."""
         shift = self.quantizer.sensitivity(1, self.relation)
         moved = self._rows or min(shift, self.quantizer.cells)
         root = math.sqrt(shift**2 + moved / self.noise_multiplier)

@@ -132,7 +132,7 @@ def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | N
     """
     if sketch.rows * sketch.cols <= EXACT_CELLS:
         return _exact_coordinate_reach(sketch, seed, dim)
-    floor = _certified_floor(sketch, seed, dim, sketch.dim)
+    floor = _certified(sketch, seed, dim, sketch.dim, least=True)
     return None if floor is None else Reach(sketch.rows / floor, _FAILURE)
 
 
@@ -144,8 +144,8 @@ def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
     """
     if sketch.rows * sketch.cols <= EXACT_CELLS:
         return _exact_vector_reach(sketch, seed, dim)
-    floor = _certified_floor(sketch, seed, dim, sketch.dim)
-    ceiling = None if floor is None else _certified_ceiling(sketch, seed, 0, dim)
+    floor = _certified(sketch, seed, dim, sketch.dim, least=True)
+    ceiling = None if floor is None else _certified(sketch, seed, 0, dim, least=False)
     if floor is None or ceiling is None:
         return None
     return Reach(ceiling / floor, 2 * _FAILURE)
@@ -225,38 +225,30 @@ def _proves_positive(matrix: Tensor) -> bool:
     return margin >= 0 and int(torch.linalg.cholesky_ex(shifted).info) == 0
 
 
-def _certified_floor(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> float | None:
-    """A lower bound on the least eigenvalue of `S S'`."""
-    mean, spread = _expected_spectrum(sketch, stop - start)
-    if not spread < 1:
+def _certified(
+    sketch: CountSketch, seed: HashSeed, start: int, stop: int, *, least: bool
+) -> float | None:
+    """A lower bound on the least eigenvalue of `S S'`, or an upper bound on the largest one.
+
+    Eigenvalues are expected between `mean (1 - spread)^2` and `mean (1 + spread)^2`.
+    """
+    length = stop - start
+    mean, spread = length / sketch.cols, math.sqrt(sketch.rows * sketch.cols / length)
+    if least and not spread < 1:
         return None
     apply, rounding = _operator(sketch, seed, start, stop)
     for attempt in _ATTEMPTS:
-        low = 0.98 * attempt * mean * (1 - spread) ** 2
-        high = 1.05 / attempt * mean * (1 + spread) ** 2
-        if _proves_above(apply, sketch, 0.95 * low, low=low, high=high, rounding=rounding):
-            return 0.95 * low
+        if least:
+            low, high = 0.98 * attempt * mean * (1 - spread) ** 2, 1.05 / attempt * mean
+            high *= (1 + spread) ** 2
+            if _proves_above(apply, sketch, 0.95 * low, low=low, high=high, rounding=rounding):
+                return 0.95 * low
+        else:
+            high = 1.02 / attempt * mean * (1 + spread) ** 2
+            bounds = {"low": -high, "high": 0.0, "rounding": rounding}
+            if _proves_above(lambda tables: -apply(tables), sketch, -1.05 * high, **bounds):
+                return 1.05 * high
     return None
-
-
-def _certified_ceiling(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> float | None:
-    """An upper bound on the largest eigenvalue of `S S'`."""
-    mean, spread = _expected_spectrum(sketch, stop - start)
-    apply, rounding = _operator(sketch, seed, start, stop)
-
-    def negative(tables: Tensor) -> Tensor:
-        return -apply(tables)
-
-    for attempt in _ATTEMPTS:
-        high = 1.02 / attempt * mean * (1 + spread) ** 2
-        if _proves_above(negative, sketch, -1.05 * high, low=-high, high=0.0, rounding=rounding):
-            return 1.05 * high
-    return None
-
-
-def _expected_spectrum(sketch: CountSketch, length: int) -> tuple[float, float]:
-    """Eigenvalues are expected between `mean (1 - spread)^2` and `mean (1 + spread)^2`."""
-    return length / sketch.cols, math.sqrt(sketch.rows * sketch.cols / length)
 
 
 def _operator(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> tuple[_Apply, float]:
@@ -334,10 +326,10 @@ def padded_tables(
 
     Args:
         vectors: `(workers, dim)`, shorter than `sketch.dim`.
-        sketch: Of the extended vectors.
+        sketch: Sketch of the extended vectors.
         seed: The hashes.
         std: Standard deviation of the numbers that each worker appends, `(workers,)`.
-        noise: With a row for each worker.
+        noise: Source with a row for each worker.
     """
     dim = vectors.shape[-1]
     lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
@@ -391,8 +383,8 @@ class PaddedGaussian:
     Args:
         sketch: For the vector without noise; `padded_sketch` is the one that is used.
         seed: The hashes.
-        bound: How the vector is clipped, before it is sketched.
-        padding: How many numbers are appended.
+        bound: Clipping of the vector, before it is sketched.
+        padding: Number of appended numbers.
         std: Their standard deviation. It must not depend on private data.
         relation: Which data sets are neighbours.
 

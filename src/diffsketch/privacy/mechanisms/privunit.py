@@ -20,7 +20,6 @@ from diffsketch.errors import MismatchError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.mechanisms.integer import noise_norm
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
@@ -122,10 +121,6 @@ class PrivUnitG:
         """
         return self.clip**2 * self._length(self._cap) / self._cap.mean**2
 
-    def largest_norm(self, failure: float) -> float:
-        """Norm of a message, but with `failure`: its density is a multiple of the normal."""
-        return noise_norm(self.dim, 1.0, failure * self._cap.mass / self._cap.inside)
-
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """A message for each vector of `(..., dim)`, in the same shape and type.
 
@@ -213,13 +208,9 @@ class ProjUnit:
 
     @property
     def _mean_length(self) -> float:
-        """Of a normal random vector with `size` entries."""
+        """Mean norm of a normal random vector with `size` entries."""
         half = self.size / 2
         return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
-
-    def largest_norm(self, failure: float) -> float:
-        """Norm of a message, but with probability `failure`."""
-        return self._inner.largest_norm(failure)
 
     def release(
         self, vectors: Tensor, noise: Noise, *, seed: HashSeed, first_worker: int = 0

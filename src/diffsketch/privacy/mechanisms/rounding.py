@@ -116,7 +116,7 @@ class Quantizer:
     as in the distributed discrete Gaussian mechanism. Either way the bound is checked on the
     whole numbers themselves, so it does not rest on floating-point arithmetic.
 
-    Guarantees: the norms are never exceeded (`tests/privacy/test_quantize.py::test_norms_hold`);
+    Guarantees: the norms are never exceeded (`tests/privacy/test_integer.py::test_norms_hold`);
     rounding is unbiased for `rejection=0`, and else off by at most `rejection / (1 - rejection)`
     steps in a cell (`test_rounding_is_unbiased`, `test_bias_of_drawing_again`).
 
@@ -222,12 +222,12 @@ class CoordinateQuantizer:
     in float64, which is exact below `2**53`: so one coordinate moves the whole numbers of a table
     by just what `sensitivity` says. Sums of the coordinates themselves in float32 would not do:
     their rounding lets one coordinate move a cell by more (2.0226 where 2 is stated was found for
-    10**6 coordinates in 100 columns; `tests/privacy/test_quantize.py::test_float_sums_move_more`).
+    10**6 coordinates in 100 columns; `tests/privacy/test_integer.py::test_float_sums_move_more`).
 
     Args:
         bound: The clipping of a coordinate, and in how many rows it is.
-        steps: Of `bound.limit`.
-        cells: Of a message.
+        steps: Number of steps in `bound.limit`.
+        cells: Entries of a message.
         dim: Coordinates of a vector, where they are encoded; as many as cells, where they are not.
         load: Coordinates of a cell, at most, for the range of a cell: accuracy depends on it, and
             privacy does not.

@@ -79,7 +79,7 @@ class BlockSearch:
 
     @cached_property
     def _guide(self) -> npt.NDArray[np.int16]:
-        """For the first bits of a word: the block, or -1 if more bits are needed."""
+        """The block for the first bits of a word, or -1 if more bits are needed."""
         rest = np.uint64(64 - _GUIDE_BITS)
         firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
         low = np.searchsorted(self.limits, firsts, side="right")

@@ -70,7 +70,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def radius(self) -> int:
-        """Where the tails begin: weights from here on are below half of that of 0."""
+        """Begin of the tails: weights from here on are below half of that of 0."""
 
     @abstractmethod
     def weights(self, x: Integers) -> Floats:
@@ -86,54 +86,31 @@ class Law(ABC):
 
 
 @dataclass(frozen=True)
-class GaussianLaw(Law):
-    """Weights `exp(-x**2 / (2 std**2))`."""
-
-    std: float
-
-    @property
-    def radius(self) -> int:
-        """Where the tails begin."""
-        return math.ceil(math.sqrt(2 * _TAIL) * self.std) + 1
-
-    def weights(self, x: Integers) -> Floats:
-        """In floating point. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
-        with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
-            return np.asarray(np.exp(-0.5 * np.square(x / self.std)))
-
-    def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
-        return _exp_digits(Fraction(x) ** 2 / (2 * Fraction(self.std) ** 2), bits)
-
-
-@dataclass(frozen=True)
-class LaplaceLaw(Law):
-    """Weights `exp(-abs(x) / scale)`."""
+class ExponentialLaw(Law):
+    """Weights `exp(-abs(x / scale)**power / power)`: Laplace for power 1, Gaussian for power 2."""
 
     scale: float
+    power: int
 
     @property
     def radius(self) -> int:
-        """Where the tails begin."""
-        return math.ceil(_TAIL * self.scale) + 1
+        """Begin of the tails."""
+        return math.ceil(math.pow(self.power * _TAIL, 1 / self.power) * self.scale) + 1
 
     def weights(self, x: Integers) -> Floats:
-        """In floating point. An error of `t * 2**-51` in the exponent `t` is one below 2**-52."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(-np.abs(x) / self.scale))
+        """Float weights. An error of `t * 2**-50` in the exponent `t` is one below 2**-51."""
+        with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
+            return np.asarray(np.exp(-(np.abs(x / self.scale) ** self.power) / self.power))
 
     def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
-        return _exp_digits(abs(x) / Fraction(self.scale), bits)
-
-
-def _exp_digits(power: Fraction, bits: int) -> int:
-    """`2**bits * exp(-power)` within 1."""
-    if power > bits:
-        return 0
-    # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
-    with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
-        return round((Decimal(-power.numerator) / power.denominator).exp() * (1 << bits))
+        """The weight in so many binary digits."""
+        power: Fraction = (abs(x) / Fraction(self.scale)) ** self.power / self.power
+        if power > bits:
+            return 0
+        # The quotient is wrong by at most bits * 10**-prec, and so is its exponential.
+        with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
+            weight: Decimal = (Decimal(-power.numerator) / power.denominator).exp()
+            return round(weight * (1 << bits))
 
 
 def _decimals(bits: int) -> int:
@@ -159,12 +136,12 @@ class SkellamLaw(Law):
 
     @property
     def radius(self) -> int:
-        """Where the tails begin."""
+        """Begin of the tails."""
         return _bernstein(self.variance, _TAIL)
 
     @cached_property
     def _shift(self) -> int:
-        """Of the weights: the largest probability is about `0.4 / std`."""
+        """Binary scale of the weights: the largest probability is about `0.4 / std`."""
         return max(0, round(math.log2(self.variance) / 2))
 
     @cached_property
@@ -179,13 +156,13 @@ class SkellamLaw(Law):
         return size, j, np.ldexp(parts / size, self._shift)
 
     def weights(self, x: Integers) -> Floats:
-        """In floating point. The parts add up to the weight of 0, so errors stay of their size."""
+        """Float weights. The parts add up to that of 0, so errors stay of their size."""
         size, j, parts = self._angles
         turns = (np.abs(x)[:, None] * j) % size / size
         return np.asarray(np.cos(2 * np.pi * turns) @ parts)
 
     def digits(self, x: int, bits: int) -> int:
-        """In so many binary digits."""
+        """The weight in so many binary digits."""
         bits += self._shift
         tail = (bits + 4) * math.log(2)
         size = (abs(x) + _bernstein(self.variance, tail)) | 1
@@ -209,7 +186,7 @@ def _bernstein(variance: float, tail: float) -> int:
 
 
 def _pi() -> Decimal:
-    """By Machin's formula, in the digits of the context."""
+    """Pi by Machin's formula, in the digits of the context."""
     return 16 * _arctan_inverse(5) - 4 * _arctan_inverse(239)
 
 
@@ -222,7 +199,7 @@ def _arctan_inverse(x: int) -> Decimal:
 
 
 def _sin(angle: Decimal) -> Decimal:
-    """By its series, for angles from 0 to pi / 2."""
+    """Sine by its series, for angles from 0 to pi / 2."""
     total, term, square, k = angle, angle, angle * angle, 1
     while total + term != total:
         term = -term * square / ((k + 1) * (k + 2))
@@ -426,7 +403,7 @@ def binomial(count: int, trials: int, probability: float) -> Integers:
 
 
 def _coins(tosses: Integers) -> Integers:
-    """How many of so many fair coins show heads: random bits, counted."""
+    """Number of heads among so many fair coins: random bits, counted."""
     heads = np.zeros_like(tosses)
     for done in range(0, int(tosses.max()), _WORD):
         (active,) = np.nonzero(tosses > done)
@@ -476,12 +453,12 @@ class SecureNoise(Noise):
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
         check_scale("std", std)
-        return _draw(GaussianLaw(float(std)) if std else None, shape)
+        return _draw(ExponentialLaw(float(std), 2) if std else None, shape)
 
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
         check_scale("scale", scale)
-        return _draw(LaplaceLaw(float(scale)) if scale else None, shape)
+        return _draw(ExponentialLaw(float(scale), 1) if scale else None, shape)
 
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""

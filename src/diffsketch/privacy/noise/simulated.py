@@ -186,7 +186,7 @@ def binomial(trials: int, probability: float) -> IntegerTable:
 
 
 def _wide_binomial(trials: int, mean: Fraction) -> LogWeight:
-    """By Stirling's formula, up to a common factor, where successes and failures are many.
+    """Log-weights by Stirling's formula, up to a constant, where both outcomes are many.
 
     Many is 10**5 and more, so that the formula's next term is below 1e-15. The sizes that nearly
     cancel are never computed: only the distance from the mean is.
