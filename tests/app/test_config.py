@@ -23,7 +23,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.methods.registry import METHODS
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
-from diffsketch.training.correction import Correction
+from diffsketch.training.rounds import Correction
 from diffsketch.training.server import Schedule
 
 SETTINGS = describe(RunConfig)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diffsketch.app import build as build_module
-from diffsketch.training.server import Model, Published, ServerOptimizer
+from diffsketch.training.server import ModelState, Published, ServerOptimizer
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import load_task
 from tests.app.commands import before_round, interrupted_in_round, invoke, read, refused
@@ -126,10 +126,10 @@ def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
 def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, path = ServerOptimizer.advance, tmp_path / "run"
 
-    def advance(self: ServerOptimizer, model: Model, published: Published, **rest: Any) -> Model:
+    def advance(self: ServerOptimizer, model: ModelState, published: Published, **rest: Any) -> ModelState:
         after = real(self, model, published, **rest)
         if published.round_index == 2:
-            return Model(after.weights / 0, after.memory)
+            return ModelState(after.weights / 0, after.memory)
         return after
 
     monkeypatch.setattr(ServerOptimizer, "advance", advance)

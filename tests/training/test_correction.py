@@ -12,7 +12,7 @@ from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
-from diffsketch.training.correction import (
+from diffsketch.training.rounds import (
     Correction,
     NoiseControl,
     corrected,

@@ -8,10 +8,10 @@ import torch
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.training.orders import device_batches
+from diffsketch.training.rounds import device_batches
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.server import FetchSGD, Model, ServerOptimizer
+from diffsketch.training.server import FetchSGD, ModelState, ServerOptimizer
 from diffsketch.training.simulation import RoundResult, Simulation
 from diffsketch.training.tasks import Batches
 from tests.training.reference import DIM, ReferenceTrainer, make_task

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.orders import device_batches, one_batch
+from diffsketch.training.rounds import device_batches, one_batch
 from diffsketch.training.tasks import Batches, Devices, Examples
 
 # Statistical tests here have fixed seeds; with others they would fail with this probability.

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.server import Model, Published, Schedule, ServerOptimizer, scaled
+from diffsketch.training.server import ModelState, Published, Schedule, ServerOptimizer, scaled
 
 DIM = 12
 METHOD = Uncompressed(DIM)

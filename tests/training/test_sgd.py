@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.training.clients import Downloads
-from diffsketch.training.orders import one_batch
+from diffsketch.training.rounds import one_batch
 from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.simulation import Simulation
 from tests.training.reference import DIM, ReferenceTrainer, make_model, make_task

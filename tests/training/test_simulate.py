@@ -20,7 +20,7 @@ from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import aggregate
-from diffsketch.training.aggregate import part_size
+from diffsketch.training.simulation import part_size
 from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,

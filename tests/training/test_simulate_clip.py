@@ -9,7 +9,7 @@ from diffsketch.ddp.group import check_types
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import SketchGaussian
 from diffsketch.sketch import SketchKey
-from diffsketch.training.server import Model
+from diffsketch.training.server import ModelState
 from tests.training.test_simulate_state import RUNS, simulate
 
 ADAPTIVE = [name for name in RUNS if name.startswith("adaptive")]

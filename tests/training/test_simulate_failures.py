@@ -21,7 +21,7 @@ from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, T
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
+from diffsketch.training.simulation import Diverged, NonFiniteUpdate
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
 from diffsketch.training.server import ServerOptimizer

@@ -22,10 +22,9 @@ from diffsketch.privacy.accounting.calibration import calibrate
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.correction import Correction
-from diffsketch.training.local.choose import trainer_for
+from diffsketch.training.local import trainer_for
 from diffsketch.training.models import unflatten
-from diffsketch.training.rounds import Algorithm, DistributedSGD, FedAvg
+from diffsketch.training.rounds import Algorithm, Correction, DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -34,7 +33,7 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, Server, ServerOptimizer
+from diffsketch.training.server import FetchSGD, ServerOptimizer, ServerRule
 from diffsketch.training.simulation import Hashes, Simulation
 from diffsketch.training.tasks import Task, load_task
 
@@ -217,7 +216,7 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     return PoissonDevices.of(members, cohort, seed)
 
 
-def _server(config: RunConfig) -> Server:
+def _server(config: RunConfig) -> ServerRule:
     options: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("server_step", "schedule", "update_clip", "averaging")

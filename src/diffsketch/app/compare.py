@@ -57,7 +57,7 @@ from diffsketch.app.settings import (
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
 from diffsketch.privacy.claim import Basis
-from diffsketch.training.aggregate import NonFiniteUpdate
+from diffsketch.training.simulation import NonFiniteUpdate
 
 _PLAN = "comparison.plan.json"
 _TABLES, _NAME = "run", "name"

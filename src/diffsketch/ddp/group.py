@@ -35,9 +35,8 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.aggregate import NonFiniteUpdate
 from diffsketch.training.clients import Participation
-from diffsketch.training.simulation import difference
+from diffsketch.training.simulation import NonFiniteUpdate, difference
 
 
 def account_path(path: str | Path, rank: int) -> Path:

@@ -5,140 +5,20 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffsketch.errors import DataError, check
 from diffsketch.training.data.mnist import embedded_file, verify_sha256
+from diffsketch.training.models import CharGRU, CharLSTM
+from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
 _Kind = TypeVar("_Kind")
-
-
-def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
-    """The JSON files of one split, sorted by name.
-
-    All samples are in `all_data/*.json`, or in `*.json` of the directory itself; LEAF's own
-    division is in `train/*.json` and `test/*.json`.
-
-    Returns:
-        The files; empty only if a division is asked for and the directory has none, neither a
-        `train` nor a `test` folder.
-
-    Raises:
-        DataError: The directory cannot be read, or the files asked for are not there. A missing
-            half of LEAF's division is an error too: dividing the whole anew would test on samples
-            of the other half.
-    """
-    try:
-        if not directory.is_dir():
-            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
-        divided = any((directory / half).is_dir() for half in ("train", "test"))
-        if split != "all" and not divided:
-            return []
-        places = [directory / "all_data", directory] if split == "all" else [directory / split]
-        for place in places:
-            files = sorted(path for path in place.glob("*.json") if path.is_file())
-            if files:
-                return files
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be read: {error}") from error
-    raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
-
-
-def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
-    """Read LEAF's files into one `RoleSamples` per user, in the order of `users`.
-
-    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
-    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
-
-    Guarantees: malformed content is a `DataError` that names the file and the user
-    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
-
-    Raises:
-        DataError: A file is not JSON or lacks a key, counts disagree, a window is not of 80
-            characters, a label not of one, a character is not in `LETTERS`, or a user comes twice.
-    """
-    roles: dict[str, RoleSamples] = {}
-    for path in files:
-        content = _read_object(path)
-        users = _field(content, "users", kind=list, where=str(path))
-        counts = _field(content, "num_samples", kind=list, where=str(path))
-        data = _field(content, "user_data", kind=dict, where=str(path))
-        if len(users) != len(counts):
-            raise DataError(
-                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
-            )
-        for user, count in zip(users, counts, strict=True):
-            if not isinstance(user, str):
-                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
-            where = f"{path}: user {user!a}"
-            if user in roles:
-                raise DataError(f"{where}: expected each user once, found it again")
-            record = _field(data, user, kind=dict, where=f"{path}: user_data")
-            roles[user] = _read_user(record, user, count=count, where=where)
-    if not roles:
-        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
-    return tuple(roles.values())
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file."""
-    try:
-        content: object = json.loads(path.read_bytes())
-    # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError, like bad syntax.
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
-
-
-def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
-    """The value of a key that must be there and be of one kind."""
-    if key not in record:
-        raise DataError(f"{where}: expected the key {key!a}, found no such key")
-    value = record[key]
-    if not isinstance(value, kind):
-        raise DataError(
-            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
-        )
-    return value
-
-
-def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
-    """One user's samples, checked."""
-    windows = _strings(record, "x", length=WINDOW, where=where)
-    following = _strings(record, "y", length=1, where=where)
-    if len(windows) != len(following):
-        raise DataError(
-            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
-        )
-    if count != len(windows):
-        # Anything but a number is named by its type, as it may be too deep or too long to print.
-        said = count if isinstance(count, int | float) else type(count).__name__
-        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
-    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
-    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
-
-
-def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
-    """The list of strings under a key, each of the length asked for."""
-    strings: list[str] = []
-    for index, value in enumerate(_field(record, key, kind=list, where=where)):
-        if not isinstance(value, str) or len(value) != length:
-            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
-            raise DataError(
-                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
-            )
-        strings.append(value)
-    return strings
 
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -147,6 +27,8 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 WINDOW = 80
 """Characters in one input, as in LEAF."""
 
+_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `select_roles`
+_HALVES = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
 
 
@@ -257,7 +139,11 @@ def role_samples(role: RoleText, *, window: int = WINDOW, stride: int = 1) -> Ro
 
 
 def select_roles(
-    roles: Sequence[RoleSamples], *, minimum: int = 64, maximum: int = 2200, count: int = 46
+    roles: Sequence[RoleSamples],
+    *,
+    minimum: int = _SMALLEST,
+    maximum: int = _LARGEST,
+    count: int = _ROLES,
 ) -> tuple[RoleSamples, ...]:
     """The first `count` roles, in the order given, with `minimum` to `maximum` samples.
 
@@ -316,7 +202,6 @@ def split_roles(
     return tuple(train), tuple(test)
 
 
-_NAME = "tinyshakespeare.txt.xz"
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
@@ -338,13 +223,141 @@ def load_role_texts() -> tuple[RoleText, ...]:
     >>> len(roles), roles[0].name, roles[0].text[:14]
     (299, 'First Citizen', 'Before we proc')
     """
-    file = embedded_file(_NAME)
+    file = embedded_file("tinyshakespeare.txt.xz")
     try:
         content = lzma.decompress(file.read_bytes())
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{file}: damaged or unreadable: {error}") from error
     verify_sha256(content, _SHA256, origin=file)
-    return _parse_plays(content.decode("ascii").replace("sha$l", "shall"))
+    text = content.decode("ascii").replace("sha$l", "shall")
+    speeches: dict[str, list[str]] = {}
+    for block in re.split(r"\n{2,}", text.strip("\n")):  # `Role:`, lines, blank line
+        heading, _, speech = block.partition("\n")
+        speeches.setdefault(heading.removesuffix(":"), []).append(speech)
+    roles = (RoleText(name, "\n".join(parts)) for name, parts in speeches.items())
+    return tuple(role for role in roles if role.text.strip())
+
+
+def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
+    """The JSON files of one split, sorted by name.
+
+    All samples are in `all_data/*.json`, or in `*.json` of the directory itself; LEAF's own
+    division is in `train/*.json` and `test/*.json`.
+
+    Returns:
+        The files; empty only if a division is asked for and the directory has none, neither a
+        `train` nor a `test` folder.
+
+    Raises:
+        DataError: The directory cannot be read, or the files asked for are not there. A missing
+            half of LEAF's division is an error too: dividing the whole anew would test on samples
+            of the other half.
+    """
+    try:
+        if not directory.is_dir():
+            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
+        divided = any((directory / half).is_dir() for half in _HALVES)
+        if split != "all" and not divided:
+            return []
+        places = [directory / "all_data", directory] if split == "all" else [directory / split]
+        for place in places:
+            files = sorted(path for path in place.glob("*.json") if path.is_file())
+            if files:
+                return files
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be read: {error}") from error
+    raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
+
+
+def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
+    """Read LEAF's files into one `RoleSamples` per user, in the order of `users`.
+
+    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
+    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
+
+    Guarantees: malformed content is a `DataError` that names the file and the user
+    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
+
+    Raises:
+        DataError: A file is not JSON or lacks a key, counts disagree, a window is not of 80
+            characters, a label not of one, a character is not in `LETTERS`, or a user comes twice.
+    """
+    roles: dict[str, RoleSamples] = {}
+    for path in files:
+        content = _read_object(path)
+        users = _field(content, "users", kind=list, where=str(path))
+        counts = _field(content, "num_samples", kind=list, where=str(path))
+        data = _field(content, "user_data", kind=dict, where=str(path))
+        if len(users) != len(counts):
+            raise DataError(
+                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
+            )
+        for user, count in zip(users, counts, strict=True):
+            if not isinstance(user, str):
+                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
+            where = f"{path}: user {user!a}"
+            if user in roles:
+                raise DataError(f"{where}: expected each user once, found it again")
+            record = _field(data, user, kind=dict, where=f"{path}: user_data")
+            roles[user] = _read_user(record, user, count=count, where=where)
+    if not roles:
+        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
+    return tuple(roles.values())
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file."""
+    try:
+        content: object = json.loads(path.read_bytes())
+    # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError, like bad syntax.
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
+    """The value of a key that must be there and be of one kind."""
+    if key not in record:
+        raise DataError(f"{where}: expected the key {key!a}, found no such key")
+    value = record[key]
+    if not isinstance(value, kind):
+        raise DataError(
+            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
+        )
+    return value
+
+
+def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
+    """One user's samples, checked."""
+    windows = _strings(record, "x", length=WINDOW, where=where)
+    following = _strings(record, "y", length=1, where=where)
+    if len(windows) != len(following):
+        raise DataError(
+            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
+        )
+    if count != len(windows):
+        # Anything but a number is named by its type, as it may be too deep or too long to print.
+        said = count if isinstance(count, int | float) else type(count).__name__
+        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
+    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
+    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
+
+
+def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
+    """The list of strings under a key, each of the length asked for."""
+    strings: list[str] = []
+    for index, value in enumerate(_field(record, key, kind=list, where=where)):
+        if not isinstance(value, str) or len(value) != length:
+            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
+            raise DataError(
+                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
+            )
+        strings.append(value)
+    return strings
 
 
 def load_shakespeare(
@@ -388,11 +401,60 @@ def load_shakespeare(
     return train if split == "train" else test
 
 
-def _parse_plays(text: str) -> tuple[RoleText, ...]:
-    """Gather the speeches (`Role:`, lines, blank line) of each role."""
-    speeches: dict[str, list[str]] = {}
-    for block in re.split(r"\n{2,}", text.strip("\n")):
-        heading, _, speech = block.partition("\n")
-        speeches.setdefault(heading.removesuffix(":"), []).append(speech)
-    roles = (RoleText(name, "\n".join(parts)) for name, parts in speeches.items())
-    return tuple(role for role in roles if role.text.strip())
+def _load_task(
+    model: str, workers: int | None, samples: int | None, directory: Path | None, seed: int
+) -> Task:
+    """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
+
+    Accuracy is on all test samples of the chosen roles. Windows are int64.
+    """
+    del seed  # the text decides
+    check(samples is None, "samples", "not be given: a role's text decides", samples)
+    train, test = _task_roles(directory, workers)
+    held = {role.name: Examples(role.inputs.long(), role.labels) for role in train}
+    labels = torch.cat([role.labels for role in test])
+    if len(labels) == 0:
+        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
+    tested = Examples(torch.cat([role.inputs for role in test]).long(), labels)
+    make: Callable[..., nn.Module] = CharLSTM if model == "lstm" else CharGRU
+    return Task("shakespeare", Devices.of(held), tested, lambda seed: make(seed=seed))
+
+
+def _task_roles(
+    directory: Path | None, workers: int | None
+) -> tuple[Sequence[RoleSamples], Sequence[RoleSamples]]:
+    """Training and test samples of the chosen roles."""
+    divided = directory is not None and any((directory / half).is_dir() for half in _HALVES)
+    if not divided:
+        roles = load_shakespeare(directory)
+        names = _first_roles({role.name: len(role) for role in roles}, workers, directory)
+        return split_roles([role for role in roles if role.name in names])
+    train = load_shakespeare(directory, split="train")
+    test = {role.name: role for role in load_shakespeare(directory, split="test")}
+    sizes = {r.name: len(r) + len(test.get(r.name, ())) for r in train if len(r)}
+    names = _first_roles(sizes, workers, directory)
+    kept = [role for role in train if role.name in names]
+    return kept, [test[role.name] for role in kept if role.name in test]
+
+
+def _first_roles(sizes: dict[str, int], workers: int | None, directory: Path | None) -> set[str]:
+    fitting = [name for name, size in sizes.items() if _SMALLEST <= size <= _LARGEST]
+    wanted = min(_ROLES, len(fitting)) if workers is None else workers
+    bounds = f"{_SMALLEST} to {_LARGEST} samples"
+    if directory is None:
+        check(wanted <= len(fitting), "workers", f"be <= {len(fitting)}, the roles with {bounds}",
+              wanted)  # fmt: skip
+    elif not fitting or wanted > len(fitting):
+        raise DataError(
+            f"{directory}: expected {max(wanted, 1)} roles with {bounds}, found {len(fitting)}"
+        )
+    return set(fitting[:wanted])
+
+
+TASKS = (
+    TaskKind("shakespeare", "Shakespeare", ("lstm", "gru"), {
+        "model": "lstm", "workers": _ROLES, "algorithm": "fedavg", "rounds": 250,
+        "learning_rate": 0.8, "batch_size": 10, "local_epochs": 1, "cohort": 1,
+        "sampling": "weighted", "rows": 10, "cols": 190, "per_round": 1.0, "evaluate_every": 10,
+    }, _load_task),
+)  # fmt: skip
