@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from diffsketch.methods.base import Method
+from diffsketch.methods.plain import Uncompressed
+from diffsketch.training.rounds import FedAvg
+from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, Task
 
 INPUTS, CLASSES = 6, 3
 DIM = CLASSES * (INPUTS + 1)
+SIZES = (6, 9, 4, 5, 7, 6, 3, 8)  # examples of the devices
+DEVICES = len(SIZES)
 
 
 class ReferenceTrainer:
@@ -104,3 +113,25 @@ def make_model(seed: int) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def simulate(method: Method | None = None, task: Task | None = None, **options: Any) -> Simulation:
+    """FedAvg on `SIZES` with three devices a round, uncompressed, unless told otherwise."""
+    settings: dict[str, Any] = {
+        "trainer": ReferenceTrainer(),
+        "algorithm": FedAvg(0.1, 4),
+        "rounds": 100,
+        "seed": 5,
+        "sampler": UniformSampler(DEVICES, 3, seed=5),
+        **options,
+    }
+    task = make_task(*SIZES) if task is None else task
+    return Simulation(task, method=Uncompressed(DIM) if method is None else method, **settings)
+
+
+def updates_of(simulation: Simulation, weights: Tensor, devices: list[int], index: int) -> Tensor:
+    """Contributions of some devices to a round of `simulate`, by the reference."""
+    return simulation.algorithm.vectors(
+        weights, torch.tensor(devices), trainer=ReferenceTrainer(),
+        devices=simulation.task.devices, seed=simulation.seed, round_index=index,
+    )  # fmt: skip

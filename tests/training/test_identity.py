@@ -12,7 +12,7 @@ from diffsketch.errors import MismatchError
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.training.rounds import FedAvg
 from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.simulation import Identity, Simulation, tensor_digest
+from diffsketch.training.simulation import Simulation, tensor_digest
 from diffsketch.training.tasks import Devices, Examples, Task
 from tests.training.reference import ReferenceTrainer, make_model, make_task
 from tests.training.test_simulate_state import SIZES, simulate
@@ -124,19 +124,14 @@ def test_models_count() -> None:
         return model
 
     task = make_task(*SIZES)
+    models = (make_model, make_model, louder, lambda seed: nn.Sequential(make_model(seed)))
     plain, again, weights, other = (
-        Identity(Task(task.name, task.devices, task.test, model), 5, "settings")
-        for model in (
-            make_model,
-            make_model,
-            louder,
-            lambda seed: nn.Sequential(make_model(seed), nn.ReLU()),
-        )
+        simulate("local", task=Task(task.name, task.devices, task.test, model)) for model in models
     )
-    assert (plain.text, plain.noise_key) == (again.text, again.noise_key)
-    assert plain.text == weights.text
+    assert (plain.identity, plain.noise_key) == (again.identity, again.noise_key)
+    assert plain.identity == weights.identity
     assert plain.noise_key != weights.noise_key
-    assert plain.text != other.text
+    assert plain.identity != other.identity
     assert plain.noise_key != other.noise_key
 
 

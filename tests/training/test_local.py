@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, Loop, trainer_for
+from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, WorkerLoop, trainer_for
 from diffsketch.training.local import any_model as functional_module
 from diffsketch.training.local import closed_form as closed_module
 from diffsketch.training.models import CharLSTM, flatten
@@ -115,7 +115,7 @@ def test_same_input_same_bits(case: tuple[nn.Module, Examples, LocalTrainer]) ->
 
 
 def _kind(trainer: LocalTrainer) -> str:
-    if isinstance(trainer, Loop):
+    if isinstance(trainer, WorkerLoop):
         return "threads" if trainer._threads else "loop"
     return "closed" if isinstance(trainer, ClosedForm) else "batched"
 

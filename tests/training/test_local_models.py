@@ -14,7 +14,7 @@ from diffsketch.training.local import (
     ClosedForm,
     Functional,
     LocalTrainer,
-    Loop,
+    WorkerLoop,
     trainer_for,
 )
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
@@ -34,9 +34,9 @@ from tests.training.local_cases import (
     [
         (LogisticRegression(), ClosedForm),
         (SmallCNN(), Functional),
-        (CharLSTM(), Loop),
+        (CharLSTM(), WorkerLoop),
         (CharGRU(), BatchedGRU),
-        (nn.Sequential(nn.GRUCell(3, 4, device="meta")), Loop),
+        (nn.Sequential(nn.GRUCell(3, 4, device="meta")), WorkerLoop),
     ],
 )
 def test_choice(model: nn.Module, expected: type[LocalTrainer]) -> None:
@@ -129,5 +129,5 @@ def test_what_cannot_be_batched_is_named(model: nn.Module) -> None:
 
 def test_branching_models_can_be_looped() -> None:
     model, examples, chosen = Branching(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
-    found = Loop(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
+    found = WorkerLoop(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
     close(found, plain(model, examples, chosen, 0.3))

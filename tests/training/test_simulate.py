@@ -19,8 +19,7 @@ from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClai
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training import aggregate
-from diffsketch.training.simulation import part_size
+from diffsketch.training import simulation as engine
 from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,
@@ -264,8 +263,7 @@ def test_parts_do_not_change_the_sum(name: str, monkeypatch: pytest.MonkeyPatch)
     }
     method = build_method(name, dim=DIM, cohort=DEVICES, settings=settings[name])
     whole = simulate(method, sampler=AllDevices(DEVICES)).step()
-    monkeypatch.setattr(aggregate, "_PART_CELLS", 3 * DIM)
-    assert part_size(DIM) == 3
+    monkeypatch.setattr(engine, "PART_CELLS", 3 * DIM)
     parts = simulate(method, sampler=AllDevices(DEVICES)).step()
     assert torch.allclose(parts.published.total, whole.published.total, atol=1e-5)
     assert parts.published.count == whole.published.count == DEVICES
@@ -278,11 +276,6 @@ def test_parts_do_not_change_the_sum(name: str, monkeypatch: pytest.MonkeyPatch)
         else:
             assert one is not None
             assert torch.equal(one, other)
-
-
-def test_parts_bound_the_memory() -> None:
-    assert 4 * part_size(7850) * 7850 <= 1 << 25
-    assert part_size(1 << 30) == 1
 
 
 def test_average_is_of_the_models_and_unbiased() -> None:

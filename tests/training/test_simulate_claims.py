@@ -12,7 +12,7 @@ from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.registry import build_method
 from diffsketch.privacy.claim import NoClaim, SimulatedClaim
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training import aggregate
+from diffsketch.training import simulation as engine
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
 from tests.training.reference import DIM
 from tests.training.test_simulate import CENTRAL, CLAIMED, DELTA, DEVICES, LOCAL, SKETCH, simulate
@@ -45,7 +45,7 @@ def test_nobody_is_drawn_twice(cohort: list[int], monkeypatch: pytest.MonkeyPatc
             del round_index
             return torch.tensor(cohort)
 
-    monkeypatch.setattr(aggregate, "_PART_CELLS", DIM)
+    monkeypatch.setattr(engine, "PART_CELLS", DIM)
     simulation = simulate(LOCAL, sampler=Own(DEVICES))
     with pytest.raises(ArgumentError, match="draw devices once each, in ascending order"):
         simulation.step()

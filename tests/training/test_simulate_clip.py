@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffsketch.ddp.group import check_types
+from diffsketch.ddp.group import check_group_options
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import SketchGaussian
-from diffsketch.sketch import SketchKey
 from diffsketch.training.server import ModelState
 from tests.training.test_simulate_state import RUNS, simulate
 
@@ -34,7 +33,7 @@ def test_the_clip_moves_as_the_published_sums_say(name: str) -> None:
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_devices_that_follow_have_the_servers_model(name: str) -> None:
     simulation = simulate(name)
-    model: Model = simulation.model
+    model: ModelState = simulation.model
     for _ in range(5):
         model = simulation.advance(model, simulation.step().published)
         assert torch.equal(model.weights, simulation.weights)
@@ -57,4 +56,4 @@ def test_epsilon_is_the_fixed_clips() -> None:
 def test_a_group_refuses_it() -> None:
     method = SketchGaussian(50, 1, 8, clip=1.0, noise_multiplier=1.0, clip_quantile=0.5)
     with pytest.raises(ArgumentError, match="clip_quantile must be None in a process group"):
-        check_types(method, SketchKey.from_integer(1), world=4)
+        check_group_options(method, claim, budget=None, trusted_group=True, scaler=None)

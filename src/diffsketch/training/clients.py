@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -99,7 +98,6 @@ _Prices: TypeAlias = Mapping[str, float]  # of a round, or the largest of each o
 
 _ROUNDS = "rounds"
 _SQUARE, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
-_NOTHING: _Prices = MappingProxyType({})
 _ROUNDING = 2.0**-50  # relative, and more than is lost in adding the prices up
 
 
@@ -132,8 +130,8 @@ class Participation:
     # Set by `replace` only. Values are never changed in place.
     _accounts: Columns = field(default=None, repr=False, kw_only=True)  # type: ignore[assignment]
     _busiest: int = field(default=0, repr=False, kw_only=True)  # rounds of a client
-    _most: _Prices = field(default=_NOTHING, repr=False, kw_only=True)
-    _within: _Prices = field(default=_NOTHING, repr=False, kw_only=True)  # the budget allows them
+    _most: _Prices = field(default_factory=dict, repr=False, kw_only=True)
+    _within: _Prices = field(default_factory=dict, repr=False, kw_only=True)
     _weakest: Claim | None = field(default=None, repr=False, kw_only=True)
     _last: tuple[ProvenClaim, _Prices] | None = field(default=None, repr=False, kw_only=True)
     _watched: bool = field(default=True, repr=False, kw_only=True)  # all was within the budget

@@ -203,6 +203,9 @@ def draw_batches(
     (torch.Size([1, 2, 2]), [3, 4, 5])
     """
     _secret(seed)  # checks it, if it is used or not
+    for name, number in (("batch_size", batch_size), ("epochs", epochs)):
+        if number is not None and (type(number) is not int or number < 1):
+            check_whole(name, number, least=1)
     if cohort.dtype != torch.int64 or cohort.dim() != 1 or not len(cohort):
         found = f"{cohort.dtype} {tuple(cohort.shape)}"
         raise ArgumentError(f"cohort must be int64 (workers,), got {found}")
@@ -235,11 +238,11 @@ def draw_batches(
             orders = _orders(counters, np.repeat(sizes, epochs), words)
             orders[np.repeat(sizes <= batch_size, epochs)] = np.arange(most)
             orders = orders.reshape(len(members), epochs, most)
-        shape = (len(members), epochs, steps * batch_size)
-        present = np.broadcast_to((np.arange(shape[2]) < sizes[:, None])[:, None], shape)
+        places = steps * batch_size
+        present = np.repeat((np.arange(places) < sizes[:, None])[:, None], epochs, axis=1)
         indices = orders + starts[:, None, None]
-        if shape[2] > most:
-            indices = np.pad(indices, ((0, 0), (0, 0), (0, shape[2] - most)))
+        if places > most:
+            indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
         indices = indices.reshape(len(members), epochs * steps, batch_size)
         present = present.reshape(indices.shape)
     target = devices.examples.labels.device

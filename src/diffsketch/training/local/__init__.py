@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 from torch import nn
 
 from diffsketch.errors import check
-from diffsketch.training.local.any_model import Functional, Loop
+from diffsketch.training.local.any_model import Functional, WorkerLoop
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.local.closed_form import BatchedGRU, ClosedForm
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression
@@ -17,7 +17,7 @@ __all__ = [
     "ClosedForm",
     "Functional",
     "LocalTrainer",
-    "Loop",
+    "WorkerLoop",
     "TrainerKind",
     "trainer_for",
 ]
@@ -55,5 +55,5 @@ def trainer_for(model: nn.Module, *, kind: TrainerKind = "auto") -> LocalTrainer
         return BatchedGRU(model)
     recurrent = any(isinstance(module, _RECURRENT) for module in model.modules())
     if kind == "threads" or (kind == "auto" and recurrent):
-        return Loop(model, threads=True)
-    return Loop(model) if kind == "loop" else Functional(model)
+        return WorkerLoop(model, threads=True)
+    return WorkerLoop(model) if kind == "loop" else Functional(model)

@@ -199,7 +199,7 @@ class Functional(Batched):
         return -(found * places).sum()
 
 
-class Loop(AnyModelTrainer):
+class WorkerLoop(AnyModelTrainer):
     """Trains the workers of a cohort one by one: works for every module.
 
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
