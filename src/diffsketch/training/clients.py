@@ -344,7 +344,7 @@ def _prices(claim: ProvenClaim) -> _Prices:
 
 def _event(prices: _Prices) -> events.Event:
     """What has at least these prices."""
-    parts = []
+    parts: list[events.Event] = []
     for name, price in prices.items():
         if price == 0:
             continue
