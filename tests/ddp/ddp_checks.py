@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp import HookState, all_reduce_mean, sketch_hook
+from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import PlainSketch, Uncompressed
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
