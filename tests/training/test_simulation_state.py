@@ -16,6 +16,7 @@ from diffsketch.methods.registry import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey
+from diffsketch.training.identity import tensor_digest
 from diffsketch.training.rounds import DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     PoissonDevices,
@@ -24,7 +25,7 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from diffsketch.training.server import FetchSGD, ServerOptimizer
-from diffsketch.training.simulation import Simulation, tensor_digest
+from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Devices, Examples, Task
 from tests.training.reference import (
     DEVICES,

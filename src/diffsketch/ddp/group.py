@@ -35,7 +35,8 @@ from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
-from diffsketch.training.simulation import NonFiniteUpdate, difference
+from diffsketch.training.identity import difference
+from diffsketch.training.simulation import NonFiniteUpdate
 
 _PROTOCOL = 1  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
@@ -607,5 +608,7 @@ def all_reduce_mean(
         mean.fail(error)
     found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
     with torch.no_grad():
-        for tensor, part in zip(tensors, torch.split(found, [len(one) for one in flat]), strict=True):
+        for tensor, part in zip(
+            tensors, torch.split(found, [len(one) for one in flat]), strict=True
+        ):
             tensor.copy_(part.view(tensor.shape))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
@@ -23,6 +22,12 @@ from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import SERVER, CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
+from diffsketch.training.identity import (
+    difference,
+    run_identity,
+    run_noise_key,
+    tensor_digest,
+)
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.rounds import Algorithm, corrected, mask_bytes, relative_drift
 from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler
@@ -40,17 +45,8 @@ Hashes: TypeAlias = Literal["fresh", "fixed"]
 PART_CELLS = 1 << 23
 """Numbers of the vectors that are encoded at a time: 32 MiB."""
 
-_DIGEST_BYTES = 16  # no two things have the same one
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
 _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
-# Digests in an identity, and the start of a sentence about each: nobody can read a digest.
-_DIGESTS = {
-    "data": "the data has",
-    "test": "the test data has",
-    "model": "the model has",
-    "importance": "what devices count for has",
-    "noise_key": "the key of the noise has",
-}
 
 
 class NonFiniteUpdate(UserWarning):
@@ -280,41 +276,21 @@ class Simulation:
 
     @cached_property
     def identity(self) -> str:
-        """Text of all that a state belongs to. Reads all data: a fifth of a second for 188 MB.
-
-        The same for the same run, on whatever device; another for other settings, examples,
-        labels, owners of examples or models.
-        """
-        devices, test = self.task.devices, self.task.test
-        data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
-        model = _digest(str(self.task.model(self.seed)).encode())
-        text = (
-            f"task={self.task.name!r}, data={data}, "
-            f"test={tensor_digest(test.inputs, test.labels)}, model={model}, seed={self.seed}, "
+        """Text of all that a state belongs to (`diffsketch.training.identity`)."""
+        planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
+        scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
+        settings = (
             f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
-            f"server={self.server}, hashes={self.hashes!r}"
+            f"server={self.server}, hashes={self.hashes!r}{planned}{scales}"
         )
-        if self.server.schedule in ("linear", "cosine"):
-            text += f", rounds={self.rounds}"
-        if self._scales is not None:
-            text += f", importance={tensor_digest(self._scales)}"
-        given = self._given_noise_key
-        return text if given is None else f"{text}, noise_key={_digest(given.secret)}"
+        return run_identity(self.task, self.seed, settings, noise_key=self._given_noise_key)
 
     @cached_property
     def noise_key(self) -> NoiseKey:
-        """Key of the noise as given; else one that is another if anything is different.
-
-        The first weights count as well. They are not in `identity`: other machines may round them
-        differently, and a run may be continued there, with noise of its own from then on.
-        """
+        """Key of the noise as given; else one that is another if anything is different."""
         if self._given_noise_key is not None:
             return self._given_noise_key
-        weights = tensor_digest(*self.task.model(self.seed).state_dict().values())
-        text = f"{self.identity}, weights={weights}"
-        secret = NoiseKey.from_integer(self.seed).secret
-        digest = hashlib.blake2b(text.encode(), key=secret, digest_size=32, person=b"ds-run-noise")
-        return NoiseKey(digest.digest())
+        return run_noise_key(self.task, self.seed, self.identity)
 
     @property
     def round_index(self) -> int:
@@ -527,6 +503,12 @@ class Simulation:
         summed, noised = Aggregate(), []
         keep = self.algorithm.correction != "off"
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
+
+        def encode(vectors: Tensor, workers: Tensor) -> Encoded:
+            # The noise anew: what a refused call has drawn must not change what the others draw.
+            noise = CohortNoise(self.noise_key, workers.tolist(), round_index=index)
+            return method.encode(vectors, seed, noise)
+
         for part in torch.split(cohort, size) if len(cohort) else ():
             vectors = self.algorithm.vectors(
                 weights, part, trainer=self.trainer, devices=self.task.devices,
@@ -541,16 +523,14 @@ class Simulation:
             try:
                 # Methods look for what is not finite, and refuse it before they return anything:
                 # to look here as well would take as long as all the rest.
-                noise = CohortNoise(self.noise_key, part.tolist(), round_index=index)
-                encoded = method.encode(vectors, seed, noise)
+                encoded: Encoded | None = encode(vectors, part)
             except ArgumentError:
-                found, broken = self._encode_good(method, part, vectors, seed, index, proven=proven)
+                encoded, broken = _encode_finite(encode, vectors, part, zeros=proven)
                 if not broken:
                     raise
                 summed.broken += broken
-                if found is None:
-                    continue
-                encoded = found
+            if encoded is None:
+                continue
             # A sum is a tensor of its own: a trainer may use the memory of its vectors again.
             added = encoded.messages.sum(dim=0)
             summed.total = added if summed.total is None else summed.total + added
@@ -563,43 +543,8 @@ class Simulation:
                 f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
                 "values: training diverges, or the data is broken"
             )
-        if noised:
-            summed.noised = torch.cat(noised)
+        summed.noised = torch.cat(noised) if noised else None
         return summed
-
-    def _encode_good(
-        self,
-        method: Method,
-        part: Tensor,
-        vectors: Tensor,
-        seed: HashSeed,
-        index: int,
-        *,
-        proven: bool,
-    ) -> tuple[Encoded | None, tuple[int, ...]]:
-        """Messages of the vectors that a method takes, and the devices whose vectors it refuses.
-
-        Those are left out; where the claim is proven they count as zeros, with their noise.
-        """
-
-        def encoded(rows: Tensor, workers: Tensor) -> Encoded:
-            # The noise anew: what a refused call has drawn must not change what the others draw.
-            noise = CohortNoise(self.noise_key, workers.tolist(), round_index=index)
-            return method.encode(rows, seed, noise)
-
-        good = torch.isfinite(vectors).all(dim=-1).cpu()
-        for row in good.nonzero().flatten().tolist():  # finite, and their messages may overflow
-            try:
-                encoded(vectors[row : row + 1], part[row : row + 1])
-            except ArgumentError:
-                good[row] = False
-        broken, kept = tuple(part[~good].tolist()), good.to(vectors.device)
-        if not broken:
-            return None, ()
-        if proven:
-            zeroed = torch.where(kept[:, None], vectors, torch.zeros_like(vectors))
-            return encoded(zeroed, part), broken
-        return encoded(vectors[kept], part[good]) if bool(good.any()) else None, broken
 
     def _next_model(
         self, model: ModelState, published: Published, vectors: Tensor | None
@@ -642,10 +587,7 @@ class Simulation:
         """
         own_mask, all_masks = 0, 0
         if self.algorithm.correction == "shared":
-            own_mask, all_masks = (
-                mask_bytes(self.method.dim, present)[0],
-                mask_bytes(self.method.dim, len(cohort))[1],
-            )
+            own_mask, all_masks = mask_bytes(self.method.dim, len(cohort))
         up = present * (self._message_bytes + own_mask)
         if self.algorithm.local_epochs is None:
             return up, len(synced) * (self._round_bytes + all_masks), len(synced), synced
@@ -734,6 +676,28 @@ class Simulation:
         )
 
 
+def _encode_finite(
+    encode: Callable[[Tensor, Tensor], Encoded], vectors: Tensor, part: Tensor, *, zeros: bool
+) -> tuple[Encoded | None, tuple[int, ...]]:
+    """Messages of the vectors that `encode` takes, and the devices whose vectors it refuses.
+
+    Those are left out; or count as zeros, with their noise.
+    """
+    good = torch.isfinite(vectors).all(dim=-1).cpu()
+    for row in good.nonzero().flatten().tolist():  # finite, and their messages may overflow
+        try:
+            encode(vectors[row : row + 1], part[row : row + 1])
+        except ArgumentError:
+            good[row] = False
+    broken, kept = tuple(part[~good].tolist()), good.to(vectors.device)
+    if not broken or not (zeros or bool(good.any())):
+        return None, broken
+    if zeros:
+        vectors = torch.where(kept[:, None], vectors, torch.zeros_like(vectors))
+        return encode(vectors, part), broken
+    return encode(vectors[kept], part[good]), broken
+
+
 def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
     """Factors of the devices' vectors, so that devices count by their importance."""
     if importance is None:
@@ -754,54 +718,3 @@ def _warn(broken: tuple[str, ...], round_index: int, *, proven: bool) -> None:
         NonFiniteUpdate,
         stacklevel=4,
     )
-
-
-def tensor_digest(*tensors: Tensor) -> str:
-    """Digest of types, shapes and values; the same wherever the tensors are.
-
-    >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(1, 2))
-    False
-    """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"ds-run-tensors")
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().contiguous().reshape(-1)
-        content: Any = values.view(torch.uint8).numpy()  # no copy
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=b"ds-run-content").hexdigest()
-
-
-def difference(own: str, other: str) -> str:
-    """A sentence about the first thing in which two identities differ.
-
-    Args:
-        own: Of the simulation that is here.
-        other: Of the one that a state belongs to.
-
-    >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
-    'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'
-    """
-    here, there = _parts(own), _parts(other)
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            if name in _DIGESTS:
-                return f"{_DIGESTS[name]} changed since the run began"
-            known, found = (parts.get(name, "missing") for parts in (here, there))
-            return f"{name} is {known} here and was {found}"
-    return "its settings are others"
-
-
-def _parts(text: str) -> dict[str, str]:
-    """Names and values of `name=value, ...`, where values may have commas inside brackets."""
-    found, depth, begin = dict[str, str](), 0, 0
-    for place, letter in enumerate(f"{text},"):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            name, _, value = text[begin:place].strip().partition("=")
-            found[name] = value
-            begin = place + 1
-    return found

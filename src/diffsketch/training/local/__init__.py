@@ -17,8 +17,8 @@ __all__ = [
     "ClosedForm",
     "Functional",
     "LocalTrainer",
-    "WorkerLoop",
     "TrainerKind",
+    "WorkerLoop",
     "trainer_for",
 ]
 
