@@ -15,7 +15,7 @@ from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.sketch import SketchKey
-from tests.ddp.group_alone import alone
+from tests.ddp.processes import alone
 
 DIM, KEY, BUDGET = 40, SketchKey.from_integer(3), Budget(8.0, 1e-5)
 METHOD = SketchGaussian(DIM, 1, 8, clip=1.0, noise_multiplier=2.0)

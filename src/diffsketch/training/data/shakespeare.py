@@ -20,7 +20,6 @@ from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
 _Kind = TypeVar("_Kind")
 
-
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare task, in its order: a character's code is its place."""
 
@@ -28,21 +27,9 @@ WINDOW = 80
 """Characters in one input, as in LEAF."""
 
 _ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `select_roles`
+_TRAINED = 0.8  # share of a role's samples, rounded down
 _HALVES = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
-
-
-@dataclass(frozen=True)
-class RoleText:
-    """All that one role says.
-
-    Attributes:
-        name: The role.
-        text: Its speeches, joined by newlines.
-    """
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,101 +89,55 @@ def encode_text(text: str, origin: str = "text") -> Tensor:
     return torch.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), dtype=torch.uint8)
 
 
-def role_samples(role: RoleText, *, window: int = WINDOW, stride: int = 1) -> RoleSamples:
-    """Cut a role's text into windows, each with the character that follows it.
+def role_samples(name: str, text: str) -> RoleSamples:
+    """Cut a role's text into windows, each with the character that follows it: LEAF's windowing.
 
-    A text of L characters gives `(L - window - 1) // stride + 1` samples, none if L <= window.
-    With stride 1 and window 80 that is LEAF's windowing, and the one that gives the paper's role
-    sizes. Windows are views of one buffer, so a small stride costs no memory.
+    A text of L characters gives `L - 80` samples. Windows are views of one buffer.
 
-    Guarantees: sample i is `text[i * stride:][:window]` and the next character
-    (`test_windows_follow_the_text`).
-
-    Args:
-        role: The role.
-        window: Characters in an input, >= 1.
-        stride: Characters from one window's start to the next one's, >= 1.
+    Guarantees: sample i is `text[i:][:80]` and the next character (`test_windows_follow_the_text`).
 
     Raises:
-        ArgumentError: `window` or `stride` is below 1.
         DataError: The text has a character outside `LETTERS`; the message names the role.
-
-    >>> samples = role_samples(RoleText("All", "Speak!"), window=4)
-    >>> ["".join(LETTERS[code] for code in row) for row in samples.inputs.tolist()]
-    ['Spea', 'peak']
-    >>> [LETTERS[code] for code in samples.labels.tolist()]
-    ['k', '!']
     """
-    check(window >= 1, "window", "be >= 1", window)
-    check(stride >= 1, "stride", "be >= 1", stride)
-    codes = encode_text(role.text, f"role {role.name!r}")
-    if len(codes) <= window:
-        inputs = torch.empty(0, window, dtype=torch.uint8)
-        return RoleSamples(role.name, inputs, torch.empty(0, dtype=torch.int64))
+    codes = encode_text(text, f"role {name!r}")
+    if len(codes) <= WINDOW:
+        inputs = torch.empty(0, WINDOW, dtype=torch.uint8)
+        return RoleSamples(name, inputs, torch.empty(0, dtype=torch.int64))
     # The last character can only be a label.
-    inputs = codes[:-1].unfold(0, window, stride)
-    return RoleSamples(role.name, inputs, codes[window::stride].long())
+    return RoleSamples(name, codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
 
 
-def select_roles(
-    roles: Sequence[RoleSamples],
-    *,
-    minimum: int = _SMALLEST,
-    maximum: int = _LARGEST,
-    count: int = _ROLES,
-) -> tuple[RoleSamples, ...]:
-    """The first `count` roles, in the order given, with `minimum` to `maximum` samples.
+def select_roles(roles: Sequence[RoleSamples], count: int = _ROLES) -> tuple[RoleSamples, ...]:
+    """The first `count` roles, in the order given, with 64 to 2,200 samples.
 
-    Select before splitting: the bounds are about all of a role's samples. The defaults, on the
-    embedded text, give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table:
-    742 and 548; `test_selection_gives_the_known_role_sizes`).
-
-    Args:
-        roles: The roles to choose from.
-        minimum: The fewest samples a role may have, >= 0.
-        maximum: The most samples it may have, >= `minimum`.
-        count: How many roles to take, >= 1.
+    Select before splitting: the bounds are about all of a role's samples. On the embedded text,
+    they give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table: 742 and 548;
+    `test_selection_gives_the_known_role_sizes`).
 
     Raises:
-        ArgumentError: A bound is out of range, or fewer than `count` roles fit.
+        ArgumentError: Fewer roles fit.
     """
-    check(minimum >= 0, "minimum", "be >= 0", minimum)
-    check(maximum >= minimum, "maximum", f"be >= minimum={minimum}", maximum)
-    check(count >= 1, "count", "be >= 1", count)
-    fitting = [role for role in roles if minimum <= len(role) <= maximum]
-    requirement = f"be <= {len(fitting)}, the roles with {minimum} to {maximum} samples"
-    check(count <= len(fitting), "count", requirement, count)
+    fitting = [role for role in roles if _SMALLEST <= len(role) <= _LARGEST]
+    requirement = f"be in 1..{len(fitting)}, the roles with {_SMALLEST} to {_LARGEST} samples"
+    check(1 <= count <= len(fitting), "count", requirement, count)
     return tuple(fitting[:count])
 
 
 def split_roles(
-    roles: Sequence[RoleSamples], *, train_fraction: float = 0.8, stride: int = 1
+    roles: Sequence[RoleSamples],
 ) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
-    """Divide each role's samples into its earlier ones (train) and its later ones (test).
+    """Divide each role's samples into the first four fifths (train) and later ones (test).
 
-    Samples in between, which would share characters with both, are left out: `window // stride` of
-    them. A short role can therefore have no test samples; the two results stay aligned by role.
+    Samples in between, which would share characters with both, are left out: 80 of them. A short
+    role can therefore have no test samples; the two results stay aligned by role.
 
     Guarantees: no character is in a training and in a test sample (`test_split_shares_no_text`).
-
-    Args:
-        roles: Roles whose samples are in the order of their text.
-        train_fraction: Share of the samples that are for training, in (0, 1); rounded down.
-        stride: The stride the samples were cut with, >= 1.
-
-    Returns:
-        The training samples and the test samples of every role.
-
-    Raises:
-        ArgumentError: `train_fraction` or `stride` is out of range.
     """
-    check(0 < train_fraction < 1, "train_fraction", "be > 0 and < 1", train_fraction)
-    check(stride >= 1, "stride", "be >= 1", stride)
     train: list[RoleSamples] = []
     test: list[RoleSamples] = []
     for role in roles:
-        end = int(train_fraction * len(role))
-        start = end + role.inputs.shape[1] // stride
+        end = int(_TRAINED * len(role))
+        start = end + WINDOW
         train.append(RoleSamples(role.name, role.inputs[:end], role.labels[:end]))
         test.append(RoleSamples(role.name, role.inputs[start:], role.labels[start:]))
     return tuple(train), tuple(test)
@@ -205,7 +146,7 @@ def split_roles(
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
-def load_role_texts() -> tuple[RoleText, ...]:
+def load_role_texts() -> dict[str, str]:
     """The embedded plays by role, in order of appearance.
 
     A role's text is its speeches joined by newlines. A role that is named without saying anything
@@ -220,8 +161,8 @@ def load_role_texts() -> tuple[RoleText, ...]:
         DataError: The embedded file is missing, damaged or not the published one.
 
     >>> roles = load_role_texts()
-    >>> len(roles), roles[0].name, roles[0].text[:14]
-    (299, 'First Citizen', 'Before we proc')
+    >>> len(roles), roles["First Citizen"][:14]
+    (299, 'Before we proc')
     """
     file = embedded_file("tinyshakespeare.txt.xz")
     try:
@@ -234,36 +175,25 @@ def load_role_texts() -> tuple[RoleText, ...]:
     for block in re.split(r"\n{2,}", text.strip("\n")):  # `Role:`, lines, blank line
         heading, _, speech = block.partition("\n")
         speeches.setdefault(heading.removesuffix(":"), []).append(speech)
-    roles = (RoleText(name, "\n".join(parts)) for name, parts in speeches.items())
-    return tuple(role for role in roles if role.text.strip())
+    roles = {name: "\n".join(parts) for name, parts in speeches.items()}
+    return {name: said for name, said in roles.items() if said.strip()}
 
 
-def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
-    """The JSON files of one split, sorted by name.
+def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
+    """The JSON files of one split, sorted by name; none if LEAF's division is not there at all.
 
-    All samples are in `all_data/*.json`, or in `*.json` of the directory itself; LEAF's own
-    division is in `train/*.json` and `test/*.json`.
-
-    Returns:
-        The files; empty only if a division is asked for and the directory has none, neither a
-        `train` nor a `test` folder.
-
-    Raises:
-        DataError: The directory cannot be read, or the files asked for are not there. A missing
-            half of LEAF's division is an error too: dividing the whole anew would test on samples
-            of the other half.
+    A missing half of the division is an error: dividing the whole anew would test on samples of the
+    other half.
     """
     try:
         if not directory.is_dir():
             raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
-        divided = any((directory / half).is_dir() for half in _HALVES)
-        if split != "all" and not divided:
+        if split != "all" and not any((directory / half).is_dir() for half in _HALVES):
             return []
         places = [directory / "all_data", directory] if split == "all" else [directory / split]
         for place in places:
-            files = sorted(path for path in place.glob("*.json") if path.is_file())
-            if files:
-                return files
+            if found := sorted(path for path in place.glob("*.json") if path.is_file()):
+                return found
     except DataError:
         raise
     except OSError as error:
@@ -271,22 +201,21 @@ def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[P
     raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
 
 
-def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
-    """Read LEAF's files into one `RoleSamples` per user, in the order of `users`.
+def _read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
+    """One `RoleSamples` per user of LEAF's files, in the order of `users`, all checked.
 
     Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
     such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
-
-    Guarantees: malformed content is a `DataError` that names the file and the user
-    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
-
-    Raises:
-        DataError: A file is not JSON or lacks a key, counts disagree, a window is not of 80
-            characters, a label not of one, a character is not in `LETTERS`, or a user comes twice.
     """
     roles: dict[str, RoleSamples] = {}
     for path in files:
-        content = _read_object(path)
+        try:
+            content: object = json.loads(path.read_bytes())
+        # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError.
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{path}: not readable as JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
         users = _field(content, "users", kind=list, where=str(path))
         counts = _field(content, "num_samples", kind=list, where=str(path))
         data = _field(content, "user_data", kind=dict, where=str(path))
@@ -305,18 +234,6 @@ def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
     if not roles:
         raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
     return tuple(roles.values())
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file."""
-    try:
-        content: object = json.loads(path.read_bytes())
-    # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError, like bad syntax.
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
 
 
 def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
@@ -372,13 +289,17 @@ def load_shakespeare(
     Args:
         directory: A directory with LEAF's JSON: `all_data/*.json` (or `*.json` directly in it)
             for all samples, `train/*.json` and `test/*.json` for LEAF's division. None takes the
-            embedded plays, windows of 80 characters with stride 1.
+            embedded plays, in windows of 80 characters.
         split: `"all"`, or one part: LEAF's where the directory has LEAF's division, otherwise that
             of `split_roles` (in which a short role has no test samples).
 
+    Guarantees: malformed content is a `DataError` that names the file and the user
+    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
+
     Raises:
         ArgumentError: `split` is something else.
-        DataError: A file is missing, damaged or not in the format.
+        DataError: A file is missing, damaged or not in the format: a key is missing, counts
+            disagree, a window is not of 80 characters of `LETTERS`, or a user comes twice.
 
     References:
         S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
@@ -389,12 +310,12 @@ def load_shakespeare(
     """
     check(split in ("all", "train", "test"), "split", "be 'all', 'train' or 'test'", split)
     if directory is None:
-        roles = tuple(map(role_samples, load_role_texts()))
+        roles = tuple(role_samples(*role) for role in load_role_texts().items())
     else:
-        divided = find_leaf(Path(directory), split)
+        divided = _leaf_files(Path(directory), split)
         if divided:
-            return read_leaf(divided)
-        roles = read_leaf(find_leaf(Path(directory), "all"))
+            return _read_leaf(divided)
+        roles = _read_leaf(_leaf_files(Path(directory), "all"))
     if split == "all":
         return roles
     train, test = split_roles(roles)
