@@ -20,6 +20,8 @@ from tests.ddp.ddp_checks import (
 )
 from tests.ddp.processes import Results, bfloat16_flaw, run_checks
 
+pytestmark = pytest.mark.slow  # processes are started
+
 
 @pytest.fixture(scope="module")
 def results() -> Results:

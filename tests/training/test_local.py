@@ -246,8 +246,8 @@ def test_bad_arguments_are_refused(kind_case: tuple[nn.Module, Examples, LocalTr
         ("indices must be int64", weights, Batches(indices.int())),
         (shape, weights, Batches(indices, torch.ones(3, 2, 4, dtype=torch.bool))),
         ("present must be bool", weights, Batches(indices, torch.ones(3, 2, 5))),
-        ("", weights, Batches(indices + COUNT)),
-        ("", weights, Batches(indices - COUNT)),
+        ("index|indices", weights, Batches(indices + COUNT)),
+        ("index|indices", weights, Batches(indices - COUNT)),
     ]
     for message, given, taken in refused:
         with pytest.raises((ArgumentError, MismatchError, IndexError), match=message):

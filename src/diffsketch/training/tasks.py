@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -101,16 +101,6 @@ class Devices:
         """With the examples on another device of the machine; `starts` stays on the CPU."""
         inputs, labels = self.examples.inputs.to(device), self.examples.labels.to(device)
         return Devices(Examples(inputs, labels), self.starts, self.names)
-
-    def take(self, devices: Sequence[int]) -> dict[str, Examples]:
-        """The examples of some devices, by name."""
-        return {
-            self.names[i]: Examples(
-                self.examples.inputs[self.starts[i] : self.starts[i + 1]],
-                self.examples.labels[self.starts[i] : self.starts[i + 1]],
-            )
-            for i in devices
-        }
 
 
 @dataclass(frozen=True, eq=False)
