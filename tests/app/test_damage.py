@@ -126,7 +126,9 @@ def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
 def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, path = ServerOptimizer.advance, tmp_path / "run"
 
-    def advance(self: ServerOptimizer, model: ModelState, published: Published, **rest: Any) -> ModelState:
+    def advance(
+        self: ServerOptimizer, model: ModelState, published: Published, **rest: Any
+    ) -> ModelState:
         after = real(self, model, published, **rest)
         if published.round_index == 2:
             return ModelState(after.weights / 0, after.memory)

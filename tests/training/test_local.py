@@ -296,7 +296,7 @@ def test_models_that_need_more_than_weights_are_refused(name: str) -> None:
     message = "random numbers" if name.startswith("dropout") else name
     for kind in ("batched", "loop"):
         with pytest.raises(ArgumentError, match=message):
-            trainer_for(refused_models()[name](), kind=kind)  # type: ignore[arg-type]
+            trainer_for(refused_models()[name](), kind=kind)
 
 
 def test_harmless_layers_are_accepted() -> None:

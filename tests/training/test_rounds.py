@@ -369,7 +369,7 @@ def test_models_drift_apart_with_own_masks() -> None:
     late = simulation.model.weights
     assert late.shape == (6, DIM)
     assert torch.equal(simulation.weights, late.mean(dim=0))
-    assert first.drift == relative_drift(early) > 0
+    assert first.drift == relative_drift(early) not in (0.0, None)
     assert drifts[-1] == relative_drift(late)
     distances = [float((one - one.mean(dim=0)).norm()) for one in (early, late)]
     assert distances[1] > 5 * distances[0]
@@ -392,6 +392,7 @@ def test_relative_drift_by_hand() -> None:
     assert relative_drift(torch.zeros(3, 2)) == 0.0
 
 
+@pytest.mark.slow
 def test_masks_teach_without_the_sketch() -> None:
     """With noise for the sum, a shared mask still learns; without a mask nothing does.
 

@@ -46,6 +46,7 @@ def test_mnist_has_the_papers_sizes(name: str, workers: int, samples: int) -> No
         assert (float(part.inputs.min()), float(part.inputs.max())) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_images_belong_to_one_worker_and_keep_their_labels() -> None:
     task, train = load_task("mnist-devices"), load_mnist(split="train")
     # All 60,000 images are dealt out: as a multiset, with labels, they are the training set.
@@ -267,6 +268,7 @@ def test_what_fits_is_not_changed() -> None:
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 
 
+@pytest.mark.slow
 def test_own_model_and_data(capsys: pytest.CaptureFixture[str]) -> None:
     """With a fixed seed: guessing has 50%, and one without an update about that."""
     runpy.run_path(str(EXAMPLE), run_name="example")["main"]()
