@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,39 +26,47 @@ _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson
 _HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
 
 
-class Sampler(Protocol):
-    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights."""
+class Sampler(ABC):
+    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights.
 
-    @property
-    def members(self) -> int:
-        """Number of devices to draw from."""
+    Attributes:
+        members: Number of devices to draw from.
+        cohort: Number of devices drawn, where it is the same in each round.
+        fixed_size: Whether it is.
+    """
+
+    members: int
+    cohort: int
+    fixed_size: ClassVar[bool] = True
 
     @property
     def expected(self) -> float:
         """Mean number of devices drawn."""
+        return float(self.cohort)
 
-    @property
-    def fixed_size(self) -> bool:
-        """Whether that number is the same in each round."""
-
+    @abstractmethod
     def draw(self, round_index: int) -> Tensor:
         """Indices of the devices of a round, ascending, int64."""
 
+    @cached_property
+    def _memo(self) -> dict[int, Any]:
+        """The last block of rounds: they are functions of the seed, so this only saves time."""
+        return {}
+
 
 @dataclass(frozen=True)
-class AllDevices:
+class AllDevices(Sampler):
     """Everyone, each round: workers of distributed SGD."""
 
     members: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
         _check_sizes(self.members)
 
     @property
-    def expected(self) -> float:
+    def cohort(self) -> int:  # type: ignore[override]
         """All of them."""
-        return float(self.members)
+        return self.members
 
     @cached_property
     def _everyone(self) -> Tensor:
@@ -69,26 +78,15 @@ class AllDevices:
 
 
 @dataclass(frozen=True)
-class _FixedCohort:
-    """Base of samplers that draw so many devices in every round, all of them alike."""
+class _FixedCohort(Sampler):
+    """Base of samplers that treat all devices alike."""
 
     members: int
     cohort: int
     seed: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
         _check_sizes(self.members, self.cohort)
-
-    @property
-    def expected(self) -> float:
-        """The cohort."""
-        return float(self.cohort)
-
-    @cached_property
-    def _memo(self) -> dict[int, Any]:
-        """The last block of rounds: they are functions of the seed, so this only saves time."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class UniformSampler(_FixedCohort):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedSampler:
+class WeightedSampler(Sampler):
     """`cohort` devices without replacement, by weight: Algorithm 4's sampling with `p_k`.
 
     Devices are drawn one after another, each with probability proportional to its weight among
@@ -147,7 +145,6 @@ class WeightedSampler:
     weights: Tensor
     cohort: int
     seed: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
         check(self.weights.dim() == 1, "weights", "be (devices,)", tuple(self.weights.shape))
@@ -157,14 +154,9 @@ class WeightedSampler:
         _check_sizes(self.members, self.cohort)
 
     @property
-    def members(self) -> int:
+    def members(self) -> int:  # type: ignore[override]
         """Number of devices."""
         return len(self.weights)
-
-    @property
-    def expected(self) -> float:
-        """The cohort."""
-        return float(self.cohort)
 
     @cached_property
     def _shares(self) -> _Numbers:
@@ -229,7 +221,7 @@ class ShuffledSampler(_FixedCohort):
 
 
 @dataclass(frozen=True)
-class PoissonDevices:
+class PoissonDevices(Sampler):
     """Each device with the same probability, independently: `PoissonSampler` with a seed.
 
     The number of devices varies and may be 0. For central trust, where it amplifies the claim; a
@@ -239,7 +231,7 @@ class PoissonDevices:
 
     lottery: PoissonSampler
     seed: int
-    fixed_size = False
+    fixed_size: ClassVar[bool] = False
 
     @classmethod
     def of(cls, members: int, cohort: float, seed: int) -> PoissonDevices:
@@ -249,7 +241,7 @@ class PoissonDevices:
         return cls(PoissonSampler(members, cohort / members), seed)
 
     @property
-    def members(self) -> int:
+    def members(self) -> int:  # type: ignore[override]
         """Number of devices."""
         return self.lottery.members
 
