@@ -122,7 +122,7 @@ def test_budget_stops_in_the_round_that_an_accountant_does(claim: ProvenClaim) -
 
 def test_noise_for_exactly_so_many_rounds_suffices_for_them() -> None:
     """Rounding must not refuse the last of the rounds that the noise was chosen for."""
-    rounds, budget = 3_000, Budget(epsilon=8.0, delta=DELTA)
+    rounds, budget = 20_000, Budget(epsilon=8.0, delta=DELTA)
     multiplier = gaussian_multiplier(epsilon=8.0, delta=DELTA, rounds=rounds)
     claim, accounts = proven(events.gaussian(multiplier)), Participation(1, budget)
     for _ in range(rounds):

@@ -35,7 +35,12 @@ _USE_ALL = "leave it off, and use every parameter in every step (add 0 times tho
 _CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
     (
         lambda ddp: (
-            ddp.modules_buffers and getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
+            ddp.modules_buffers
+            and (
+                ddp.broadcast_buffers  # the older name
+                if getattr(ddp, "forward_sync_buffers", None) is None
+                else ddp.forward_sync_buffers
+            )
         ),
         "broadcast_buffers of DistributedDataParallel sends rank 0's buffers, such as means of "
         "BatchNorm, to all ranks",
