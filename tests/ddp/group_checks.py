@@ -152,7 +152,7 @@ def not_finite(rank: int) -> dict[str, Any]:
             warnings.simplefilter("always")
             found[name] = mean.mean(vector)
         found[f"{name} warned"] = [str(one.message) for one in caught]
-        found[f"{name} error"] = mean.error_norm
+        found[f"{name} error"] = float(mean.state_dict().get("memory", torch.zeros(1)).norm())
         found[f"{name} next"] = mean.mean(vector_of(rank, 1))
     huge = mean_of(Uncompressed(DIM))
     found["sum"] = huge.mean(torch.full((DIM,), 3e38))
@@ -218,7 +218,7 @@ def states(rank: int) -> dict[str, Any]:
         "found": torch.cat([first, second]),
         "without error": rounds_of(forgetful, rank, 3),
         "epsilon": [float(whole.epsilon(1e-5)), float(loaded.epsilon(1e-5))],
-        "norms": [whole.error_norm, loaded.error_norm],
+        "norms": [one.state_dict()["memory"].norm().item() for one in (whole, loaded)],
         "other": error_of(lambda: other.load_state_dict(state)),
         "rank": error_of(lambda: loaded.load_state_dict(gathered[1 - rank])),
         "damaged": error_of(lambda: loaded.load_state_dict({**state, "memory": torch.zeros(3)})),

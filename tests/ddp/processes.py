@@ -8,16 +8,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-__all__ = ["WORLD", "Check", "Checks", "Results", "bfloat16_flaw", "error_of", "run_checks"]
 
 WORLD = 2
 WAIT = timedelta(seconds=30)  # a collective that takes longer is a hang, and fails
@@ -98,5 +98,17 @@ def _work(rank: int, checks: Callable[[], Checks], world: int, folder: str) -> N
             found[name] = check(rank)
             dist.barrier()
         torch.save(found, Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A process group of this one process, over gloo, with a file in the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=0, world_size=1)
+    try:
+        yield
     finally:
         dist.destroy_process_group()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from diffsketch.ddp.agreement import (
-    Report,
-    Status,
+    RankReport,
+    RankStatus,
     check_reports,
     control_cells,
     device_of,
@@ -20,10 +20,10 @@ from diffsketch.errors import MismatchError
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.int64])
-@pytest.mark.parametrize("status", list(Status))
-def test_control_cells_survive_the_sum(kind: torch.dtype, status: Status) -> None:
+@pytest.mark.parametrize("status", list(RankStatus))
+def test_control_cells_survive_the_sum(kind: torch.dtype, status: RankStatus) -> None:
     like = torch.zeros(0, dtype=kind)
-    reports = [Report((1 << 24) - 1, 0), Report(7, (1 << 24) - 1, status)]
+    reports = [RankReport((1 << 24) - 1, 0), RankReport(7, (1 << 24) - 1, status)]
     cells = [
         control_cells(report, rank=rank, world=2, like=like) for rank, report in enumerate(reports)
     ]
@@ -52,13 +52,13 @@ def test_tensors_go_where_those_of_the_others_are(
 
 
 def test_reports_that_differ_are_named() -> None:
-    own = Report(3, 9)
+    own = RankReport(3, 9)
     check_reports([own, own], own, rank=0)
-    bad: tuple[tuple[Report | None, str], ...] = (
+    bad: tuple[tuple[RankReport | None, str], ...] = (
         (None, "rank 1 cannot be understood"),
-        (Report(4, 9), "rank 1 is in round 4"),
-        (Report(3, 8), "rank 1 differs from rank 0"),
-        (Report(3, 9, Status.FAILED), "rank 1 failed"),
+        (RankReport(4, 9), "rank 1 is in round 4"),
+        (RankReport(3, 8), "rank 1 differs from rank 0"),
+        (RankReport(3, 9, RankStatus.FAILED), "rank 1 failed"),
     )
     for other, text in bad:
         with pytest.raises(MismatchError, match=text):

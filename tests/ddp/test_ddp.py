@@ -10,9 +10,17 @@ import torch
 
 from diffsketch.methods import PlainSketch
 from diffsketch.sketch import SketchKey
-from tests.ddp.ddp_checks import VARIANTS, bfloat16_checks, checks
-from tests.ddp.ddp_world import make_model, state_of, weights_of
+from tests.ddp.ddp_checks import (
+    VARIANTS,
+    bfloat16_checks,
+    checks,
+    make_model,
+    state_of,
+    weights_of,
+)
 from tests.ddp.processes import Results, bfloat16_flaw, run_checks
+
+pytestmark = pytest.mark.slow  # processes are started
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch
 from diffsketch.sketch import SketchKey
-from tests.ddp.group_alone import alone
+from tests.ddp.processes import alone
 
 PROVEN: dict[str, Any] = {
     "method": "sketch-gaussian", "compression": 4, "clip": 1.0, "noise_multiplier": 2.0,

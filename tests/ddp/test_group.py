@@ -12,6 +12,8 @@ from tests.ddp.processes import WORLD, Results, run_checks
 from tests.helpers.contract import CASES, Case, simulated
 from tests.helpers.silent import silence
 
+pytestmark = pytest.mark.slow  # processes are started
+
 
 @pytest.fixture(scope="module")
 def results() -> Results:

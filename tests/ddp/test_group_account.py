@@ -1,4 +1,4 @@
-"""Accounts in files: what was sent is counted, whatever checkpoint training goes on from."""
+"""A group of one: accounts in files, whatever checkpoint training goes on from; and scalers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.sketch import SketchKey
-from tests.ddp.group_alone import alone
+from tests.ddp.processes import alone
 
 DIM, KEY, BUDGET = 40, SketchKey.from_integer(3), Budget(8.0, 1e-5)
 METHOD = SketchGaussian(DIM, 1, 8, clip=1.0, noise_multiplier=2.0)
+SKETCH = PlainSketch(DIM, 1, 8)
 CLAIM = METHOD.claim_for(1, KEY.seed(0))
 
 
@@ -127,12 +128,12 @@ def test_an_account_counts_without_a_budget(tmp_path: Path) -> None:
     account = RankAccount(tmp_path / "a.json", CLAIM, None)
     account.charge()
     account.take_over(1, account.name)
-    assert account.epsilon(1e-5).rounds == 1
+    assert account.ledger.epsilon(1e-5).rounds == 1
     account.take_over(4, account.name)
     again = RankAccount(tmp_path / "a.json", CLAIM, None)
-    assert (again.name, again.epsilon(1e-5).rounds) == (account.name, 4)
+    assert (again.name, again.ledger.epsilon(1e-5).rounds) == (account.name, 4)
     again.take_over(3, "another file")
-    assert again.epsilon(1e-5).rounds == 7
+    assert again.ledger.epsilon(1e-5).rounds == 7
 
 
 @pytest.mark.parametrize("with_file", [True, False])
@@ -155,3 +156,33 @@ def test_rounds_of_two_objects_are_never_taken_for_each_other(
     rounds_of(fresh, 2)
     fresh.load_state_dict(early)
     assert fresh.epsilon(1e-5).rounds == (8 if with_file else 5)
+
+
+class Scale:
+    """A scaler without overflows to follow."""
+
+    value = 64.0
+
+    def get_scale(self) -> float:
+        return self.value
+
+
+def test_a_scaler_that_follows_overflows_is_refused_where_none_is_seen() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    GroupMean(SKETCH, key=KEY, scaler=scaler)
+    with pytest.raises(ArgumentError, match=r"enabled GradScaler\. Use bfloat16"):
+        mean_of(scaler=scaler)
+    mean_of(scaler=torch.amp.GradScaler("cpu", enabled=False))
+
+
+def test_a_scale_stays_where_the_claim_is_proven() -> None:
+    for method in (METHOD, SKETCH):
+        scale = Scale()
+        mean = GroupMean(method, key=KEY, scaler=scale)
+        rounds_of(mean, 2)
+        scale.value = 32.0
+        if method is SKETCH:
+            rounds_of(mean, 1)
+            continue
+        with pytest.raises(ArgumentError, match=r"must keep its scale .* got 32 after 64"):
+            rounds_of(mean, 1)

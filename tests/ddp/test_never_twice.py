@@ -30,7 +30,7 @@ from diffsketch.methods import Method, private_mean
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy import CohortNoise, Ledger, Noise, NoiseKey, ProvenClaim
 from diffsketch.sketch import SketchKey
-from tests.ddp.group_alone import alone
+from tests.ddp.processes import alone
 from tests.helpers.releases import DIM, NOISED, Releases, noised
 
 KEY = SketchKey.from_integer(5)

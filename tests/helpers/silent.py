@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from diffsketch.auditing.releases import Silent
-from diffsketch.training import aggregate
+from diffsketch.training import simulation
 
 __all__ = ["Silent", "silence"]
 
@@ -29,5 +29,5 @@ def silence() -> Iterator[None]:
         for name in SENDERS:
             if name in sys.modules:
                 patch.setattr(f"{name}.release_noise", lambda *_, **__: Silent())
-        patch.setattr(aggregate, "_LaterNoise", lambda *_: Silent())
+        patch.setattr(simulation, "CohortNoise", lambda *_, **__: Silent())
         yield

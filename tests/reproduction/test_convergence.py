@@ -14,7 +14,7 @@ from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem2
 from diffsketch.reproduction.drawings.convergence import draw, slope
 from diffsketch.reproduction.experiment import Experiment, Measurement
 from diffsketch.reproduction.measurements.convergence import comparator, descend, measure
-from diffsketch.training.local.choose import trainer_for
+from diffsketch.training.local import trainer_for
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.tasks import Devices, Examples
 

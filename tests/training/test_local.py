@@ -1,23 +1,32 @@
-"""Every trainer against a plain loop with `torch.optim.SGD`."""
+"""Every trainer against a plain loop with `torch.optim.SGD`, and models that none can train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.training.local import ClosedForm, Functional, LocalTrainer, Loop, trainer_for
+from diffsketch.training.local import (
+    BatchedGRU,
+    ClosedForm,
+    Functional,
+    LocalTrainer,
+    WorkerLoop,
+    trainer_for,
+)
 from diffsketch.training.local import any_model as functional_module
 from diffsketch.training.local import closed_form as closed_module
-from diffsketch.training.models import CharLSTM, flatten
+from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
     CASES,
+    CLASSES,
     COUNT,
+    FEATURES,
     batches,
     close,
     logistic,
@@ -27,12 +36,17 @@ from tests.training.local_cases import (
     windows,
 )
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
-
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Examples, LocalTrainer]:
+    model, examples, kind = CASES[request.param]
+    made = model()
+    return made, examples(), trainer_for(made, kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["logistic closed", "perceptron batched", "perceptron threads"])
+def kind_case(request: pytest.FixtureRequest) -> tuple[nn.Module, Examples, LocalTrainer]:
+    """One case of each way to train."""
     model, examples, kind = CASES[request.param]
     made = model()
     return made, examples(), trainer_for(made, kind=kind)  # type: ignore[arg-type]
@@ -57,8 +71,7 @@ def test_gradients_are_those_of_the_loop(
     assert bool(found[3].any())
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("steps", "ragged"), [(1, False), (3, False), (3, True)])
 def test_updates_are_those_of_the_loop(
     case: tuple[nn.Module, Examples, LocalTrainer], steps: int, ragged: bool
 ) -> None:
@@ -73,8 +86,8 @@ def test_updates_are_those_of_the_loop(
         assert not found[2].any()
 
 
-def test_one_worker_and_none(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
-    model, examples, trainer = case
+def test_one_worker_and_none(kind_case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = kind_case
     weights = flatten(model)
     assert trainer.dim == len(weights)
     one = batches(1, 2, 3)
@@ -85,12 +98,8 @@ def test_one_worker_and_none(case: tuple[nn.Module, Examples, LocalTrainer]) -> 
     nobody = Batches(torch.empty(0, 2, 3, dtype=torch.int64))
     found = trainer.updates(weights, examples, nobody, learning_rate=0.3)
     assert found.shape == (0, trainer.dim)
-
-
-def test_no_steps_change_nothing(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
-    model, examples, trainer = case
-    empty = Batches(torch.empty(3, 0, 5, dtype=torch.int64))
-    found = trainer.updates(flatten(model), examples, empty, learning_rate=0.3)
+    idle = Batches(torch.empty(3, 0, 5, dtype=torch.int64))
+    found = trainer.updates(weights, examples, idle, learning_rate=0.3)
     assert torch.equal(found, torch.zeros(3, trainer.dim))
 
 
@@ -115,7 +124,7 @@ def test_same_input_same_bits(case: tuple[nn.Module, Examples, LocalTrainer]) ->
 
 
 def _kind(trainer: LocalTrainer) -> str:
-    if isinstance(trainer, Loop):
+    if isinstance(trainer, WorkerLoop):
         return "threads" if trainer._threads else "loop"
     return "closed" if isinstance(trainer, ClosedForm) else "batched"
 
@@ -180,14 +189,13 @@ def test_traces_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(trainer._traces) == 2
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bits_do_not_depend_on_threads(threads: int) -> None:
+def test_bits_do_not_depend_on_threads() -> None:
     model, examples, chosen = CharLSTM(), windows(), batches(5, 2, 5)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         alone = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(2)
         found = trainer_for(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
     finally:
         torch.set_num_threads(before)
@@ -206,9 +214,10 @@ def test_whole_numbers_are_taken_as_they_are() -> None:
         assert trainer.evaluate(flatten(model), pixels) == trainer.evaluate(flatten(model), same)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", CASES)
-def test_on_the_device_of_the_weights(name: str, device: str) -> None:
+def test_on_the_device_of_the_weights(name: str) -> None:
+    device = "cuda"
     make, examples_of, kind = CASES[name]
     model, examples, chosen = make(), examples_of(), batches(6, 2, 5, ragged=True)
     expected = plain(model, examples, chosen, 0.3)
@@ -224,26 +233,126 @@ def test_on_the_device_of_the_weights(name: str, device: str) -> None:
     assert trainer.evaluate(flatten(model), there)[0] > 0
 
 
-def test_bad_arguments_are_refused(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
-    model, examples, trainer = case
+def test_bad_arguments_are_refused(kind_case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
+    model, examples, trainer = kind_case
     weights, chosen = flatten(model), batches(3, 2, 5)
     with pytest.raises(MismatchError, match="gradients need exactly one step, got 2"):
         trainer.gradients(weights, examples, chosen)
-    with pytest.raises(MismatchError, match="weights must have the shape"):
-        trainer.updates(weights[1:], examples, chosen, learning_rate=0.3)
-    with pytest.raises(ArgumentError, match="weights must be float32"):
-        trainer.updates(weights.double(), examples, chosen, learning_rate=0.3)
-    with pytest.raises(MismatchError, match=r"indices must be \(workers, steps, batch_size\)"):
-        trainer.updates(weights, examples, Batches(chosen.indices[0]), learning_rate=0.3)
-    with pytest.raises(ArgumentError, match="indices must be int64"):
-        trainer.updates(weights, examples, Batches(chosen.indices.int()), learning_rate=0.3)
-    wrong = Batches(chosen.indices, torch.ones(3, 2, 4, dtype=torch.bool))
-    with pytest.raises(MismatchError, match="present must have the shape of indices"):
-        trainer.updates(weights, examples, wrong, learning_rate=0.3)
-    wrong = Batches(chosen.indices, torch.ones(3, 2, 5))
-    with pytest.raises(ArgumentError, match="present must be bool"):
-        trainer.updates(weights, examples, wrong, learning_rate=0.3)
-    with pytest.raises((IndexError, ArgumentError)):
-        trainer.updates(weights, examples, Batches(chosen.indices + COUNT), learning_rate=0.3)
-    with pytest.raises((IndexError, ArgumentError)):
-        trainer.updates(weights, examples, Batches(chosen.indices - COUNT), learning_rate=0.3)
+    indices, shape = chosen.indices, "present must have the shape of indices"
+    refused: list[tuple[str, torch.Tensor, Batches]] = [
+        ("weights must have the shape", weights[1:], chosen),
+        ("weights must be float32", weights.double(), chosen),
+        (r"indices must be \(workers, steps, batch_size\)", weights, Batches(indices[0])),
+        ("indices must be int64", weights, Batches(indices.int())),
+        (shape, weights, Batches(indices, torch.ones(3, 2, 4, dtype=torch.bool))),
+        ("present must be bool", weights, Batches(indices, torch.ones(3, 2, 5))),
+        ("index|indices", weights, Batches(indices + COUNT)),
+        ("index|indices", weights, Batches(indices - COUNT)),
+    ]
+    for message, given, taken in refused:
+        with pytest.raises((ArgumentError, MismatchError, IndexError), match=message):
+            trainer.updates(given, examples, taken, learning_rate=0.3)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (LogisticRegression(), ClosedForm),
+        (SmallCNN(), Functional),
+        (CharLSTM(), WorkerLoop),
+        (CharGRU(), BatchedGRU),
+        (nn.Sequential(nn.GRUCell(3, 4, device="meta")), WorkerLoop),
+    ],
+)
+def test_choice(model: nn.Module, expected: type[LocalTrainer]) -> None:
+    chosen = trainer_for(model)
+    assert type(chosen) is expected
+    assert getattr(chosen, "_threads", True)
+
+
+def test_subclasses_are_not_trained_in_closed_form() -> None:
+    class Scaled(LogisticRegression):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return 2 * super().forward(inputs)
+
+    assert type(trainer_for(Scaled())) is Functional
+    with pytest.raises(ArgumentError, match="model must be a LogisticRegression"):
+        trainer_for(Scaled(), kind="closed")
+    with pytest.raises(ArgumentError, match="kind must be one of"):
+        trainer_for(Scaled(), kind="fast")  # type: ignore[arg-type]
+
+
+def refused_models() -> dict[str, Callable[[], nn.Module]]:
+    return {
+        "running statistics": lambda: nn.Sequential(LogisticRegression(), nn.BatchNorm1d(3)),
+        "random numbers": lambda: nn.Sequential(LogisticRegression(), nn.Dropout(0.1)),
+        "dropout of an LSTM": lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.5, device="meta"),
+        "have parameters": nn.ReLU,
+    }
+
+
+@pytest.mark.parametrize("name", refused_models())
+def test_models_that_need_more_than_weights_are_refused(name: str) -> None:
+    message = "random numbers" if name.startswith("dropout") else name
+    for kind in ("batched", "loop"):
+        with pytest.raises(ArgumentError, match=message):
+            trainer_for(refused_models()[name](), kind=kind)
+
+
+def test_harmless_layers_are_accepted() -> None:
+    layers = (nn.BatchNorm1d(FEATURES, track_running_stats=False), nn.Dropout(0.0), logistic())
+    model = nn.Sequential(*layers)
+    for kind in ("loop", "batched"):
+        chosen, examples = batches(3, 2, 5), vectors()
+        trainer = trainer_for(model, kind=kind)
+        found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)
+        close(found, plain(model, examples, chosen, 0.3))
+
+
+class Counting(LogisticRegression):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen += len(inputs)
+        return super().forward(inputs)
+
+
+class Noisy(LogisticRegression):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + torch.rand_like(inputs))
+
+
+class Branching(LogisticRegression):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if bool(inputs.sum() > 0) else -inputs)
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Counting(), "change its buffers while training: seen"), (Noisy(FEATURES, CLASSES), "draw")],
+)
+def test_hidden_state_is_noticed(model: nn.Module, message: str, kind: str) -> None:
+    before = torch.get_rng_state()
+    trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=message):
+        trainer.gradients(flatten(model), vectors(), batches(3, 1, 5))
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(
+    "model", [Counting(), Noisy(FEATURES, CLASSES), Branching(FEATURES, CLASSES)]
+)
+def test_what_cannot_be_batched_is_named(model: nn.Module) -> None:
+    with pytest.raises(ArgumentError, match="cannot be trained for all workers at once"):
+        Functional(model).gradients(flatten(model), vectors(), batches(3, 1, 5))
+
+
+def test_branching_models_can_be_looped() -> None:
+    model, examples, chosen = Branching(FEATURES, CLASSES), vectors(), batches(3, 2, 5)
+    found = WorkerLoop(model).updates(flatten(model), examples, chosen, learning_rate=0.3)
+    close(found, plain(model, examples, chosen, 0.3))

@@ -20,7 +20,7 @@ from diffsketch.training.data import ImageDataset, load_mnist
 from diffsketch.training.data.mnist import MAX_BYTES, read_idx
 
 # Damage is looked for in small files; a slow disk must not fail the test.
-SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
@@ -97,9 +97,9 @@ def test_lost_embedded_file_is_a_data_error(
         load_mnist(split="test")
 
 
-@pytest.mark.parametrize("dash", ["-", "."])
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("dash", "packed", "suffix"), [("-", True, ".gz"), (".", False, ""), ("-", True, "")]
+)
 def test_user_directory_spellings(tmp_path: Path, dash: str, packed: bool, suffix: str) -> None:
     for stem, content in (("train-images-idx3", IMAGE_FILE), ("train-labels-idx1", LABEL_FILE)):
         name = stem.replace("-idx", f"{dash}idx") + "-ubyte" + suffix
@@ -125,14 +125,8 @@ def test_all_missing_files_are_listed(tmp_path: Path) -> None:
     (tmp_path / IMAGES).write_bytes(IMAGE_FILE)
     with pytest.raises(DataError, match=rf"missing {LABELS} \("):
         load_mnist(tmp_path, split="test")
-
-
-def test_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: cannot be read as a directory"):
         load_mnist(tmp_path / "nowhere", split="train")
-
-
-def test_unknown_split_is_refused() -> None:
     with pytest.raises(ArgumentError, match="split must be 'train' or 'test', got split='valid'"):
         load_mnist(split="valid")  # type: ignore[arg-type]
 

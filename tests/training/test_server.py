@@ -1,4 +1,4 @@
-"""The server's step: the textbook's with the defaults, and each option on its own."""
+"""Server rules: the textbook's step, each option on its own, and FetchSGD on plain vectors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
+from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.server import Model, Published, Schedule, ServerOptimizer, scaled
+from diffsketch.privacy.noise import CohortNoise, NoiseKey
+from diffsketch.sketch.hashing import SketchKey, columns_and_signs
+from diffsketch.training.server import (
+    FetchSGD,
+    ModelState,
+    Published,
+    Schedule,
+    ServerOptimizer,
+    scaled,
+)
 
-DIM = 12
+DIM = 40
+WIDE = PlainSketch(DIM, 1, 64)  # no two coordinates share a cell, so queries are exact
+SMALL = PlainSketch(DIM, 3, 16)
 METHOD = Uncompressed(DIM)
-SEED = SketchKey.from_integer(0).seed(0)
+SEED = SketchKey.from_integer(5).seed(0)
 
 
 def vectors(count: int) -> Tensor:
-    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(0))
+    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(1))
 
 
 def published(total: Tensor, count: int | float = 1, round_index: int = 0) -> Published:
@@ -35,7 +46,7 @@ def test_plain_step_is_the_mean() -> None:
     assert rule.factor(17, 20) == 1.0
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_momentum_is_that_of_torch(momentum: float) -> None:
     start, *gradients = vectors(6)
     parameter = start.clone().requires_grad_()
@@ -63,12 +74,12 @@ def test_nothing_is_changed_in_place() -> None:
 def test_clip_limits_the_mean() -> None:
     weights, total = vectors(2)
     rule = ServerOptimizer(update_clip=0.5)
-    moved = rule.advance(Model(weights), published(total, 2), method=METHOD, step=1.0)
+    moved = rule.advance(ModelState(weights), published(total, 2), method=METHOD, step=1.0)
     change = moved.weights - weights
     assert float(change.norm()) == pytest.approx(0.5, rel=1e-5)
     assert torch.allclose(change / change.norm(), total / total.norm(), atol=1e-5)
     small = 0.01 * total
-    moved = rule.advance(Model(weights), published(small), method=METHOD, step=1.0)
+    moved = rule.advance(ModelState(weights), published(small), method=METHOD, step=1.0)
     assert torch.equal(moved.weights, weights + small)
 
 
@@ -100,12 +111,13 @@ def test_schedules_end() -> None:
 
 
 def test_expected_counts_divide_the_sum() -> None:
-    total = vectors(1)[0]
-    assert torch.allclose(published(total, 2.5).mean(METHOD), total / 2.5)
+    total, rule, start = vectors(1)[0], ServerOptimizer(), ModelState(torch.zeros(DIM))
+    moved = rule.advance(start, published(total, 2.5), method=METHOD, step=1.0)
+    assert torch.allclose(moved.weights, total / 2.5)
     sketch = PlainSketch(DIM, 3, 5, combine="median")
     table = sketch.sketch.encode(total, SEED)
-    expected = sketch.decode(table, SEED, count=1) / 2.5
-    assert torch.equal(published(table, 2.5).mean(sketch), expected)
+    moved = rule.advance(start, published(table, 2.5), method=sketch, step=1.0)
+    assert torch.equal(moved.weights, sketch.decode(table, SEED, count=1) / 2.5)
 
 
 def test_bytes() -> None:
@@ -114,6 +126,8 @@ def test_bytes() -> None:
     assert ServerOptimizer().model_bytes(7850) == 48 + 4 * 7850
     # Without the momentum a device that takes the model could not apply what comes after it.
     assert ServerOptimizer(momentum=0.9).model_bytes(7850) == 2 * (48 + 4 * 7850)
+    assert FetchSGD(10).round_bytes(SMALL) == 48 + 10 * 8
+    assert FetchSGD(10).model_bytes(DIM) == 48 + 4 * DIM
 
 
 @pytest.mark.parametrize(
@@ -130,3 +144,105 @@ def test_bytes() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ServerOptimizer(**options)  # type: ignore[arg-type]
+
+
+def sketched(method: PlainSketch, vector: Tensor, count: int = 1) -> Published:
+    return Published(method.sketch.encode(vector * count, SEED), count, SEED, 0)
+
+
+def dense_reference(
+    rounds: list[Tensor], *, top_k: int, momentum: float, step: float
+) -> tuple[Tensor, Tensor]:
+    """The same on vectors: momentum, accumulated error, top-k, and forgetting what was sent."""
+    weights, error, velocity = torch.zeros(DIM), torch.zeros(DIM), torch.zeros(DIM)
+    for mean in rounds:
+        velocity = momentum * velocity + mean
+        error = error + step * velocity
+        chosen = error.abs().topk(top_k).indices
+        weights[chosen] += error[chosen]
+        error[chosen], velocity[chosen] = 0.0, 0.0
+    return weights, error
+
+
+@pytest.mark.parametrize(("momentum", "top_k"), [(0.0, 1), (0.9, 7), (0.9, DIM)])
+def test_fetch_agrees_with_plain_vectors(momentum: float, top_k: int) -> None:
+    rule = FetchSGD(top_k, table_momentum=momentum)
+    model = rule.start(torch.zeros(DIM), WIDE)
+    rounds = list(vectors(8))
+    for mean in rounds:
+        model = rule.advance(model, sketched(WIDE, mean, 5), method=WIDE, step=-0.1)
+    weights, error = dense_reference(rounds, top_k=top_k, momentum=momentum, step=-0.1)
+    assert torch.allclose(model.weights, weights, atol=1e-5)
+    assert torch.allclose(model.memory["error"], WIDE.sketch.encode(error, SEED), atol=1e-5)
+
+
+def test_zeroes_exactly_the_hit_cells() -> None:
+    rule, mean = FetchSGD(3, table_momentum=0.5), vectors(1)[0]
+    first = rule.start(torch.zeros(DIM), SMALL)
+    model = rule.advance(first, sketched(SMALL, mean), method=SMALL, step=1.0)
+    table = SMALL.sketch.encode(mean, SEED)
+    estimates = SMALL.decode(table, SEED, count=1)
+    chosen = model.weights.nonzero().flatten()
+    assert set(chosen.tolist()) == set(estimates.abs().topk(3).indices.tolist())
+    assert torch.equal(model.weights[chosen], estimates[chosen])
+    columns, _ = columns_and_signs(chosen.numpy(), SEED, layout=SMALL.sketch.layout)
+    hit = torch.zeros(3, 16, dtype=torch.bool)
+    for row in range(3):
+        hit[row, torch.from_numpy(columns[row])] = True
+    for name in ("error", "velocity"):
+        assert bool((model.memory[name][hit] == 0).all())
+        assert torch.equal(model.memory[name][~hit], table[~hit])
+    assert bool((table[~hit] != 0).any())
+    assert bool((first.memory["error"] == 0).all())  # not changed in place
+
+
+def test_what_is_not_extracted_is_kept() -> None:
+    """A coordinate that is second each time comes through in the end."""
+    rule, mean = FetchSGD(1), torch.zeros(DIM)
+    mean[3], mean[8] = 1.0, 0.6
+    model = rule.start(torch.zeros(DIM), WIDE)
+    for _ in range(2):
+        model = rule.advance(model, sketched(WIDE, mean), method=WIDE, step=1.0)
+    assert model.weights[[3, 8]].tolist() == pytest.approx([1.0, 1.2])
+
+
+def test_fetch_clips_by_the_estimated_norm() -> None:
+    rule, mean = FetchSGD(DIM, update_clip=0.5), vectors(1)[0]
+    model = rule.advance(
+        rule.start(torch.zeros(DIM), WIDE), sketched(WIDE, mean), method=WIDE, step=1.0
+    )
+    assert float(model.weights.norm()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_fetch_refusals() -> None:
+    with pytest.raises(ArgumentError, match="method whose messages are tables, got method='none'"):
+        FetchSGD(3).check_options(Uncompressed(DIM), step=1.0, fresh=False)
+    with pytest.raises(ArgumentError, match="hashes='fixed'"):
+        FetchSGD(3).check_options(SMALL, step=1.0, fresh=True)
+    with pytest.raises(ArgumentError, match="top_k must be at most dim=40"):
+        FetchSGD(41).check_options(SMALL, step=1.0, fresh=False)
+    with pytest.raises(ArgumentError, match="top_k must be >= 1"):
+        FetchSGD(0)
+    with pytest.raises(ArgumentError, match="table_momentum must be in"):
+        FetchSGD(1, table_momentum=1.0)
+    FetchSGD(3).check_options(SMALL, step=1.0, fresh=False)
+
+
+@pytest.mark.parametrize("trust", ["local", "central", "distributed"])
+def test_whole_numbers_are_the_tables_that_they_stand_for(trust: str) -> None:
+    """With hardly any noise: what is extracted is that of the bare tables."""
+    settings = {"clip": 50.0, "noise_multiplier": 1e-4, "cohort": 4, "trust": trust}
+    noisy = SketchGaussian(DIM, 3, 16, **settings)  # type: ignore[arg-type]
+    bare = PlainSketch(DIM, 3, 16)
+    vectors = torch.randn(4, DIM, generator=torch.Generator().manual_seed(1))
+    seed, rule = SketchKey.from_integer(2).seed(0), FetchSGD(5)
+    found = []
+    for method in (bare, noisy):
+        noise = CohortNoise(NoiseKey.from_integer(1), range(4), round_index=0)
+        server = CohortNoise(NoiseKey.from_integer(1), [9], round_index=0)
+        total = method.publish(method.encode(vectors, seed, noise).messages.sum(dim=0), server)
+        rule.check_options(method, step=1.0, fresh=False)
+        model = rule.start(torch.zeros(DIM), method)
+        found.append(rule.advance(model, Published(total, 4, seed, 0), method=method, step=1.0))
+    torch.testing.assert_close(found[1].weights, found[0].weights, atol=0.3, rtol=0.1)
+    assert float(found[0].weights.abs().max()) > 1

@@ -1,12 +1,15 @@
-"""Shakespeare by role: the alphabet, the windows, selecting and dividing, the embedded plays."""
+"""Shakespeare by role: the alphabet, windows, selecting, dividing, the plays, LEAF's JSON."""
 
 from __future__ import annotations
 
+import json
 import lzma
 import statistics
+import tempfile
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,6 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.data import (
     LETTERS,
     RoleSamples,
-    RoleText,
     encode_text,
     load_role_texts,
     load_shakespeare,
@@ -38,9 +40,6 @@ def decode(codes: torch.Tensor) -> str:
 def embedded_text() -> str:
     file = files("diffsketch.training.data") / "files" / "tinyshakespeare.txt.xz"
     return lzma.decompress(file.read_bytes()).decode("ascii")
-
-
-# The alphabet and the windows.
 
 
 def test_letters_are_eighty_and_distinct() -> None:
@@ -65,54 +64,38 @@ def test_encoding_round_trip(text: str) -> None:
 )
 def test_unknown_character_is_named(text: str, shown: str) -> None:
     with pytest.raises(DataError, match=f"^role 'ROMEO': .*{shown}"):
-        role_samples(RoleText("ROMEO", text))
+        role_samples("ROMEO", text)
 
 
 @SETTINGS
-@given(text=texts, window=st.integers(1, 20), stride=st.integers(1, 25))
-def test_windows_follow_the_text(text: str, window: int, stride: int) -> None:
-    samples = role_samples(RoleText("A", text), window=window, stride=stride)
-    starts = range(0, max(0, len(text) - window), stride)
-    assert samples.inputs.shape == (len(starts), window)
-    assert [decode(row) for row in samples.inputs] == [text[i : i + window] for i in starts]
-    assert decode(samples.labels) == "".join(text[i + window] for i in starts)
+@given(text=st.text(st.sampled_from(LETTERS), max_size=100))
+def test_windows_follow_the_text(text: str) -> None:
+    samples = role_samples("A", text)
+    starts = range(max(0, len(text) - 80))
+    assert samples.inputs.shape == (len(starts), 80)
+    assert [decode(row) for row in samples.inputs] == [text[i : i + 80] for i in starts]
+    assert decode(samples.labels) == "".join(text[i + 80] for i in starts)
 
 
-@SETTINGS
-@given(
-    length=st.integers(0, 300),
-    window=st.integers(1, 20),
-    stride=st.integers(1, 25),
-    fraction=st.floats(0.01, 0.99),
-)
-def test_split_shares_no_text(length: int, window: int, stride: int, fraction: float) -> None:
-    # Sample i covers the characters from i * stride to i * stride + window, its label included.
-    role = role_samples(RoleText("A", "a" * length), window=window, stride=stride)
-    numbers = torch.arange(len(role)) * stride
+@pytest.mark.parametrize("length", [0, 81, 150, 480, 481, 482, 483, 484, 1000])
+def test_split_shares_no_text(length: int) -> None:
+    # Sample i covers the characters from i to i + 80, its label included.
+    role = role_samples("A", "a" * length)
+    numbers = torch.arange(len(role))
     marked = RoleSamples("A", role.inputs, numbers)
-    (train,), (test,) = split_roles([marked], train_fraction=fraction, stride=stride)
-    assert train.labels.tolist() == numbers[: int(fraction * len(role))].tolist()
+    (train,), (test,) = split_roles([marked])
+    assert train.labels.tolist() == numbers[: int(0.8 * len(role))].tolist()
     assert test.labels.tolist() == numbers[len(numbers) - len(test) :].tolist()
     if len(train) and len(test):
-        last = int(train.labels[-1]) + window
-        assert last < int(test.labels[0])
-        assert int(test.labels[0]) - stride <= last, "a test sample was left out needlessly"
+        assert int(train.labels[-1]) + 81 == int(test.labels[0])  # and none is left out needlessly
+    assert (len(test) > 0) == (len(role) - len(train) > 80)
 
 
 def test_arguments_out_of_range_are_refused() -> None:
-    role = role_samples(RoleText("A", "a" * 100))
+    role = role_samples("A", "a" * 200)
     calls: list[tuple[str, Callable[[], object]]] = [
-        ("window", lambda: role_samples(RoleText("A", ""), window=0)),
-        ("stride", lambda: role_samples(RoleText("A", ""), stride=0)),
-        ("minimum", lambda: select_roles([role], minimum=-1)),
-        ("maximum", lambda: select_roles([role], minimum=9, maximum=8)),
-        ("count", lambda: select_roles([role], minimum=0, count=0)),
-        (
-            "count must be <= 1, the roles with 20",
-            lambda: select_roles([role], minimum=20, count=2),
-        ),
-        ("train_fraction", lambda: split_roles([role], train_fraction=float("nan"))),
-        ("stride", lambda: split_roles([role], stride=0)),
+        ("count", lambda: select_roles([role], 0)),
+        (r"count must be in 1\.\.1, the roles with 64", lambda: select_roles([role], 2)),
         ("inputs.dtype", lambda: RoleSamples("A", role.inputs.long(), role.labels)),
         ("inputs.ndim", lambda: RoleSamples("A", role.inputs[0], role.labels)),
         ("labels.dtype", lambda: RoleSamples("A", role.inputs, role.labels.int())),
@@ -124,9 +107,6 @@ def test_arguments_out_of_range_are_refused() -> None:
             call()
 
 
-# The embedded plays.
-
-
 def test_selection_gives_the_known_role_sizes() -> None:
     roles = load_shakespeare()
     assert len(roles) == 299
@@ -136,7 +116,7 @@ def test_selection_gives_the_known_role_sizes() -> None:
     assert round(statistics.mean(sizes), 1) == 743.6
     assert round(statistics.stdev(sizes), 1) == 549.6
     # Negative control: a window one character longer is another data set.
-    other = [role_samples(role, window=81) for role in load_role_texts()]
+    other = [role_samples(name, said[:-1]) for name, said in load_role_texts().items()]
     assert round(statistics.mean(len(role) for role in select_roles(other)), 1) != 743.6
 
 
@@ -144,9 +124,9 @@ def test_no_speech_is_lost() -> None:
     text = embedded_text()
     assert text.count("$") == text.count("sha$l") == 1
     roles = load_role_texts()
-    assert [role.name for role in roles[:3]] == ["First Citizen", "All", "Second Citizen"]
+    assert list(roles)[:3] == ["First Citizen", "All", "Second Citizen"]
     # Every character of the source is in a role's text, a heading or a gap between speeches.
-    spoken = "".join(line for role in roles for line in role.text.split("\n"))
+    spoken = "".join(line for said in roles.values() for line in said.split("\n"))
     headings = [block.strip("\n").split("\n")[0] for block in text.split("\n\n")]
     assert all(heading.endswith(":") for heading in headings)
     letters = sum(map(len, text.split("\n")))
@@ -167,10 +147,10 @@ def test_embedded_split_is_that_of_split_roles() -> None:
     ("damage", "message"),
     [
         (
-            lambda text: lzma.compress(text.replace("First", "Furst", 1).encode()),
+            lambda text: lzma.compress(text.replace("First", "Furst", 1).encode(), preset=0),
             "checksum failure",
         ),
-        (lambda text: lzma.compress(text.encode())[:-40], "damaged or unreadable"),
+        (lambda text: lzma.compress(text.encode(), preset=0)[:-40], "damaged or unreadable"),
         (lambda _: b"", "checksum failure|damaged or unreadable"),
     ],
 )
@@ -185,3 +165,152 @@ def test_damaged_embedded_text_is_found(
     monkeypatch.setattr("diffsketch.training.data.shakespeare.embedded_file", lambda _: path)
     with pytest.raises(DataError, match=message):
         load_role_texts()
+
+
+def leaf_record(text: str) -> dict[str, Any]:
+    starts = range(len(text) - 80)
+    return {"x": [text[i : i + 80] for i in starts], "y": [text[i + 80] for i in starts]}
+
+
+def leaf_content() -> dict[str, Any]:
+    """What LEAF writes, with an entry that `users` does not name, as its division leaves them."""
+    return {
+        "users": ["ROMEO", "JULIET"],
+        "num_samples": [3, 240],
+        "hierarchies": ["play", "play"],
+        "user_data": {
+            "JULIET": leaf_record("O Romeo, Romeo! " * 20),
+            "DROPPED": {"x": [], "y": []},
+            "ROMEO": leaf_record(
+                "She speaks: O, speak again, bright angel! for thou art".ljust(83, ".")
+            ),
+        },
+    }
+
+
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize("place", ["all_data/all_data.json", "mine.json"])
+def test_leaf_samples_are_taken_as_they_are(tmp_path: Path, place: str) -> None:
+    content = leaf_content()
+    write_json(tmp_path / place, content)
+    roles = load_shakespeare(str(tmp_path))
+    assert [role.name for role in roles] == ["ROMEO", "JULIET"]
+    for role in roles:
+        assert [decode(row) for row in role.inputs] == content["user_data"][role.name]["x"]
+        assert decode(role.labels) == "".join(content["user_data"][role.name]["y"])
+    # Without LEAF's division ours applies.
+    assert [len(role) for role in load_shakespeare(tmp_path, split="train")] == [2, 192]
+    assert [len(role) for role in load_shakespeare(tmp_path, split="test")] == [0, 0]
+
+
+def test_leaf_division_is_used_where_there_is_one(tmp_path: Path) -> None:
+    parts = {"train": ["a", "b"], "test": ["c"], "all_data": ["d"]}
+    for folder, names in parts.items():
+        for name in names:
+            record = leaf_record(name * 85)
+            write_json(
+                tmp_path / folder / f"{name}.json",
+                {"users": [name], "num_samples": [5], "user_data": {name: record}},
+            )
+    assert [role.name for role in load_shakespeare(tmp_path, split="train")] == ["a", "b"]
+    assert [role.name for role in load_shakespeare(tmp_path, split="test")] == ["c"]
+    assert [role.name for role in load_shakespeare(tmp_path)] == ["d"]
+    # With half of the division gone, dividing the whole anew would mix the halves.
+    (tmp_path / "test" / "c.json").unlink()
+    with pytest.raises(DataError, match=r"no \*\.json in .*test: expected LEAF"):
+        load_shakespeare(tmp_path, split="test")
+
+
+def test_missing_leaf_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no \*\.json in .*all_data or "):
+        load_shakespeare(tmp_path, split="train")
+    with pytest.raises(DataError, match="nowhere: expected a directory"):
+        load_shakespeare(tmp_path / "nowhere")
+
+
+def _edit(**changes: object) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update(changes)
+
+
+def _edit_romeo(**changes: object) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["user_data"]["ROMEO"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda content: content.pop("users"), "expected the key 'users'"),
+        (lambda content: content.pop("num_samples"), "expected the key 'num_samples'"),
+        (lambda content: content.pop("user_data"), "expected the key 'user_data'"),
+        (_edit(users="ROMEO"), "expected 'users' to be a list, found str"),
+        (_edit(users=[3, "JULIET"]), "expected users to be names, found int"),
+        (_edit(users=["ROMEO", "ROMEO"]), "user 'ROMEO': expected each user once"),
+        (_edit(users=["ROMEO", "NURSE"]), "user_data: expected the key 'NURSE'"),
+        (_edit(num_samples=[3]), "num_samples for each of 2 users, found 1"),
+        (_edit(num_samples=[4, 240]), "user 'ROMEO': num_samples says 4, found 3 samples"),
+        (_edit(num_samples=[[3], 240]), "user 'ROMEO': num_samples says list, found 3"),
+        (_edit(users=[], num_samples=[]), "expected at least one user"),
+        (_edit(user_data={"ROMEO": 3}), "expected 'ROMEO' to be a dict, found int"),
+        (lambda content: content["user_data"]["ROMEO"].pop("y"), "'ROMEO': expected the key 'y'"),
+        (_edit_romeo(x=None), "user 'ROMEO': expected 'x' to be a list, found NoneType"),
+        (_edit_romeo(y=["a", "b"]), "user 'ROMEO': expected as many y as x, found 3 x and 2 y"),
+        (_edit_romeo(x=["a" * 80, "b" * 79]), r"'ROMEO': expected x\[1\] .*length 80, found 79"),
+        (_edit_romeo(y=["a", "b", 3]), r"'ROMEO': expected y\[2\] .*length 1, found int"),
+        (_edit_romeo(y=["a", "é", "b"]), r"user 'ROMEO': y: .*'\\xe9' \(first at character 1\)"),
+        (_edit_romeo(x=["\ud800" * 80] * 3), r"user 'ROMEO': x: .*'\\ud800'"),
+    ],
+)
+def test_malformed_leaf_is_named(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    content = leaf_content()
+    edit(content)
+    write_json(tmp_path / "data.json", content)
+    with pytest.raises(DataError, match=message) as caught:
+        load_shakespeare(tmp_path)
+    assert str(tmp_path / "data.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe\xfa", b"null", b"[" * 100_000, b"9" * 10_000]
+)
+def test_files_that_are_not_leaf(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "data.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.json: (not readable as JSON|expected a JSON obj)"):
+        load_shakespeare(tmp_path)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["A", "a" * 80]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["A", "x", "y"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@SETTINGS
+@given(
+    content=values
+    | st.fixed_dictionaries(
+        {
+            "users": values | st.just(["A"]),
+            "num_samples": values | st.just([1]),
+            "user_data": values
+            | st.fixed_dictionaries({"A": st.fixed_dictionaries({"x": values, "y": values})}),
+        }
+    )
+)
+def test_arbitrary_json_never_crashes(content: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "data.json", content)
+        try:
+            roles = load_shakespeare(folder)
+        except DataError:
+            return
+    assert all(role.inputs.shape == (len(role), 80) for role in roles)

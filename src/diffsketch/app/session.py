@@ -39,8 +39,13 @@ from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
-from diffsketch.training.simulation import DivergedRound, RoundResult, Simulation
+from diffsketch.training.simulation import (
+    Diverged,
+    DivergedRound,
+    NonFiniteUpdate,
+    RoundResult,
+    Simulation,
+)
 
 EXIT_DIVERGED = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -20,8 +20,8 @@ _SHARE_WORDS = 4  # of 64 bits: a key
 _MOST_SETTINGS = 15  # that a handshake compares; always as many words, also of who fails
 
 
-class Status(Enum):
-    """What a rank says of its message. The values are the signs of its two cells."""
+class RankStatus(Enum):
+    """Status of a rank's message. The values are the signs of its two cells."""
 
     FINE = (1, 1)
     NOT_FINITE = (-1, 1)
@@ -31,8 +31,8 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a rank does in a round.
+class RankReport:
+    """A rank's report of a round.
 
     Attributes:
         round_index: The round, modulo 2**24.
@@ -42,11 +42,11 @@ class Report:
 
     round_index: int
     settings: int
-    status: Status = Status.FINE
+    status: RankStatus = RankStatus.FINE
 
     @classmethod
-    def of(cls, round_index: int, settings: str, status: Status) -> Report:
-        """Of a round with these settings, in words."""
+    def of(cls, round_index: int, settings: str, status: RankStatus) -> RankReport:
+        """The report of a round with these settings, given as text."""
         return cls(round_index % _PIECE, digest_of(settings) % _PIECE, status)
 
 
@@ -77,10 +77,10 @@ def digest_of(text: str) -> int:
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def control_cells(report: Report, *, rank: int, world: int, like: Tensor) -> Tensor:
+def control_cells(report: RankReport, *, rank: int, world: int, like: Tensor) -> Tensor:
     """Cells for all ranks, where only this one's are filled, of the type and place of `like`.
 
-    >>> report = Report.of(3, "method=...", Status.FAILED)
+    >>> report = RankReport.of(3, "method=...", RankStatus.FAILED)
     >>> cells = control_cells(report, rank=1, world=2, like=torch.zeros(0))
     >>> read_reports(cells)[1] == report
     True
@@ -92,27 +92,27 @@ def control_cells(report: Report, *, rank: int, world: int, like: Tensor) -> Ten
     return cells.reshape(-1).to(like)
 
 
-def read_reports(cells: Tensor) -> list[Report | None]:
-    """What every rank says, from the sum of the cells; None where that is nothing."""
-    reports: list[Report | None] = []
+def read_reports(cells: Tensor) -> list[RankReport | None]:
+    """Reports of all ranks, from the sum of the cells; None where a report makes no sense."""
+    reports: list[RankReport | None] = []
     for pair in cells.to("cpu", torch.float64).reshape(-1, CELLS_PER_RANK).tolist():
         signs = tuple(1 if value > 0 else -1 for value in pair)
         whole = all(value == int(value) for value in pair if abs(value) <= _PIECE)
         good = whole and all(1 <= abs(value) <= _PIECE for value in pair)
-        known = [status for status in Status if status.value == signs] if good else []
+        known = [status for status in RankStatus if status.value == signs] if good else []
         first, second = (int(abs(value)) - 1 if known else 0 for value in pair)
-        reports.append(Report(first, second, known[0]) if known else None)
+        reports.append(RankReport(first, second, known[0]) if known else None)
     return reports
 
 
-def check_reports(reports: Sequence[Report | None], own: Report, *, rank: int) -> None:
+def check_reports(reports: Sequence[RankReport | None], own: RankReport, *, rank: int) -> None:
     """Raise unless all ranks did the same, so that all of them raise together.
 
     Raises:
         MismatchError: Ranks failed, are in another round, or have other settings.
     """
     found = dict(enumerate(reports))
-    failed = [r for r, report in found.items() if report and report.status is Status.FAILED]
+    failed = [r for r, report in found.items() if report and report.status is RankStatus.FAILED]
     if failed:
         raise MismatchError(
             f"round {own.round_index} is void: {_ranks(failed)} failed, see the error there"

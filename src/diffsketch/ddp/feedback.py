@@ -46,7 +46,7 @@ class ErrorFeedback:
 
     With a clip, what counts as sent is the clipped table, without the noise: noise that was fed
     back would have to be sent off again, within the clip, and is larger than that. What a clip
-    cuts off stays in `e`; if it always cuts, `e` grows without end (`norm` shows it).
+    cuts off stays in `e`; if it always cuts, `e` grows without end.
 
     Privacy: messages are clipped and noised after `u` is made, so a whole client is hidden in each
     round as before, whatever it remembers. One coordinate is not: the memory spreads what it held
@@ -95,18 +95,11 @@ class ErrorFeedback:
 
     @property
     def error(self) -> Tensor | None:
-        """What has not been sent yet."""
+        """`e`, the part of all vectors that has not been sent yet."""
         return None if self.memory is None else self.memory / self.later
 
-    @property
-    def norm(self) -> float:
-        """Of what has not been sent yet."""
-        if self.memory is None:
-            return 0.0
-        return float(torch.linalg.vector_norm(self.memory)) / self.later
-
     def mixed(self, vector: Tensor) -> Tensor:
-        """What is to be encoded, `b g + a e`, in memory that the next call uses again."""
+        """The vector to encode, `b g + a e`, in memory that the next call uses again."""
         if self._scratch is None or self._scratch.device != vector.device:
             self._scratch = torch.empty_like(vector, dtype=torch.float32)
         vector = vector.to(torch.float32)

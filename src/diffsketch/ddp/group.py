@@ -7,7 +7,6 @@ import math
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from diffsketch.ddp.agreement import (
     CELLS_PER_RANK,
-    Report,
-    Status,
+    RankReport,
+    RankStatus,
     check_reports,
     control_cells,
     device_of,
@@ -35,23 +34,34 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.aggregate import NonFiniteUpdate
 from diffsketch.training.clients import Participation
-from diffsketch.training.simulation import difference
+from diffsketch.training.identity import difference
+from diffsketch.training.simulation import NonFiniteUpdate
+
+_PROTOCOL = 1  # what ranks send each other; another number for another meaning
+_EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
+_ACCOUNTS = "participation."  # begins the names of the accounts in a state
+
+
+class Scaler(Protocol):
+    """The part of a `torch.amp.GradScaler` that is needed."""
+
+    def get_scale(self) -> float:
+        """Factor that losses are multiplied by."""
 
 
 def account_path(path: str | Path, rank: int) -> Path:
     """The file of a rank, beside the one that is named for all.
 
-    >>> account_path("books/account.json", 3).as_posix()
-    'books/account-3.json'
+    >>> account_path("accounts/account.json", 3).as_posix()
+    'accounts/account-3.json'
     """
     path = Path(path)
     return path.with_name(f"{path.stem}-{rank}{path.suffix}")
 
 
 class RankAccount:
-    """What one rank has sent under a claim, in a file that is opened, or made.
+    """Rounds that one rank has sent under a claim, in a file that is opened, or made.
 
     The file has a random name, in a file beside it, by which a state knows it again.
 
@@ -77,7 +87,7 @@ class RankAccount:
                 f"{claim.basis} ({claim})"
             )
         self._claim, exists = claim, path.exists()
-        self._ledger = (
+        self.ledger = (
             Ledger.open(path, claim.scope)
             if exists
             else Ledger.create(path, claim.scope, budget=budget)
@@ -86,9 +96,9 @@ class RankAccount:
         if not exists or not name.exists():
             replace_file(name, secrets.token_hex(8).encode())
         self.name = name.read_text(encoding="ascii")
-        if self._ledger.budget != budget:
+        if self.ledger.budget != budget:
             raise MismatchError(
-                f"budget must be that of {path}, {self._ledger.budget}, got {budget}"
+                f"budget must be that of {path}, {self.ledger.budget}, got {budget}"
             )
 
     def charge(self) -> None:
@@ -98,7 +108,7 @@ class RankAccount:
             BudgetExceeded: It would be too much. Nothing was charged.
             DiffSketchError: The file could not be written.
         """
-        self._ledger.charge(self._claim)
+        self.ledger.charge(self._claim)
 
     def take_over(self, rounds: int, account: str) -> None:
         """Count the rounds of a state that the file has not.
@@ -112,217 +122,55 @@ class RankAccount:
         Raises:
             BudgetExceeded: The state has more than the budget allows.
         """
-        missing = rounds - (self._ledger.rounds if account == self.name else 0)
+        missing = rounds - (self.ledger.rounds if account == self.name else 0)
         if missing > 0:
-            self._ledger.charge(self._claim, missing)
-
-    def epsilon(self, delta: float) -> Epsilon:
-        """What all rounds in the file amount to."""
-        return self._ledger.epsilon(delta)
+            self.ledger.charge(self._claim, missing)
 
 
-class Scaler(Protocol):
-    """What is needed of a `torch.amp.GradScaler`."""
+def check_group_options(
+    method: Method,
+    claim: Claim,
+    *,
+    budget: Budget | None,
+    trusted_group: bool,
+    scaler: Scaler | None,
+) -> None:
+    """Raise unless a group can hold what a round claims.
 
-    def get_scale(self) -> float:
-        """What losses are multiplied by."""
-
-
-def check_types(method: Method, key: SketchKey, *, world: int) -> None:
-    """Raise unless these are what they should be, for so many ranks.
+    Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
+    NaN. A `GradScaler` would take that for success and raise its scale without end: then all
+    gradients overflow, and noise is all that is left. So there the scale must stay what it is.
 
     Raises:
-        ArgumentError: One is of another type, or the method is for another cohort.
+        ArgumentError: It cannot, a budget is given where nothing is proven, or the scaler is an
+            enabled `GradScaler`, or the like, and the claim proven.
     """
-    expected: tuple[tuple[str, object, type], ...] = (
-        ("method", method, Method),
-        ("key", key, SketchKey),
-    )
-    for name, value, kind in expected:
-        if not isinstance(value, kind):
-            raise ArgumentError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
-    cohort = method.most_messages
-    good = cohort is None or cohort == world
-    check(good, "cohort", f"be {world}, the number of ranks", cohort)
     if method.round_clip is not None:
         raise ArgumentError(
             f"clip_quantile must be None in a process group, got method={method.name!r} with a "
             "clip that moves: simulations and Flower have it"
         )
-
-
-def check_claim(
-    claim: Claim,
-    method: Method,
-    *,
-    budget: Budget | None,
-    trusted_group: bool,
-) -> None:
-    """Raise unless a group can hold what a round claims.
-
-    Raises:
-        ArgumentError: It cannot, or a budget is given where nothing is proven.
-    """
     check_release(method, claim)
-    trust = claim.scope.trust
+    trust, proven = claim.scope.trust, isinstance(claim, ProvenClaim)
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
         raise ArgumentError(
             f"trusted_group must be True for method={method.name!r}: its claim is under "
             f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
             "it, the claim is about those who see only what comes of the means"
         )
-    if budget is not None and not isinstance(claim, ProvenClaim):
+    if budget is not None and not proven:
         raise ArgumentError(
             "budget must not be given where nothing is proven: the epsilon of "
             f"method={method.name!r} is {claim.basis} here ({claim})"
         )
-
-
-class Scales:
-    """The scales of a scaler, round by round.
-
-    Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
-    NaN. A `GradScaler` would take that for success and raise its scale without end: then all
-    gradients overflow, and noise is all that is left. So there the scale must stay what it is.
-
-    Guarantees (`tests/ddp/test_group_options.py`): a scale that follows overflows is refused
-    where the claim is proven, and nowhere else.
-    """
-
-    def __init__(self, scaler: Scaler | None) -> None:
-        self.scaler, self._first = scaler, 1.0 if scaler is None else None
-
-    def check(self, claim: Claim) -> None:
-        """Raise if the scaler is made to follow overflows, which it could not see.
-
-        Raises:
-            ArgumentError: It is an enabled `GradScaler`, or the like, and the claim proven.
-        """
-        enabled = getattr(self.scaler, "is_enabled", None)
-        if isinstance(claim, ProvenClaim) and callable(enabled) and enabled():
-            raise ArgumentError(
-                "scaler must not change its scale where the claim is proven: there a gradient that "
-                "overflows counts as zeros, so that the scaler never learns of it, got an enabled "
-                f"{type(self.scaler).__name__}. Use bfloat16, which needs no scaler, or an object "
-                "whose get_scale() always returns the factor by which you multiply the loss"
-            )
-
-    def next(self, claim: Claim) -> float:
-        """Of a round with this claim.
-
-        Raises:
-            ArgumentError: The claim is proven, and it is another than before.
-        """
-        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        self._first = scale if self._first is None else self._first
-        if isinstance(claim, ProvenClaim) and scale != self._first:
-            raise ArgumentError(
-                "scaler must keep its scale where the claim is proven, got "
-                f"{scale:g} after {self._first:g}: an overflow would never be seen"
-            )
-        return scale
-
-
-def check_vector(vector: Tensor, dim: int) -> None:
-    """Raise unless this is a vector of so many coordinates.
-
-    Raises:
-        ArgumentError: It is of another type.
-        MismatchError: It has another length.
-    """
-    if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
-        kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
-        raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
-    if tuple(vector.shape) != (dim,):
-        raise MismatchError(f"vector must have the shape ({dim},), got {tuple(vector.shape)}")
-
-
-_ACCOUNTS = "participation."
-
-
-@dataclass(frozen=True, eq=False)
-class GroupState:
-    """What a mean has to keep between rounds.
-
-    Attributes:
-        accounts: What the rounds so far have cost.
-        round_index: Rounds that were begun.
-        memory: That of error feedback: what this rank has not sent yet, scaled.
-        sent: Rounds that were sent, by the object that sent them: its random name.
-        account: Name of the account file, if there is one.
-    """
-
-    accounts: Participation
-    round_index: int
-    memory: Tensor | None
-    sent: Mapping[str, int]
-    account: str = ""
-
-    def packed(self, settings: str) -> dict[str, Any]:
-        """As tensors, numbers and texts, with what it belongs to."""
-        found: dict[str, Any] = {"settings": settings, "round_index": self.round_index}
-        found |= {"sent": json.dumps(dict(self.sent)), "account": self.account}
-        if self.memory is not None:
-            found["memory"] = self.memory.clone()
-        accounts = self.accounts.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
-
-    @classmethod
-    def unpacked(
-        cls, state: Mapping[str, Any], settings: str, *, dim: int, accounts: Participation
-    ) -> GroupState:
-        """What `packed` was called on.
-
-        Args:
-            state: From `packed`.
-            settings: What it has to belong to.
-            dim: Coordinates of a vector.
-            accounts: Whose budget is to hold.
-
-        Raises:
-            ArgumentError: It is no state at all.
-            MismatchError: It belongs to other settings, or lacks something.
-        """
-        if not isinstance(state, Mapping):
-            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
-        if state.get("settings") != settings:
-            why = difference(settings, str(state.get("settings")))
-            raise MismatchError(f"the state must be of the same mean, but {why}")
-        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
-        if missing := [name for name in needed if name not in state]:
-            raise MismatchError(f"the state must have {', '.join(missing)}")
-        memory = state.get("memory")
-        if memory is not None and tuple(memory.shape) != (dim,):
-            raise MismatchError(f"memory must have the shape {(dim,)}, got {tuple(memory.shape)}")
-        paid = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
-        kept = None if memory is None else memory.clone()
-        try:
-            sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise MismatchError(f"sent must be what a state has, got {error}") from error
-        restored = accounts.restored(paid)
-        return cls(restored, int(state["round_index"]), kept, sent, str(state["account"]))
-
-
-_PROTOCOL = 1  # what ranks send each other; another number for another meaning
-_EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """A rank's part of a round, before anything is sent."""
-
-    vector: Tensor
-    mixed: Tensor
-    message: Tensor
-    status: Status
-    is_finite: bool
-    accounts: Participation
-    scale: float
+    enabled = getattr(scaler, "is_enabled", None)
+    if proven and callable(enabled) and enabled():
+        raise ArgumentError(
+            "scaler must not change its scale where the claim is proven: there a gradient that "
+            "overflows counts as zeros, so that the scaler never learns of it, got an enabled "
+            f"{type(scaler).__name__}. Use bfloat16, which needs no scaler, or an object "
+            "whose get_scale() always returns the factor by which you multiply the loss"
+        )
 
 
 class GroupMean:
@@ -368,7 +216,7 @@ class GroupMean:
         trusted_group: Whether all processes are trusted not to look at what they sum.
         scaler: Of mixed precision: vectors are divided by its scale before they are encoded and
             means multiplied by it, so that clips mean what they say. Where the claim is proven, the
-            scale has to stay what it is (`Scales`).
+            scale has to stay what it is (`check_group_options`).
         account_file: Where what was sent is counted before it is sent: rank `r` has
             `account-r.json` beside an `account.json`. It is opened if it is there, and no state
             that is loaded takes rounds out of it. For proven claims.
@@ -400,25 +248,43 @@ class GroupMean:
         self._sent = {self._name: 0}  # rounds, by the object that sent them
         self._feedback: ErrorFeedback | None = None
         self._account: RankAccount | None = None
-        self._scales = Scales(scaler)
+        self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
         failure: Exception | None = None
-        settings: dict[str, str] = {}
+        compared: dict[str, str] = {}
         try:
-            check_types(method, key, world=self.world)
+            for name, value, kind in (("method", method, Method), ("key", key, SketchKey)):
+                if not isinstance(value, kind):
+                    found = type(value).__name__
+                    raise ArgumentError(f"{name} must be a {kind.__name__}, got {found}")
+            cohort = method.most_messages
+            good = cohort is None or cohort == self.world
+            check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
             planned = method.claim_for(self.world, key.seed(0))
-            check_claim(planned, method, budget=budget, trusted_group=trusted_group)
-            self._scales.check(planned)
+            check_group_options(
+                method, planned, budget=budget, trusted_group=trusted_group, scaler=scaler
+            )
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             self._accounts = Participation(1, budget, planned)
             if account_file is not None:
                 path = account_path(account_file, self.rank)
                 self._account = RankAccount(path, planned, budget)
-            settings = self._compared(budget)
+            feedback = self._feedback
+            memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
+            compared = {
+                "protocol": str(_PROTOCOL),
+                "method": str(method),
+                "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
+                "error_feedback": memory,
+                "budget": str(budget),
+                "trusted_group": str(trusted_group),
+                "scaler": "None" if scaler is None else "one",
+                "account_file": "None" if self._account is None else "one",
+            }
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        handshake(group, settings, device=device_of(self.group), failure=failure)
+        self.agree(compared, failure=failure)
 
     @property
     def round_index(self) -> int:
@@ -427,17 +293,12 @@ class GroupMean:
 
     @property
     def claim(self) -> Claim:
-        """What holds for all rounds so far: the weakest claim of them. Before, what is planned."""
+        """The weakest claim of all rounds so far. Before the first, what is planned."""
         return self._accounts.claim or self.method.claim_for(self.world, self._key.seed(0))
 
     @property
-    def error_norm(self) -> float:
-        """Of what this rank has not sent yet, with error feedback; else 0."""
-        return 0.0 if self._feedback is None else self._feedback.norm
-
-    @property
     def payload_bytes(self) -> int:
-        """What a rank gives to the all-reduce of a round. A ring sends and receives nearly twice.
+        """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that.
 
         Cells are summed as float32, or as int32 or int64, whichever holds the sum.
         """
@@ -453,11 +314,12 @@ class GroupMean:
         return torch.int32 if few else torch.int64
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the rounds have cost each rank, with the basis of that number.
+        """Cost of the rounds for each rank, with the basis of that number.
 
         With an account file it is what this rank's file says: all that it ever sent.
         """
-        return (self._accounts if self._account is None else self._account).epsilon(delta)
+        paid = self._accounts if self._account is None else self._account.ledger
+        return paid.epsilon(delta)
 
     def mean(self, vector: Tensor, *, layout: str = "", out: Tensor | None = None) -> Tensor:
         """An estimate `(dim,)`, float32, of the mean of the vectors of all ranks: one round.
@@ -475,26 +337,34 @@ class GroupMean:
                 length. All ranks raise.
             ArgumentError: The vector or `out` is of another type. The others raise as well.
         """
-        index, seed = self._round_index, self._key.seed(self._round_index)
-        try:
-            prepared = self._prepare(vector, seed, out)
+        index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
+        try:  # all that can fail at this rank alone
+            self._check_vectors(vector, out)
+            claim = self.method.claim_for(self.world, seed)
+            accounts = self._accounts.after(claim, _EVERYONE)
+            scale = self._next_scale(claim)
+            own_vector = vector if scale == 1 else vector / scale
+            mixed = own_vector if feedback is None else feedback.mixed(own_vector)
+            message, status, finite = self._encode(mixed, seed, claim)
+            if self._account is not None:
+                self._account.charge()  # last: what comes now is sent
         except Exception as error:
             self._join_failing(error, layout, vector if isinstance(vector, Tensor) else None)
             raise
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
-        self._round_index, self._accounts = index + 1, prepared.accounts
+        self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
-        own = Report.of(index, self._settings_of(seed, layout, prepared.scale), prepared.status)
-        total, reports = self._summed(prepared.message, own)
+        own = RankReport.of(index, self._settings_of(seed, layout, scale), status)
+        total, reports = self._sum(message, own)
         check_reports(reports, own, rank=self.rank)
-        finite = all(report and report.status is Status.FINE for report in reports)
-        if not finite or (total.is_floating_point() and not is_finite(total)):
+        all_finite = all(report and report.status is RankStatus.FINE for report in reports)
+        if not all_finite or (total.is_floating_point() and not is_finite(total)):
             target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
             return target.fill_(math.nan)
-        if self._feedback is not None and prepared.is_finite:
-            self._feedback.keep(prepared.vector, prepared.mixed, prepared.message, seed)
+        if feedback is not None and finite:
+            feedback.keep(own_vector, mixed, message, seed)
         mean = self.method.decode(total, seed, count=self.world, out=out)
-        return mean if prepared.scale == 1 else mean.mul_(prepared.scale)
+        return mean if scale == 1 else mean.mul_(scale)
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
         """Take part in a round without a vector, so that all ranks raise, and raise the error.
@@ -520,10 +390,16 @@ class GroupMean:
         With error feedback every rank has to keep its own. The keys are not in it, and neither is
         what is sent later: see `account_file`.
         """
-        memory = None if self._feedback is None else self._feedback.memory
-        account = "" if self._account is None else self._account.name
-        state = GroupState(self._accounts, self._round_index, memory, self._sent, account)
-        return state.packed(self._settings())
+        found: dict[str, Any] = {
+            "settings": self._settings(),
+            "round_index": self._round_index,
+            "sent": json.dumps(self._sent),
+            "account": "" if self._account is None else self._account.name,
+        }
+        if self._feedback is not None and self._feedback.memory is not None:
+            found["memory"] = self._feedback.memory.clone()
+        accounts = self._accounts.state()
+        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -544,73 +420,110 @@ class GroupMean:
                 one has sent some of its own; or another rank failed.
             BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
         """
-        own, loaded = self._settings(), None
+        round_index, memory, known = 0, None, True
+        sent, accounts = self._sent, self._accounts
         try:
             if failure is None:
-                loaded = GroupState.unpacked(
-                    state, own, dim=self.method.dim, accounts=self._accounts
-                )
-                if not self._knows(loaded) and self._account is not None:
-                    self._account.take_over(int(loaded.accounts.rounds.max()), loaded.account)
+                self._check_state(state)
+                round_index, memory = int(state["round_index"]), state.get("memory")
+                other, paid = self._unpacked_accounts(state)
+                known = all(self._sent.get(name, 0) >= rounds for name, rounds in other.items())
+                if not known:
+                    if own := sum(self._sent.values()):
+                        raise MismatchError(
+                            "the state must be loaded before this mean has sent anything, or be "
+                            "its own: it has rounds of another object, and this one has counted "
+                            f"{own}; make a new one"
+                        )
+                    if self._account is not None:
+                        self._account.take_over(int(paid.rounds.max()), str(state["account"]))
+                    sent, accounts = {**other, self._name: 0}, paid
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        settings = {"round_index": str(loaded.round_index)} if loaded is not None else {}
+        settings = {} if failure is not None else {"round_index": str(round_index)}
         self.agree(settings, failure=failure, doing="load its state")
-        if loaded is None:
-            return  # not reached: the failure was raised
-        self._round_index = loaded.round_index
-        if not self._knows(loaded):  # what was sent stays sent
-            self._accounts, self._sent = loaded.accounts, {**loaded.sent, self._name: 0}
+        self._round_index, self._sent, self._accounts = round_index, sent, accounts
         if self._feedback is not None:
-            self._feedback.memory = loaded.memory
+            self._feedback.memory = None if memory is None else memory.clone()
 
-    def _knows(self, state: GroupState) -> bool:
-        """Whether all rounds of a state are counted here.
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
+        if state.get("settings") != self._settings():
+            why = difference(self._settings(), str(state.get("settings")))
+            raise MismatchError(f"the state must be of the same mean, but {why}")
+        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        if missing := [name for name in needed if name not in state]:
+            raise MismatchError(f"the state must have {', '.join(missing)}")
+        memory, shape = state.get("memory"), (self.method.dim,)
+        if memory is not None and tuple(memory.shape) != shape:
+            raise MismatchError(f"memory must have the shape {shape}, got {tuple(memory.shape)}")
 
-        Raises:
-            MismatchError: They are not, and this object has sent rounds that the state lacks.
-        """
-        if all(self._sent.get(name, 0) >= rounds for name, rounds in state.sent.items()):
-            return True
-        if own := sum(self._sent.values()):
+    def _unpacked_accounts(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
+        """Rounds by the object that sent them, and the accounts, of a state."""
+        try:
+            sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise MismatchError(f"sent must be what a state has, got {error}") from error
+        paid = {
+            name.removeprefix(_ACCOUNTS): value
+            for name, value in state.items()
+            if name.startswith(_ACCOUNTS)
+        }
+        return sent, self._accounts.restored(paid)
+
+    def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
+        if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
+            kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
+            raise ArgumentError(f"vector must be a float32 or float64 tensor, got {kind}")
+        if tuple(vector.shape) != (self.method.dim,):
             raise MismatchError(
-                f"the state must be loaded before this mean has sent anything, or be its own: it "
-                f"has rounds of another object, and this one has counted {own}; make a new one"
+                f"vector must have the shape ({self.method.dim},), got {tuple(vector.shape)}"
             )
-        return False
-
-    def _prepare(self, vector: Tensor, seed: HashSeed, out: Tensor | None) -> _Prepared:
-        """All that can fail at this rank alone."""
-        check_vector(vector, self.method.dim)
         self._like = vector
         if out is not None:
             check_out(out, self.method.dim, device=vector.device)
-        claim = self.method.claim_for(self.world, seed)
-        accounts = self._accounts.after(claim, _EVERYONE)
-        scale = self._scales.next(claim)
-        if scale != 1:
-            vector = vector / scale
-        mixed = vector if self._feedback is None else self._feedback.mixed(vector)
-        status, good = Status.FINE, True
+
+    def _next_scale(self, claim: Claim) -> float:
+        """The scaler's scale in this round; it must stay the same where the claim is proven."""
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        if self._first_scale is None:
+            self._first_scale = scale
+        if isinstance(claim, ProvenClaim) and scale != self._first_scale:
+            raise ArgumentError(
+                "scaler must keep its scale where the claim is proven, got "
+                f"{scale:g} after {self._first_scale:g}: an overflow would never be seen"
+            )
+        return scale
+
+    def _encode(
+        self, vector: Tensor, seed: HashSeed, claim: Claim
+    ) -> tuple[Tensor, RankStatus, bool]:
+        """The message, with the server's noise at rank 0; its status; whether it is finite."""
         method, noise = self.method, release_noise(self.method, claim)
+        status, finite = RankStatus.FINE, True
         try:
-            message = method.encode(mixed, seed, noise).messages
+            message = method.encode(vector, seed, noise).messages
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
             zeros = torch.zeros_like(vector, dtype=torch.float32)
             message = method.encode(zeros, seed, noise).messages
-            good, proven = False, isinstance(claim, ProvenClaim)
-            self._warn(proven=proven)
-            if not proven:
-                status, message = Status.NOT_FINITE, torch.zeros_like(message)
+            finite, fate = False, "counts as zeros, with its noise"
+            if not isinstance(claim, ProvenClaim):
+                status, message = RankStatus.NOT_FINITE, torch.zeros_like(message)
+                fate = "makes the mean NaN on all ranks"
+            warnings.warn(
+                f"round {self._round_index}: NaN or infinite values in the vector of rank "
+                f"{self.rank}, which {fate}",
+                NonFiniteUpdate,
+                stacklevel=3,
+            )
         central = method.central_noise(noise) if self.rank == 0 else None
         if central is not None:
             message = message + central.to(message.device)
-        if self._account is not None:
-            self._account.charge()  # last: what comes now is sent
-        return _Prepared(vector, mixed, message, status, good, accounts, scale)
+        return message, status, finite
 
-    def _summed(self, message: Tensor, own: Report) -> tuple[Tensor, list[Report | None]]:
+    def _sum(self, message: Tensor, own: RankReport) -> tuple[Tensor, list[RankReport | None]]:
         """The sum of all messages as it is published, and what all ranks say: one collective."""
         flat = message.reshape(-1).to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
@@ -626,50 +539,26 @@ class GroupMean:
         kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
-        seed = self._key.seed(index)
-        own = Report.of(index, self._settings_of(seed, layout, 1.0), Status.FAILED)
+        settings = self._settings_of(self._key.seed(index), layout, 1.0)
         try:
-            _, reports = self._summed(zeros, own)
+            _, reports = self._sum(zeros, RankReport.of(index, settings, RankStatus.FAILED))
         except Exception as lost:  # the group is broken, which must not hide why
             error.add_note(f"the other ranks could not be told: {lost}")
             return
-        if any(report is None or report.status is not Status.FAILED for report in reports):
+        if any(report is None or report.status is not RankStatus.FAILED for report in reports):
             self._round_index = index + 1
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
-        """What has to be the same on all ranks in a round."""
+        """Text of all that has to be the same on all ranks in a round."""
         return f"{_PROTOCOL} {self.method} {seed.fingerprint.hex()} {scale!r} {layout}"
 
     def _settings(self) -> str:
-        """What a state belongs to."""
+        """Text of all that a state belongs to."""
         feedback, own = self._feedback, ""
         if feedback is not None:
             own = f", immediate={feedback.immediate!r}, rank={self.rank}"
         fingerprint = self._key.seed(0).fingerprint.hex()
         return f"method={self.method}, key={fingerprint}, ranks={self.world}{own}"
-
-    def _compared(self, budget: Budget | None) -> dict[str, str]:
-        """What has to be the same on all ranks from the beginning."""
-        feedback = self._feedback
-        return {
-            "protocol": str(_PROTOCOL),
-            "method": str(self.method),
-            "key": f"one with the fingerprint {self._key.seed(0).fingerprint.hex()}",
-            "error_feedback": "False" if feedback is None else f"immediate={feedback.immediate!r}",
-            "budget": str(budget),
-            "trusted_group": str(self.trusted_group),
-            "scaler": "None" if self._scales.scaler is None else "one",
-            "account_file": "None" if self._account is None else "one",
-        }
-
-    def _warn(self, *, proven: bool) -> None:
-        fate = "counts as zeros, with its noise" if proven else "makes the mean NaN on all ranks"
-        warnings.warn(
-            f"round {self._round_index}: NaN or infinite values in the vector of rank "
-            f"{self.rank}, which {fate}",
-            NonFiniteUpdate,
-            stacklevel=4,
-        )
 
 
 def all_reduce_mean(
@@ -696,41 +585,30 @@ def all_reduce_mean(
         MismatchError: Ranks disagree, or the tensors have another number of coordinates.
     """
     if isinstance(mean, Method):
-        mean = _of_one_round(mean, group, trusted_group=trusted_group)
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ArgumentError("a process group is needed: call init_process_group before")
+        # Hashes that no other round has: from bytes of all ranks.
+        share = secrets.token_bytes(32)
+        key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
+        mean = GroupMean(mean, key=key, group=group, trusted_group=trusted_group)
     elif not isinstance(mean, GroupMean):
         raise ArgumentError(f"mean must be a GroupMean or a Method, got {type(mean).__name__}")
     elif group is not None or trusted_group:
         raise ArgumentError("group and trusted_group must not be given with a GroupMean")
     try:
-        vector = _joined(tensors)
+        for tensor in tensors:
+            if tensor.layout != torch.strided or not tensor.is_floating_point():
+                raise ArgumentError(
+                    "tensors must be dense and of a floating type, got a "
+                    f"{tensor.dtype} tensor with the layout {tensor.layout}"
+                )
+        flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
+        vector = torch.cat(flat) if flat else torch.zeros(0)
     except Exception as error:
         mean.fail(error)
     found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
-    begin = 0
     with torch.no_grad():
-        for tensor in tensors:
-            tensor.copy_(found[begin : begin + tensor.numel()].view(tensor.shape))
-            begin += tensor.numel()
-
-
-def _of_one_round(
-    method: Method, group: dist.ProcessGroup | None, *, trusted_group: bool
-) -> GroupMean:
-    """With hashes that no other round has: from bytes of all ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ArgumentError("a process group is needed: call init_process_group before")
-    share = secrets.token_bytes(32)
-    key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
-    # This compares the options of all ranks.
-    return GroupMean(method, key=key, group=group, trusted_group=trusted_group)
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    for tensor in tensors:
-        if tensor.layout != torch.strided or not tensor.is_floating_point():
-            raise ArgumentError(
-                "tensors must be dense and of a floating type, got a "
-                f"{tensor.dtype} tensor with the layout {tensor.layout}"
-            )
-    flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
-    return torch.cat(flat) if flat else torch.zeros(0)
+        for tensor, part in zip(
+            tensors, torch.split(found, [len(one) for one in flat]), strict=True
+        ):
+            tensor.copy_(part.view(tensor.shape))

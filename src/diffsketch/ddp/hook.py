@@ -1,14 +1,13 @@
 """A method as a communication hook of DistributedDataParallel."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
 
 import math
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,49 @@ from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
+
+# A bucket's future and buffer, and its gradients with the place of each in the vector.
+_Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, int]]]
+
+_NAMED = 3  # parameters that an error lists
+
+_USED = "all ranks learn, exactly, which parameters a rank's data has used"
+_USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
+# What DDP may send besides the hook: whether it does, what that is, and what to do instead.
+_CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
+    (
+        lambda ddp: (
+            ddp.modules_buffers
+            and (
+                ddp.broadcast_buffers  # the older name
+                if getattr(ddp, "forward_sync_buffers", None) is None
+                else ddp.forward_sync_buffers
+            )
+        ),
+        "broadcast_buffers of DistributedDataParallel sends rank 0's buffers, such as means of "
+        "BatchNorm, to all ranks",
+        "wrap with broadcast_buffers=False (forward_sync_buffers=False from PyTorch 2.13 on), "
+        "or use layers without buffers (GroupNorm)",
+    ),
+    (
+        lambda ddp: any(isinstance(one, nn.SyncBatchNorm) for one in ddp.modules()),
+        "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend "
+        "on them",
+        "use layers that look at one example at a time (GroupNorm, LayerNorm)",
+    ),
+    (lambda ddp: ddp.find_unused_parameters, f"with find_unused_parameters {_USED}", _USE_ALL),
+    (lambda ddp: ddp.static_graph, f"with static_graph {_USED} in the first step", _USE_ALL),
+    (
+        lambda ddp: getattr(ddp, "_delay_all_reduce_params", ()),
+        "delay_all_reduce_named_params averages gradients without the hook",
+        "wrap without it",
+    ),
+    (
+        lambda ddp: getattr(getattr(ddp, "_join_config", None), "enable", False),
+        "join tells all ranks how many inputs a rank has",
+        "give all ranks the same number of steps",
+    ),
+)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -46,15 +88,22 @@ def check_averaged(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a module, got {type(model).__name__}")
-    if _is_sharded(model):
+    # By the classes of FSDP and DTensor, which need not be imported for other models.
+    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
+    parts = getattr(tensors, "DTensor", ())
+    values: list[object] = [parameter.data for parameter in model.parameters()]
+    if any(isinstance(one, kinds) for one in model.modules()) or any(
+        isinstance(one, parts) for one in values
+    ):
         raise ArgumentError(
             "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
             "parameters and average by themselves; wrap the whole module in "
             "DistributedDataParallel, or average gradients of your own with all_reduce_mean"
         )
-    if getattr(model, "mixed_precision", None) is not None and isinstance(
-        model, DistributedDataParallel
-    ):
+    ddp = isinstance(model, DistributedDataParallel)
+    if ddp and getattr(model, "mixed_precision", None) is not None:
         raise ArgumentError(
             "mixed_precision of DistributedDataParallel must be None: it is a hook itself, and "
             "there can be one; use torch.autocast, or parameters of type bfloat16"
@@ -70,8 +119,8 @@ def check_averaged(model: nn.Module) -> None:
 def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
     """Raise if ranks would send what the method's claim is not about.
 
-    Guarantees (`tests/ddp/test_ddp_claims.py`): each of the ways below is refused, and a model
-    that sends nothing else is not.
+    Guarantees (`tests/ddp/test_ddp_claims.py`): each of the ways is refused, and a model that sends
+    nothing else is not.
 
     Args:
         model: What the hook is for.
@@ -87,103 +136,15 @@ def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
             "is made: what DDP sends beside the hook decides whether its claim holds, got "
             f"{type(model).__name__}"
         )
-    for sends, what, instead in _channels(model):
-        if sends:
+    for sends, what, instead in _CHANNELS:
+        if sends(model):
             raise ArgumentError(
                 f"the claim of method={method!r} does not cover all that is sent: {what}; {instead}"
             )
 
 
-def _channels(model: DistributedDataParallel) -> tuple[tuple[bool, str, str], ...]:
-    """Whether it is there, what it sends, and what to do instead."""
-    used = "all ranks learn, exactly, which parameters a rank's data has used"
-    use_all = "leave it off, and use every parameter in every step (add 0 times those left over)"
-    return (
-        (
-            bool(_syncs_buffers(model) and model.modules_buffers),
-            "broadcast_buffers of DistributedDataParallel sends rank 0's buffers, such as means of "
-            "BatchNorm, to all ranks",
-            "wrap with broadcast_buffers=False (forward_sync_buffers=False from PyTorch 2.13 on), "
-            "or use layers without buffers (GroupNorm)",
-        ),
-        (
-            any(isinstance(one, nn.SyncBatchNorm) for one in model.modules()),
-            "SyncBatchNorm sends statistics of each rank's batch, and makes all gradients depend "
-            "on them",
-            "use layers that look at one example at a time (GroupNorm, LayerNorm)",
-        ),
-        (bool(model.find_unused_parameters), f"with find_unused_parameters {used}", use_all),
-        (bool(model.static_graph), f"with static_graph {used} in the first step", use_all),
-        (
-            bool(getattr(model, "_delay_all_reduce_params", ())),
-            "delay_all_reduce_named_params averages gradients without the hook",
-            "wrap without it",
-        ),
-        (
-            bool(getattr(getattr(model, "_join_config", None), "enable", False)),
-            "join tells all ranks how many inputs a rank has",
-            "give all ranks the same number of steps",
-        ),
-    )
-
-
-def _syncs_buffers(model: DistributedDataParallel) -> bool:
-    """By the newer name, where there is one."""
-    newer = getattr(model, "forward_sync_buffers", None)
-    return bool(model.broadcast_buffers if newer is None else newer)
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """By the classes of FSDP and DTensor, which need not be imported for other models."""
-    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
-    names = ("FullyShardedDataParallel", "FSDPModule")
-    kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
-    tensor = getattr(tensors, "DTensor", None)
-    return any(isinstance(one, kinds) for one in model.modules()) or (
-        tensor is not None and any(isinstance(_data(one), tensor) for one in model.parameters())
-    )
-
-
-def _data(parameter: nn.Parameter) -> torch.Tensor:
-    return parameter.data
-
-
-# No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
-
-
-_NAMED = 3  # parameters that an error lists
-
-
-class Bucket(Protocol):
-    """What is needed of a `torch.distributed.GradBucket`."""
-
-    def index(self) -> int:
-        """Its place in the order of the step."""
-
-    def is_last(self) -> bool:
-        """Whether the step has no further one."""
-
-    def buffer(self) -> Tensor:
-        """All gradients in one flat tensor."""
-
-    def gradients(self) -> list[Tensor]:
-        """Views of the buffer."""
-
-    def parameters(self) -> list[Tensor]:
-        """Whose gradients they are."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """A bucket whose result is still to come."""
-
-    future: Future[Tensor]
-    buffer: Tensor
-    parts: tuple[tuple[Tensor, int], ...]  # gradients, and where each begins in the vector
-
-
 class HookState:
-    """What `sketch_hook` remembers: where each parameter is, the buckets of a step, and the mean.
+    """State of `sketch_hook`: where each parameter is, the buckets of a step, and the mean.
 
     Guarantees (`tests/ddp/test_ddp.py`): without compression a step is that of plain DDP;
     several buckets, their rebuilding, `no_sync`, unused parameters, `static_graph`,
@@ -211,7 +172,7 @@ class HookState:
     def __init__(self, model: nn.Module, mean: GroupMean) -> None:
         self.mean = mean
         self._vector: Tensor | None = None
-        self._pending: list[_Pending] = []
+        self._pending: list[_Pending] = []  # buckets whose result is still to come
         self._failure: Exception | None = None
         self._model: weakref.ref[nn.Module] | None = None
         failure: Exception | None = None
@@ -246,15 +207,15 @@ class HookState:
 
     @property
     def claim(self) -> Claim:
-        """What holds for all steps so far. Its unit, a client, is a rank with all its data."""
+        """Claim of all steps so far. Its unit, a client, is a rank with all its data."""
         return self.mean.claim
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the steps have cost each rank, with the basis of that number."""
+        """Cost of the steps for each rank, with the basis of that number."""
         return self.mean.epsilon(delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the mean, which each rank has to keep for itself, and the model's layout."""
+        """State of the mean, which each rank has to keep for itself, and the model's layout."""
         return {**self.mean.state_dict(), "layout": self._layout}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,21 +233,19 @@ class HookState:
             )
         self.mean.load_state_dict(state, failure=failure)
 
-    def take(self, bucket: Bucket) -> Future[Tensor]:
-        """A bucket of the step; with the last one, all are averaged."""
-        if bucket.index() == 0:  # a backward pass that was interrupted may have left some
-            self._pending, self._failure = [], None
+    def take(self, bucket: Any) -> Future[Tensor]:
+        """Take a bucket of the step; with the last one, all are averaged."""
         buffer, parts = bucket.buffer(), []
         try:
-            if bucket.index() == 0:
+            if bucket.index() == 0:  # a backward pass that was interrupted may have left some
+                self._pending, self._failure = [], None
                 self._check_model()
             parts = self._copied(bucket, buffer)
         except Exception as error:  # raised with the last bucket, lest other ranks wait
             self._failure = self._failure or error
-        future: Future[Tensor] = (
-            Future(devices=[buffer.device]) if buffer.device.type == "cuda" else Future()
-        )
-        self._pending.append(_Pending(future, buffer, tuple(parts)))
+        devices = [buffer.device] if buffer.device.type == "cuda" else None
+        future: Future[Tensor] = Future(devices=devices)
+        self._pending.append((future, buffer, parts))
         if bucket.is_last():
             self._finish()
         return future
@@ -304,7 +263,7 @@ class HookState:
             )
         check_nothing_else_is_sent(model, self.mean.method.name)
 
-    def _copied(self, bucket: Bucket, buffer: Tensor) -> list[tuple[Tensor, int]]:
+    def _copied(self, bucket: Any, buffer: Tensor) -> list[tuple[Tensor, int]]:
         """Copy the gradients to their places."""
         if buffer.layout != torch.strided:
             raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
@@ -327,48 +286,46 @@ class HookState:
         pending, self._pending = self._pending, []
         try:
             mean = self._averaged(pending)
-            for bucket in pending:
-                for gradient, begin in bucket.parts:
+            for _, _, parts in pending:
+                for gradient, begin in parts:
                     part = mean[begin : begin + gradient.numel()]
                     gradient.copy_(part.view(gradient.shape))
         except Exception as error:
-            for bucket in pending:
-                bucket.future.set_exception(error)  # type: ignore[arg-type]
+            for future, _, _ in pending:
+                future.set_exception(error)  # type: ignore[arg-type]
             raise
-        for bucket in pending:
-            bucket.future.set_result(bucket.buffer)
+        for future, buffer, _ in pending:
+            future.set_result(buffer)
 
     def _averaged(self, pending: Sequence[_Pending]) -> Tensor:
-        failure = self._failure or self._missing(pending)
-        if failure is not None or self._vector is None:
-            self._failure = None
-            missing = MismatchError("a step must have gradients, got none")
-            like = pending[0].buffer if pending else None
-            self.mean.fail(failure or missing, layout=self._layout, like=like)
-        return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
-
-    def _missing(self, pending: Sequence[_Pending]) -> Exception | None:
-        """An error if there are places that no bucket has filled."""
-        filled = {begin for bucket in pending for _, begin in bucket.parts}
+        filled = {begin for _, _, parts in pending for _, begin in parts}
         missing = [
             name
             for name, parameter in self._parameters.items()
             if self._places[id(parameter)] not in filled
         ]
-        if not missing:
-            return None
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        return MismatchError(
-            f"DDP has no gradients of {', '.join(missing[:_NAMED])}{more}: the hook's state is of "
-            "another model, or was made before parameters were frozen"
-        )
+        failure = self._failure
+        if failure is None and missing:
+            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+            failure = MismatchError(
+                f"DDP has no gradients of {', '.join(missing[:_NAMED])}{more}: the hook's state is "
+                "of another model, or was made before parameters were frozen"
+            )
+        if failure is None and self._vector is None:
+            failure = MismatchError("a step must have gradients, got none")
+        if failure is not None or self._vector is None:
+            self._failure = None
+            assert failure is not None  # noqa: S101 (for the type checker)
+            like = pending[0][1] if pending else None
+            self.mean.fail(failure, layout=self._layout, like=like)
+        return self.mean.mean(self._vector, layout=self._layout, out=self._vector)
 
 
 def sketch_hook(
     state: HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[Tensor]:
-    """For `ddp_model.register_comm_hook(state, sketch_hook)`.
+    """Communication hook for `ddp_model.register_comm_hook(state, sketch_hook)`.
 
     Futures of all buckets but the last are left open; with the last one, the whole gradient is
     averaged, and all are done.
@@ -419,36 +376,31 @@ def sketch_state(
         group = model.process_group
     try:
         check_averaged(model)
-        secret = _key_of(seed, key)
+        if (seed is None) == (key is None):
+            raise ArgumentError("seed or key must be given, and not both")
         if isinstance(method, str):
             dim = sum(parameter.numel() for parameter in trained(model).values())
-            chosen = _with_compression(method, settings, compression=compression, dim=dim)
+            if compression is not None:
+                settings = _with_compression(method, settings, compression, dim)
             cohort = dist.get_world_size(group)
-            method = build_method(method, dim=dim, cohort=cohort, settings=chosen)
+            method = build_method(method, dim=dim, cohort=cohort, settings=settings)
         elif settings or compression is not None:
             raise ArgumentError("settings must not be given with a method that has its own")
+        secret = SketchKey.from_integer(seed) if seed is not None else key
+        assert secret is not None  # noqa: S101 (for the type checker)
     except Exception as error:
         fail_together(group, error)
     mean = GroupMean(
-        method,
-        key=secret,
-        group=group,
-        error_feedback=error_feedback,
-        immediate=immediate,
-        budget=budget,
-        trusted_group=trusted_group,
-        scaler=scaler,
-        account_file=account_file,
-    )
+        method, key=secret, group=group, error_feedback=error_feedback, immediate=immediate,
+        budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
+    )  # fmt: skip
     return HookState(model, mean)
 
 
 def _with_compression(
-    name: str, settings: Mapping[str, object], *, compression: float | None, dim: int
+    name: str, settings: dict[str, object], compression: float, dim: int
 ) -> dict[str, object]:
     """Settings with the columns that a compression means."""
-    if compression is None:
-        return dict(settings)
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
@@ -458,11 +410,3 @@ def _with_compression(
     check(isinstance(rows, int) and rows >= 1, "rows", "be an int >= 1", rows)
     cols = max(1, math.floor(dim / (compression * int(str(rows)))))
     return {**settings, "rows": rows, "cols": cols}
-
-
-def _key_of(seed: int | None, key: SketchKey | None) -> SketchKey:
-    if key is not None and seed is None:
-        return key
-    if seed is None or key is not None:
-        raise ArgumentError("seed or key must be given, and not both")
-    return SketchKey.from_integer(seed)

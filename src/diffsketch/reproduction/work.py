@@ -15,7 +15,7 @@ from diffsketch.reproduction.costs import seconds_of
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Job, Results
 from diffsketch.reproduction.store import Store, made_by
-from diffsketch.training.aggregate import NonFiniteUpdate
+from diffsketch.training.simulation import NonFiniteUpdate
 
 __all__ = ["Failure", "Outcome", "Piece", "State", "do_jobs", "in_order", "pieces_of"]
 

@@ -1,4 +1,4 @@
-"""Per-client state of a run: downloads missed, epsilon spent, and a stop at the budget."""
+"""Privacy accounts of all clients of a run: what each has spent, and a stop at the budget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,60 +93,6 @@ class Columns:
         return self._arrays
 
 
-Synced: TypeAlias = npt.NDArray[np.int64]
-"""For each device the number of rounds that its model contains."""
-
-
-@dataclass(frozen=True)
-class Downloads:
-    """What a download costs.
-
-    Args:
-        round_bytes: What one round published.
-        model_bytes: The whole model.
-
-    >>> import numpy as np
-    >>> downloads, synced = Downloads(round_bytes=664, model_bytes=31_448), np.zeros(5, np.int64)
-    >>> downloads.catch_up(synced, np.array([1, 3]), round_index=10)[0]  # ten rounds each
-    13280
-    """
-
-    round_bytes: int
-    model_bytes: int
-
-    def __post_init__(self) -> None:
-        check(self.round_bytes >= 1, "round_bytes", "be >= 1", self.round_bytes)
-        check(self.model_bytes >= 1, "model_bytes", "be >= 1", self.model_bytes)
-
-    def catch_up(
-        self, synced: Synced, cohort: npt.NDArray[np.int64], *, round_index: int
-    ) -> tuple[int, Synced]:
-        """Bytes that the cohort downloads to have the round's model, and who has which then.
-
-        Args:
-            synced: Rounds that each device's model contains. Not changed.
-            cohort: Who is drawn.
-            round_index: The round, before which as many rounds were published.
-        """
-        missed = round_index - synced[cohort]
-        after = synced.copy()
-        after[cohort] = round_index
-        return int(np.minimum(missed * self.round_bytes, self.model_bytes).sum()), after
-
-    def broadcast(self, devices: int) -> int:
-        """Bytes of what one round published, to all devices."""
-        return devices * self.round_bytes
-
-
-def behind(synced: Synced, cohort: npt.NDArray[np.int64], *, round_index: int) -> int:
-    """How many of the cohort lack a round: without compression each downloads one model.
-
-    >>> behind(np.array([0, 3, 2]), np.array([0, 1]), round_index=3)
-    1
-    """
-    return int(np.count_nonzero(synced[cohort] < round_index))
-
-
 _Account: TypeAlias = npt.NDArray[np.float64]  # (2, cohort): sums, and what rounding took off
 _Prices: TypeAlias = Mapping[str, float]  # of a round, or the largest of each over the clients
 
@@ -181,17 +127,21 @@ class Participation:
     clients: int
     budget: Budget | None = None
     planned: Claim | None = field(default=None, repr=False)
-    _accounts: Columns = field(init=False, repr=False)  # rounds, and what was paid by its name
-    _busiest: int = field(init=False, repr=False, default=0)  # rounds of a client
-    _most: _Prices = field(init=False, repr=False, default_factory=dict)
-    _within: _Prices = field(init=False, repr=False, default_factory=dict)
-    _weakest: Claim | None = field(init=False, repr=False, default=None)
-    _last: tuple[ProvenClaim, _Prices] | None = field(init=False, repr=False, default=None)
-    _watched: bool = field(init=False, repr=False, default=True)  # all was within the budget
+    # Set by `replace` only. Values are never changed in place.
+    _accounts: Columns = field(default=None, repr=False, kw_only=True)  # type: ignore[assignment]
+    _busiest: int = field(default=0, repr=False, kw_only=True)  # rounds of a client
+    _most: _Prices = field(default_factory=dict, repr=False, kw_only=True)
+    _within: _Prices = field(default_factory=dict, repr=False, kw_only=True)
+    _weakest: Claim | None = field(default=None, repr=False, kw_only=True)
+    _last: tuple[ProvenClaim, _Prices] | None = field(default=None, repr=False, kw_only=True)
+    _watched: bool = field(default=True, repr=False, kw_only=True)  # all was within the budget
 
     def __post_init__(self) -> None:
-        check(self.clients >= 1, "clients", "be >= 1", self.clients)
-        object.__setattr__(self, "_accounts", Columns({_ROUNDS: np.zeros(self.clients, np.int64)}))
+        if self.clients < 1:
+            check(False, "clients", "be >= 1", self.clients)
+        if self._accounts is None:
+            columns = Columns({_ROUNDS: np.zeros(self.clients, np.int64)})
+            object.__setattr__(self, "_accounts", columns)
 
     @property
     def rounds(self) -> npt.NDArray[np.int64]:
@@ -227,8 +177,10 @@ class Participation:
                     f"epsilon is {claim.basis}; nothing was spent ({claim})"
                 )
             accounts = accounts.changed(cohort, changes)
-            return self._with(_accounts=accounts, _busiest=busiest, _weakest=weakest)
-        prices, most = self._prices(claim), dict(self._most)
+            return replace(self, _accounts=accounts, _busiest=busiest, _weakest=weakest)
+        last = self._last  # claims mostly are those of the round before
+        prices = last[1] if last is not None and last[0] == claim else _prices(claim)
+        most = dict(self._most)
         for name, price in prices.items():
             known = name in accounts.names
             paid = accounts.at(name, cohort) if known else np.zeros((2, len(cohort)))
@@ -236,7 +188,8 @@ class Participation:
             if len(cohort):
                 most[name] = max(most.get(name, 0.0), float(changes[name].sum(axis=0).max()))
         within = self._admitted(most, busiest, claim.scope)
-        return self._with(
+        return replace(
+            self,
             _accounts=accounts.changed(cohort, changes),
             _busiest=busiest,
             _most=most,
@@ -296,7 +249,8 @@ class Participation:
                 raise MismatchError(f"{name} must be of {self.clients} clients, got {value.shape}")
         most = {name: float(account.sum(axis=0).max()) for name, account in accounts.items()}
         claim = _claim_from_json(json.loads(state["claim"]))
-        return self._with(
+        return replace(
+            self,
             _accounts=Columns({_ROUNDS: rounds, **accounts}),
             _busiest=int(rounds.max()),
             _most=most,
@@ -304,18 +258,6 @@ class Participation:
             _weakest=claim,
             _watched=self._allows(most),
         )
-
-    def _with(self, **changes: object) -> Participation:
-        other = object.__new__(Participation)
-        other.__dict__.update(self.__dict__)
-        other.__dict__.update(changes)
-        return other
-
-    def _prices(self, claim: ProvenClaim) -> _Prices:
-        """Of one round; claims mostly are those of the round before."""
-        if self._last is not None and (self._last[0] is claim or self._last[0] == claim):
-            return self._last[1]
-        return _prices(claim)
 
     def _weaker(self, claim: Claim) -> Claim:
         """The claim that all rounds together can have."""

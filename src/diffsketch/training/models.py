@@ -193,16 +193,16 @@ class _CharModel(nn.Module):
 
     def _recur(self, inputs: Tensor) -> Tensor:
         """The upper layer's output `(length, batch, hidden)` of `(length, batch, embedding)`."""
-        raise NotImplementedError
-
-    def _kernel_weights(self) -> list[Tensor]:
-        """The weights in the order in which torch's fused kernels take them."""
-        weights: list[Tensor] = []
+        start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
+        weights: list[Tensor] = []  # in the order in which torch's fused kernels take them
         for layer in range(2):
             # By attribute: torch.func puts plain tensors in the place of parameters.
             weights += [getattr(self, f"{kind}_{layer}") for kind in ("input", "recurrent", "bias")]
             weights.append(torch.zeros_like(weights[-1]))
-        return weights
+        rest = (weights, True, 2, 0.0, torch.is_grad_enabled(), False, False)
+        if self.gates == 4:
+            return torch.lstm(inputs, (start, start), *rest)[0]
+        return torch.gru(inputs, start, *rest)[0]
 
 
 class CharLSTM(_CharModel):
@@ -223,13 +223,6 @@ class CharLSTM(_CharModel):
     ) -> None:
         super().__init__(hidden=hidden, letters=letters, embedding=embedding, seed=seed)
 
-    def _recur(self, inputs: Tensor) -> Tensor:
-        start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
-        weights = self._kernel_weights()
-        return torch.lstm(
-            inputs, (start, start), weights, True, 2, 0.0, torch.is_grad_enabled(), False, False
-        )[0]
-
 
 class CharGRU(_CharModel):
     """The character model with exactly the paper's 39,720 parameters: two GRU layers of 60.
@@ -247,13 +240,6 @@ class CharGRU(_CharModel):
         self, *, hidden: int = 60, letters: int = 80, embedding: int = 8, seed: int = 0
     ) -> None:
         super().__init__(hidden=hidden, letters=letters, embedding=embedding, seed=seed)
-
-    def _recur(self, inputs: Tensor) -> Tensor:
-        start = inputs.new_zeros(2, inputs.shape[1], self.hidden)
-        weights = self._kernel_weights()
-        return torch.gru(
-            inputs, start, weights, True, 2, 0.0, torch.is_grad_enabled(), False, False
-        )[0]
 
 
 def _generator(seed: int) -> torch.Generator:

@@ -1,66 +1,72 @@
-"""Participation: which devices take part in a round, and which examples they take."""
+"""Samplers: which devices take part in a round."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, DataError, MismatchError, check, check_whole
-from diffsketch.methods.base import Method
+from diffsketch.errors import DataError, check, check_whole
 from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
-from diffsketch.training.orders import round_words
+from diffsketch.training.rounds import round_words
 
-_Whole: TypeAlias = npt.NDArray[np.int64]
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 
 _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson samples
-_UNIT = 2.0**-53
 _HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
 
 
-class Sampler(Protocol):
-    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights."""
+class Sampler(ABC):
+    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights.
 
-    @property
-    def members(self) -> int:
-        """How many devices there are to draw from."""
+    Attributes:
+        members: Number of devices to draw from.
+        cohort: Number of devices drawn, where it is the same in each round.
+        fixed_size: Whether it is.
+    """
+
+    members: int
+    cohort: int
+    fixed_size: ClassVar[bool] = True
 
     @property
     def expected(self) -> float:
-        """The mean number of devices drawn."""
+        """Mean number of devices drawn."""
+        return float(self.cohort)
 
-    @property
-    def fixed_size(self) -> bool:
-        """Whether it is the same in each round."""
-
+    @abstractmethod
     def draw(self, round_index: int) -> Tensor:
         """Indices of the devices of a round, ascending, int64."""
 
+    @cached_property
+    def _memo(self) -> dict[int, Any]:
+        """The last block of rounds: they are functions of the seed, so this only saves time."""
+        return {}
+
 
 @dataclass(frozen=True)
-class AllDevices:
+class AllDevices(Sampler):
     """Everyone, each round: workers of distributed SGD."""
 
     members: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
-        _check_members(self.members)
+        _check_sizes(self.members)
 
     @property
-    def expected(self) -> float:
+    def cohort(self) -> int:  # type: ignore[override]
         """All of them."""
-        return float(self.members)
+        return self.members
 
     @cached_property
     def _everyone(self) -> Tensor:
@@ -72,22 +78,15 @@ class AllDevices:
 
 
 @dataclass(frozen=True)
-class _FixedCohort:
-    """What samplers share that draw so many devices in every round, all of them alike."""
+class _FixedCohort(Sampler):
+    """Base of samplers that treat all devices alike."""
 
     members: int
     cohort: int
     seed: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
-        _check_members(self.members)
-        _check_cohort(self.cohort, self.members)
-
-    @property
-    def expected(self) -> float:
-        """The cohort."""
-        return float(self.cohort)
+        _check_sizes(self.members, self.cohort)
 
 
 @dataclass(frozen=True)
@@ -101,37 +100,29 @@ class UniformSampler(_FixedCohort):
     tensor([1960, 2797, 3380])
     """
 
-    @cached_property
-    def _memo(self) -> dict[int, list[list[int]]]:
-        return {}
-
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
         if 2 * self.cohort > self.members:
             words = round_words(self.seed, round_index, b"ds-uniform")
             keys = mix64(np.arange(self.members, dtype=np.uint64), *words)
             return _smallest(keys, self.cohort)
-        at_once = max(1, _HASHED // self.cohort)
+        at_once = max(1, _HASHED // self.cohort)  # small arrays cost about as much as large ones
         number, place = divmod(round_index, at_once)
         block = self._memo.get(number)
         if block is None:
             rounds = range(number * at_once, (number + 1) * at_once)
-            block = self._drawn(rounds)
-            self._memo.clear()  # rounds are functions of the seed: keeping them saves time only
+            words_of = [round_words(self.seed, index, b"ds-uniform") for index in rounds]
+            keys, members = np.array(words_of).T[:, :, None], np.uint64(self.members)
+            block = _first_distinct(
+                lambda places: (mix64(places, *keys) % members).tolist(), self.cohort
+            )
+            self._memo.clear()
             self._memo[number] = block
         return torch.tensor(block[place])
 
-    def _drawn(self, rounds: range) -> list[list[int]]:
-        """Of several rounds: small arrays cost about as much as large ones."""
-        words = [round_words(self.seed, index, b"ds-uniform") for index in rounds]
-        keys, members = np.array(words).T[:, :, None], np.uint64(self.members)
-        return _first_distinct(
-            lambda places: (mix64(places, *keys) % members).tolist(), self.cohort
-        )
-
 
 @dataclass(frozen=True, eq=False)
-class WeightedSampler:
+class WeightedSampler(Sampler):
     """`cohort` devices without replacement, by weight: Algorithm 4's sampling with `p_k`.
 
     Devices are drawn one after another, each with probability proportional to its weight among
@@ -154,25 +145,18 @@ class WeightedSampler:
     weights: Tensor
     cohort: int
     seed: int
-    fixed_size = True
 
     def __post_init__(self) -> None:
         check(self.weights.dim() == 1, "weights", "be (devices,)", tuple(self.weights.shape))
         shares = self.weights.to(torch.float64)
         good = bool(((shares > 0) & torch.isfinite(shares)).all())
         check(good, "weights", "be > 0 and finite", self.weights)
-        _check_members(self.members)
-        _check_cohort(self.cohort, self.members)
+        _check_sizes(self.members, self.cohort)
 
     @property
-    def members(self) -> int:
-        """How many devices there are."""
+    def members(self) -> int:  # type: ignore[override]
+        """Number of devices."""
         return len(self.weights)
-
-    @property
-    def expected(self) -> float:
-        """The cohort."""
-        return float(self.cohort)
 
     @cached_property
     def _shares(self) -> _Numbers:
@@ -195,15 +179,19 @@ class WeightedSampler:
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
         words = round_words(self.seed, round_index, b"ds-weighted")
-        if self._repeats:
-            places = np.arange(self.members, dtype=np.uint64)
-            return _smallest(-np.log(_open_unit(mix64(places, *words))) / self._shares, self.cohort)
+
+        def uniform(places: npt.NDArray[np.uint64]) -> _Numbers:
+            """Numbers in (0, 1), 53 bits each."""
+            bits = mix64(places, *words) >> np.uint64(11)
+            return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
         def chosen(places: npt.NDArray[np.uint64]) -> list[list[int]]:
-            shares = _open_unit(mix64(places, *words))
-            found = np.searchsorted(self._rises, shares, side="right")
+            found = np.searchsorted(self._rises, uniform(places), side="right")
             return [np.minimum(found, self.members - 1).tolist()]
 
+        if self._repeats:
+            keys = -np.log(uniform(np.arange(self.members, dtype=np.uint64))) / self._shares
+            return _smallest(keys, self.cohort)
         return torch.tensor(_first_distinct(chosen, self.cohort)[0])
 
     def __repr__(self) -> str:
@@ -220,10 +208,6 @@ class ShuffledSampler(_FixedCohort):
     times, which limits what a run can cost a client. It amplifies nothing.
     """
 
-    @cached_property
-    def _memo(self) -> dict[int, _Whole]:
-        return {}
-
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
         number, place = divmod(round_index, self.members // self.cohort)
@@ -231,14 +215,13 @@ class ShuffledSampler(_FixedCohort):
         if order is None:
             words = round_words(self.seed, number, b"ds-shuffled")
             order = np.argsort(mix64(np.arange(self.members, dtype=np.uint64), *words))
-            self._memo.clear()  # a pass is a function of the seed: keeping it saves time only
+            self._memo.clear()
             self._memo[number] = order
-        chosen = order[place * self.cohort : (place + 1) * self.cohort]
-        return torch.from_numpy(np.sort(chosen))
+        return torch.from_numpy(np.sort(order[place * self.cohort : (place + 1) * self.cohort]))
 
 
 @dataclass(frozen=True)
-class PoissonDevices:
+class PoissonDevices(Sampler):
     """Each device with the same probability, independently: `PoissonSampler` with a seed.
 
     The number of devices varies and may be 0. For central trust, where it amplifies the claim; a
@@ -248,51 +231,29 @@ class PoissonDevices:
 
     lottery: PoissonSampler
     seed: int
-    fixed_size = False
+    fixed_size: ClassVar[bool] = False
 
     @classmethod
     def of(cls, members: int, cohort: float, seed: int) -> PoissonDevices:
         """With `cohort` devices a round on average."""
-        _check_members(members)
+        _check_sizes(members)
         check(0 < cohort <= members, "cohort", f"be in (0, {members}]", cohort)
         return cls(PoissonSampler(members, cohort / members), seed)
 
     @property
-    def members(self) -> int:
-        """How many devices there are."""
+    def members(self) -> int:  # type: ignore[override]
+        """Number of devices."""
         return self.lottery.members
 
     @property
     def expected(self) -> float:
-        """The mean number of devices."""
+        """Mean number of devices drawn."""
         return self.lottery.expected
-
-    @cached_property
-    def _key(self) -> NoiseKey:
-        return NoiseKey.from_integer(self.seed)
 
     def draw(self, round_index: int) -> Tensor:
         """The devices of a round."""
-        return self.lottery.draw(self._key.source(worker=_LOTTERY, round_index=round_index))
-
-
-def check_sampler(sampler: Sampler, *, devices: int, method: Method) -> None:
-    """Raise an error unless it draws from so many devices, and means of its samples can be decoded.
-
-    Raises:
-        MismatchError: It draws from another number of devices.
-        ArgumentError: Numbers of devices vary, and messages are decoded by how many there are.
-    """
-    if sampler.members != devices:
-        raise MismatchError(
-            f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
-        )
-    cells = method.message_format.cells
-    if not sampler.fixed_size and cells == "unsigned":
-        raise ArgumentError(
-            "poisson sampling is not for messages of unsigned numbers: they are decoded by how "
-            f"many messages there are, which is secret, got method={method.name!r}"
-        )
+        key = NoiseKey.from_integer(self.seed)
+        return self.lottery.draw(key.source(worker=_LOTTERY, round_index=round_index))
 
 
 def _first_distinct(
@@ -309,21 +270,13 @@ def _first_distinct(
 
 
 def _smallest(keys: npt.NDArray[Any], count: int) -> Tensor:
-    chosen = np.argpartition(keys, count - 1)[:count]
-    return torch.from_numpy(np.sort(chosen))
+    """Places of the smallest keys, ascending."""
+    return torch.from_numpy(np.sort(np.argpartition(keys, count - 1)[:count]))
 
 
-def _open_unit(words: npt.NDArray[np.uint64]) -> _Numbers:
-    """Uniform numbers in (0, 1), 53 bits each."""
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
-
-
-def _check_members(members: int) -> None:
+def _check_sizes(members: int, cohort: int = 1) -> None:
     check_whole("members", members, least=0)
     if members == 0:
         raise DataError("there are no devices to draw from: training needs one at least")
-
-
-def _check_cohort(cohort: int, members: int) -> None:
     check_whole("cohort", cohort, least=1)
     check(cohort <= members, "cohort", f"be at most the number of devices, {members}", cohort)

@@ -1,4 +1,4 @@
-"""Server rules: the step that a mean becomes, server optimisers and FetchSGD."""
+"""Server rules: the step that a mean becomes, with momentum, or by FetchSGD."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
+from diffsketch.training.rounds import MOST_STEP, check_step
 from diffsketch.wire.formats import HEADER_BYTES
 
 CLIP_BYTES = 8
 """A clip that moves, for a device that does not see the sums it follows from."""
 
-_LARGEST = 1e38  # float32 has no room for more
+_PAIR_BYTES = 8  # an index and a value of 32 bits each
 
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 Correct: TypeAlias = Callable[[Tensor], Tensor]
-"""What else is done to the decoded mean, such as the paper's error correction."""
+"""Changes the decoded mean before it is applied, such as the paper's error correction."""
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class ModelState:
     """The weights, and what a server's rule remembers besides. Never changed in place.
 
     Attributes:
@@ -45,7 +46,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """What the server makes known in a round.
+    """The server's publication of a round.
 
     Attributes:
         total: The sum of the messages, with the server's noise if it adds any.
@@ -62,16 +63,10 @@ class Published:
     round_index: int
     clip: float | None = None
 
-    def mean(self, method: Method) -> Tensor:
-        """The decoded estimate of the mean."""
-        if isinstance(self.count, int):
-            return method.decode(self.total, self.seed, count=self.count)
-        return method.decode(self.total, self.seed, count=1) / self.count
-
 
 @dataclass(frozen=True)
-class Server(ABC):
-    """What all rules share. With the defaults the mean is applied as it is.
+class ServerRule(ABC):
+    """Options that all server rules share. With the defaults the mean is applied as it is.
 
     Args:
         server_step: Factor of what is applied.
@@ -111,52 +106,54 @@ class Server(ABC):
         share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.server_step * share
 
-    def check_factor(self, step: float) -> None:
-        """Raise an `ArgumentError` if the step of an algorithm times ours is too large."""
-        most = _LARGEST / max(abs(step), 1.0)
+    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:  # noqa: ARG002
+        """Raise an `ArgumentError` unless it works with the method, such a step and such hashes.
+
+        Args:
+            method: That messages are encoded with.
+            step: The algorithm's factor of the mean.
+            fresh: Whether hashes are other ones in each round.
+        """
+        most = MOST_STEP / max(abs(step), 1.0)
         requirement = f"be at most {most:g} with such a learning_rate"
         check(self.server_step <= most, "server_step", requirement, self.server_step)
 
     @abstractmethod
-    def check_method(self, method: Method, *, fresh: bool) -> None:
-        """Raise an `ArgumentError` unless it works with the method and with such hashes."""
-
-    @abstractmethod
-    def start(self, weights: Tensor, method: Method) -> Model:
+    def start(self, weights: Tensor, method: Method) -> ModelState:
         """The model of the first round."""
 
     @abstractmethod
     def advance(
         self,
-        model: Model,
+        model: ModelState,
         published: Published,
         *,
         method: Method,
         step: float,
         correct: Correct | None = None,
-    ) -> Model:
+    ) -> ModelState:
         """The model after a round. Servers and devices compute it alike.
 
         Args:
             model: Before the round.
             published: What the server made known.
             method: That the messages were encoded with.
-            step: What the mean is multiplied by before it is added: `factor`, times minus the
-                learning rate if it is a mean of gradients.
+            step: Factor of the mean before it is added: `factor`, times minus the learning rate if
+                it is a mean of gradients.
             correct: Changes the decoded mean first.
         """
 
     @abstractmethod
     def round_bytes(self, method: Method) -> int:
-        """What one round's result costs a device that downloads it."""
+        """Bytes of one round's result for a device that downloads it."""
 
     def model_bytes(self, dim: int) -> int:
-        """What a device downloads that takes the model as it is, header included."""
+        """Bytes of the whole model for a device that downloads it, header included."""
         return HEADER_BYTES + 4 * dim
 
 
 @dataclass(frozen=True)
-class ServerOptimizer(Server):
+class ServerOptimizer(ServerRule):
     """Clip the mean, add it to the momentum, take a step: `v = momentum v + mean; w = w + step v`.
 
     Guarantees (`tests/training/test_server.py`): with the defaults this is the plain step; with
@@ -176,33 +173,34 @@ class ServerOptimizer(Server):
         super().__post_init__()
         check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
 
-    def check_method(self, method: Method, *, fresh: bool) -> None:
-        """Any will do."""
-
-    def start(self, weights: Tensor, method: Method) -> Model:  # noqa: ARG002
-        """With no momentum yet."""
-        return Model(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
+    def start(self, weights: Tensor, method: Method) -> ModelState:  # noqa: ARG002
+        """The first weights, with no momentum yet."""
+        return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
 
     def advance(
         self,
-        model: Model,
+        model: ModelState,
         published: Published,
         *,
         method: Method,
         step: float,
         correct: Correct | None = None,
-    ) -> Model:
+    ) -> ModelState:
         """Decode the mean and take the step."""
-        direction = published.mean(method)
+        count = published.count
+        if isinstance(count, int):
+            direction = method.decode(published.total, published.seed, count=count)
+        else:
+            direction = method.decode(published.total, published.seed, count=1) / count
         if correct is not None:
             direction = correct(direction)
         if self.update_clip is not None:
             direction = scaled(direction, self.update_clip)
         if not self.momentum:
-            return Model(torch.add(model.weights, direction, alpha=step), model.memory)
+            return ModelState(torch.add(model.weights, direction, alpha=step), model.memory)
         direction = torch.add(direction, model.memory["momentum"], alpha=self.momentum)
         weights = torch.add(model.weights, direction, alpha=step)
-        return Model(weights, {"momentum": direction})
+        return ModelState(weights, {"momentum": direction})
 
     def round_bytes(self, method: Method) -> int:
         """The published sum."""
@@ -211,12 +209,6 @@ class ServerOptimizer(Server):
     def model_bytes(self, dim: int) -> int:
         """The weights; and the momentum, without which a device could not apply further sums."""
         return super().model_bytes(dim) * (2 if self.momentum else 1)
-
-
-def check_step(name: str, value: float) -> None:
-    """Raise an `ArgumentError` unless it is a number > 0 that float32 can be multiplied by."""
-    check_positive(name, value)
-    check(value <= _LARGEST, name, f"be at most {_LARGEST:g}", value)
 
 
 def scaled(vectors: Tensor, limit: float) -> Tensor:
@@ -233,14 +225,15 @@ def scaled(vectors: Tensor, limit: float) -> Tensor:
     return shorter
 
 
-_PAIR_BYTES = 8  # an index and a value of 32 bits each
-
-
 @dataclass(frozen=True)
-class FetchSGD(Server):
-    """The rule above, as a server's option. Needs fixed hashes and a method that sends tables.
+class FetchSGD(ServerRule):
+    """Accumulate tables, apply the largest estimates, and forget those cells (FetchSGD, 2020).
 
-    Guarantees (`tests/training/test_fetch.py`): with a table that holds every coordinate apart and
+    Needs fixed hashes and a method that sends tables. With tables `t` of the mean, velocity
+    `v = momentum v + t` and error `e = e + step v`, the `top_k` largest coordinates of the query
+    of `e` are added to the weights, and their cells in `v` and `e` become 0.
+
+    Guarantees (`tests/training/test_server.py`): with a table that holds every coordinate apart and
     `top_k = dim` it is SGD with momentum masked to zero; what is not extracted is kept; exactly
     the hit cells become 0.
 
@@ -257,64 +250,64 @@ class FetchSGD(Server):
         check_whole("top_k", self.top_k, least=1)
         check(0 <= self.table_momentum < 1, "table_momentum", "be in [0, 1)", self.table_momentum)
 
-    def check_method(self, method: Method, *, fresh: bool) -> None:
-        """A method that sends tables, with the same hashes in all rounds."""
-        if not isinstance(method, TableMethod):
-            raise ArgumentError(
-                f"top_k needs a method whose messages are tables, got method={method.name!r}"
-            )
+    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:
+        """Raise an `ArgumentError` unless all rounds have the same hashes and send tables."""
+        super().check_options(method, step=step, fresh=fresh)
+        self._tables_of(method)
         if fresh:
             raise ArgumentError(
                 "top_k needs hashes='fixed': tables of different hashes do not add up"
             )
         check(self.top_k <= method.dim, "top_k", f"be at most dim={method.dim}", self.top_k)
 
-    def start(self, weights: Tensor, method: Method) -> Model:
-        """With empty tables."""
-        if not isinstance(method, TableMethod):
-            raise ArgumentError(f"method must send tables, got method={method.name!r}")
-        empty = torch.zeros((method.rows, method.cols), device=weights.device)
+    def _tables_of(self, method: Method) -> TableMethod:
+        if isinstance(method, TableMethod):
+            return method
+        raise ArgumentError(
+            f"top_k needs a method whose messages are tables, got method={method.name!r}"
+        )
+
+    def start(self, weights: Tensor, method: Method) -> ModelState:
+        """The first weights, with empty tables."""
+        sent = self._tables_of(method)
+        empty = torch.zeros((sent.rows, sent.cols), device=weights.device)
         names = ("error", "velocity") if self.table_momentum else ("error",)
-        return Model(weights, dict.fromkeys(names, empty))
+        return ModelState(weights, dict.fromkeys(names, empty))
 
     def advance(
         self,
-        model: Model,
+        model: ModelState,
         published: Published,
         *,
         method: Method,
         step: float,
         correct: Correct | None = None,
-    ) -> Model:
+    ) -> ModelState:
         """Accumulate, extract, and forget what was extracted."""
-        if correct is not None or not isinstance(method, TableMethod):
-            raise ArgumentError("FetchSGD needs a table method and no correction of the mean")
-        table = method.mean_table(published.total, published.count)
+        tables = self._tables_of(method)
+        if correct is not None:
+            raise ArgumentError("FetchSGD needs the mean as it is, got a correction of it")
+        table, sketch = tables.mean_table(published.total, published.count), tables.sketch
         if self.update_clip is not None:
             # A table's norm estimates the vector's, which is not known here.
-            table = table * (self.update_clip / method.sketch.norm_estimate(table)).clamp(max=1.0)
+            table = table * (self.update_clip / sketch.norm_estimate(table)).clamp(max=1.0)
         if self.table_momentum:
             table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
         error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = method.sketch.query(error, published.seed, combine=method.combine)
+        estimates = sketch.query(error, published.seed, combine=tables.combine)
         chosen = estimates.abs().topk(self.top_k).indices
         weights = model.weights.index_add(0, chosen, estimates[chosen])
-        kept = _cells_without(chosen, method, published)
+        coordinates = np.sort(chosen.cpu().numpy())
+        columns, _ = columns_and_signs(coordinates, published.seed, layout=sketch.layout)
+        kept = torch.ones(table.shape)
+        kept[torch.arange(len(kept))[:, None], torch.from_numpy(columns).long()] = 0
+        kept = kept.to(table.device)
         memory = {"error": error * kept}
         if self.table_momentum:
             memory["velocity"] = table * kept
-        return Model(weights, memory)
+        return ModelState(weights, memory)
 
     def round_bytes(self, method: Method) -> int:
         """A header, an index and a value for each coordinate, and the next clip if it moves."""
         clip = 0 if method.round_clip is None else CLIP_BYTES
         return HEADER_BYTES + _PAIR_BYTES * self.top_k + clip
-
-
-def _cells_without(chosen: Tensor, method: TableMethod, published: Published) -> Tensor:
-    """A table of ones, with zeros where a chosen coordinate is in a cell."""
-    coordinates = np.sort(chosen.cpu().numpy())
-    columns, _ = columns_and_signs(coordinates, published.seed, layout=method.sketch.layout)
-    kept = np.ones((method.rows, method.cols), dtype=np.float32)
-    kept[np.arange(method.rows)[:, None], columns] = 0
-    return torch.from_numpy(kept).to(published.total.device)

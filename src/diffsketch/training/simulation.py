@@ -1,169 +1,96 @@
-"""All devices in one process: the engine of `diffsketch run`."""
+"""Simulation of a run with all devices in one process: the engine of `diffsketch run`."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
-from diffsketch.methods.base import Method, is_finite
+from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_whole
+from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.claim import Basis, Claim, Epsilon, ProvenClaim, SimulatedClaim
+from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.noise.simulated import SERVER, CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.aggregate import (
-    Aggregate,
-    Diverged,
-    RoundClaims,
-    Secrets,
-    device_scales,
-    empty_total,
-    server_noise,
-    sum_messages,
-    warn_of,
+from diffsketch.training.clients import Participation
+from diffsketch.training.identity import (
+    difference,
+    run_identity,
+    run_noise_key,
+    tensor_digest,
 )
-from diffsketch.training.clients import Downloads, Participation, Synced
-from diffsketch.training.correction import corrected, drift_of
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.rounds import Algorithm
-from diffsketch.training.sampling import AllDevices, Sampler, check_sampler
+from diffsketch.training.rounds import Algorithm, corrected, mask_bytes, relative_drift
+from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler
 from diffsketch.training.server import (
     CLIP_BYTES,
-    Correct,
-    Model,
+    ModelState,
     Published,
-    Server,
     ServerOptimizer,
+    ServerRule,
 )
 from diffsketch.training.tasks import Examples, Task, check_task
 
-_SIZE = 16  # bytes of a digest: no two things have the same one
+Hashes: TypeAlias = Literal["fresh", "fixed"]
+
+PART_CELLS = 1 << 23
+"""Numbers of the vectors that are encoded at a time: 32 MiB."""
+
+_ACCOUNTS = "participation."  # begins the names of the accounts in a state
+_EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
 
 
-@dataclass(frozen=True, eq=False)
-class Identity:
-    """Whose state and noise it is. Digests are computed when they are first asked for.
+class NonFiniteUpdate(UserWarning):
+    """A worker's vector had NaN or infinite values. The round went on without them."""
 
-    Guarantees (`tests/training/test_identity.py`): the same for the same run, on whatever device;
-    another for other settings, examples, labels, owners of examples or models.
 
-    Args:
-        task: Its examples and labels count, who holds which, the test set and the model.
-        seed: Of the run.
-        settings: All else that changes what is released, in words.
-        given: The key of the noise, if it is not to follow from the rest.
+class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
+    """A round gave nothing finite: training diverges. The model is that before the round."""
+
+
+class DivergedRound(Diverged):
+    """The messages of a round were sent, and what they give is not finite. The round is paid for.
+
+    Attributes:
+        result: Outcome of the round, but for a new model.
     """
 
-    task: Task
-    seed: int
-    settings: str
-    given: NoiseKey | None = None
-
-    @cached_property
-    def text(self) -> str:
-        """What a state belongs to, in words. Reads all data: a fifth of a second for 188 MB."""
-        devices, test = self.task.devices, self.task.test
-        data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
-        tested = tensor_digest(test.inputs, test.labels)
-        text = (
-            f"task={self.task.name!r}, data={data}, test={tested}, "
-            f"model={_digest(str(self._model).encode())}, seed={self.seed}, {self.settings}"
-        )
-        return text if self.given is None else f"{text}, noise_key={_digest(self.given.secret)}"
-
-    @cached_property
-    def noise_key(self) -> NoiseKey:
-        """The key as given; else one that is another if anything is different.
-
-        The first weights count as well. They are not in `text`: other machines may round them
-        differently, and a run may be continued there, with noise of its own from then on.
-        """
-        if self.given is not None:
-            return self.given
-        text = f"{self.text}, weights={tensor_digest(*self._model.state_dict().values())}"
-        secret = NoiseKey.from_integer(self.seed).secret
-        digest = hashlib.blake2b(text.encode(), key=secret, digest_size=32, person=b"ds-run-noise")
-        return NoiseKey(digest.digest())
-
-    @property
-    def _model(self) -> nn.Module:
-        return self.task.model(self.seed)
+    def __init__(self, message: str, result: RoundResult) -> None:
+        super().__init__(message)
+        self.result = result
 
 
-def tensor_digest(*tensors: Tensor) -> str:
-    """Of types, shapes and values; the same wherever the tensors are.
+@dataclass(eq=False)
+class Aggregate:
+    """The sum of a cohort's messages.
 
-    >>> tensor_digest(torch.zeros(2)) == tensor_digest(torch.zeros(1, 2))
-    False
+    Attributes:
+        total: The sum, before the server adds anything; None if nobody takes part.
+        count: Messages in it.
+        broken: Devices whose vectors were not finite, ascending.
+        vectors: Of all workers, if they were to be kept.
+        noised: As in `Encoded`, of all messages.
     """
-    digest = hashlib.blake2b(digest_size=_SIZE, person=b"ds-run-tensors")
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().contiguous().reshape(-1)
-        content: Any = values.view(torch.uint8).numpy()  # no copy
-        digest.update(content)
-    return digest.hexdigest()
 
-
-def difference(own: str, other: str) -> str:
-    """How two texts of `Identity` differ, in words: the first thing that does.
-
-    Args:
-        own: Of the simulation that is here.
-        other: Of the one that a state belongs to.
-
-    >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
-    'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'
-    """
-    here, there = _parts(own), _parts(other)
-    for name in (*here, *(name for name in there if name not in here)):
-        if here.get(name) == there.get(name):
-            continue
-        if name in _DIGESTS:
-            return f"{_DIGESTS[name]} changed since the run began"
-        return f"{name} is {here.get(name, 'missing')} here and was {there.get(name, 'missing')}"
-    return "its settings are others"
-
-
-_DIGESTS = {
-    "data": "the data has",
-    "test": "the test data has",
-    "model": "the model has",
-    "importance": "what devices count for has",
-    "noise_key": "the key of the noise has",
-}
-"""What is shown as words, since nobody can read a digest."""
-
-
-def _parts(text: str) -> dict[str, str]:
-    """Names and values of `name=value, ...`, where values may have commas inside brackets."""
-    found, depth, begin = dict[str, str](), 0, 0
-    for place, letter in enumerate(f"{text},"):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            name, _, value = text[begin:place].strip().partition("=")
-            found[name] = value
-            begin = place + 1
-    return found
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=_SIZE, person=b"ds-run-content").hexdigest()
-
-
-_ACCOUNTS = "participation."
+    total: Tensor | None = None
+    count: int = 0
+    broken: tuple[int, ...] = ()
+    vectors: Tensor | None = None
+    noised: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class RoundResult:
-    """What a round did.
+    """Outcome of a round.
 
     Attributes:
         round_index: The round.
@@ -174,9 +101,8 @@ class RoundResult:
         claim: What the round guarantees.
         left_out: Names of workers whose vectors were not finite: left out of the mean, or counted
             as zeros with their noise if the claim is proven.
-        summed: What the cohort sent, and what its members know of their own privacy.
+        summed: What the cohort sent.
         drift: How far apart the workers' models are, if they may be (`relative_drift`).
-        loss: None: `Simulation.evaluate` measures it.
         downloads: Devices that received something: as many vectors, if nothing were compressed.
     """
 
@@ -188,51 +114,14 @@ class RoundResult:
     claim: Claim
     left_out: tuple[str, ...]
     summed: Aggregate
-    drift: float | None = None
-    loss: float | None = None
-    downloads: int = 0
+    drift: float | None
+    downloads: int
 
     @property
     def noised(self) -> float | None:
         """The share of workers that had to add noise, for methods that validate by Theorem 1."""
         noised = self.summed.noised
         return None if noised is None else float(noised.double().mean())
-
-    @property
-    def claimed_median(self) -> float | None:
-        """Of what Theorem 1 claims for the workers' bare messages; infinite if it claims nothing.
-
-        A statistic of private data, for whoever simulates; no server would know it.
-        """
-        claimed = self.summed.claimed
-        return None if claimed is None else float(claimed.median())
-
-    @property
-    def claimed_max(self) -> float | None:
-        """The largest of what Theorem 1 claims for the workers' bare messages."""
-        claimed = self.summed.claimed
-        return None if claimed is None else float(claimed.max())
-
-
-class DivergedRound(Diverged):
-    """The messages of a round were sent, and what they give is not finite. The round is paid for.
-
-    Attributes:
-        result: What the round did, but for a new model.
-    """
-
-    def __init__(self, message: str, result: RoundResult) -> None:
-        super().__init__(message)
-        self.result = result
-
-
-def diverged(round_index: int, what: str) -> Diverged:
-    """The error of a round whose messages were sent and came to something that is not finite."""
-    return Diverged(
-        f"round {round_index}: {what} would not be finite: training diverges; the model before "
-        "this round is kept, and what was sent is counted. A smaller learning_rate, server_step or "
-        "update_clip may help"
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,78 +142,14 @@ class RunState:
     """
 
     round_index: int
-    model: Model
+    model: ModelState
     average: Tensor | None
     participation: Participation
-    synced: Synced
+    synced: npt.NDArray[np.int64]
     bytes_up: int = 0
     bytes_down: int = 0
     ended: str = ""
     clip: float | None = None
-
-    def pack(self, settings: str) -> dict[str, Any]:
-        """As tensors, numbers and texts.
-
-        Args:
-            settings: What the state belongs to.
-        """
-        found: dict[str, Any] = {
-            "settings": settings,
-            "round_index": self.round_index,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "ended": self.ended,
-            "weights": self.model.weights.clone(),
-            "synced": torch.from_numpy(self.synced.copy()),
-        }
-        found |= {f"memory.{name}": value.clone() for name, value in self.model.memory.items()}
-        if self.average is not None:
-            found["average"] = self.average.clone()
-        if self.clip is not None:
-            found["clip"] = self.clip
-        accounts = self.participation.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
-
-    def unpacked(self, state: Mapping[str, Any], settings: str) -> RunState:
-        """What `pack` was called on, for a simulation with this as its state.
-
-        Raises:
-            MismatchError: It belongs to other settings, or is not all of it.
-        """
-        if state.get("settings") != settings:
-            why = difference(settings, str(state.get("settings")))
-            raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        own = self.pack(settings)
-        needed = {name for name in own if not name.startswith(f"{_ACCOUNTS}paid.")}
-        if missing := sorted(needed - state.keys()):
-            raise MismatchError(f"the state must have {', '.join(missing)}")
-        for name, value in own.items():
-            if name in needed and isinstance(value, Tensor) and state[name].shape != value.shape:
-                found, wanted = tuple(state[name].shape), tuple(value.shape)
-                raise MismatchError(f"{name} must have the shape {wanted}, got {found}")
-        target = self.model.weights.device
-        memory = {name: state[f"memory.{name}"].to(target).clone() for name in self.model.memory}
-        accounts = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
-        return RunState(
-            round_index=state["round_index"],
-            model=Model(state["weights"].to(target).clone(), memory),
-            average=None if self.average is None else state["average"].to(target).clone(),
-            participation=self.participation.restored(accounts),
-            synced=state["synced"].cpu().numpy().copy(),
-            bytes_up=state["bytes_up"],
-            bytes_down=state["bytes_down"],
-            ended=state["ended"],
-            clip=None if self.clip is None else state["clip"],
-        )
-
-
-Hashes: TypeAlias = Literal["fresh", "fixed"]
-
-_EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
 
 
 class Simulation:
@@ -335,16 +160,16 @@ class Simulation:
 
     Runs with one seed have the same devices, batches and hashes, whatever their method, and the
     same noise only if all else that changes what is released is the same too, the data included
-    (`diffsketch.training.simulation`): else the difference of two runs would show what the noise of
-    each hides. The trainer, and where it computes, are not among it: they change the rounding.
+    (`identity`): else the difference of two runs would show what the noise of each hides. The
+    trainer, and where it computes, are not among it: they change the rounding.
 
-    Guarantees: without compression a round is the textbook's (`tests/training/test_sgd.py` and
-    `test_fedavg.py`); a round that raises, or is interrupted, has not changed anything, unless its
-    messages were sent and it diverged, when it is paid for and the last one
-    (`tests/training/test_simulate_failures.py`); the budget stops a run before the round that would
-    exceed it, and all bytes are counted (`tests/training/test_simulate.py`); a state that is loaded
-    continues bit-identically (`tests/training/test_simulate_state.py`); different runs have
-    different noise (`tests/training/test_identity.py`).
+    Guarantees: without compression a round is the textbook's (`tests/training/test_rounds.py`); a
+    round that raises, or is interrupted, has not changed anything, unless its messages were sent
+    and it diverged, when it is paid for and the last one
+    (`tests/training/test_simulation_failures.py`); the budget stops a run before the round that
+    would exceed it, and all bytes are counted (`tests/training/test_simulation.py`); a state that
+    is loaded continues bit-identically, and different runs have different noise
+    (`tests/training/test_simulation_state.py`).
 
     Args:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
@@ -364,7 +189,7 @@ class Simulation:
 
     Raises:
         ArgumentError: Options do not go together.
-        MismatchError: Task, trainer and method are of different lengths.
+        MismatchError: Task, trainer, sampler and method are of different sizes.
     """
 
     def __init__(
@@ -377,7 +202,7 @@ class Simulation:
         rounds: int,
         seed: int = 0,
         sampler: Sampler | None = None,
-        server: Server | None = None,
+        server: ServerRule | None = None,
         hashes: Hashes = "fresh",
         importance: Tensor | None = None,
         budget: Budget | None = None,
@@ -387,21 +212,85 @@ class Simulation:
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
         self.task, self.method, self.trainer, self.algorithm = task, method, trainer, algorithm
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
-        self.sampler = algorithm.sampler(task.devices) if sampler is None else sampler
+        self.sampler = AllDevices(len(task.devices)) if sampler is None else sampler
         self.server = ServerOptimizer() if server is None else server
+        self._given_noise_key = noise_key
         self._key = SketchKey.from_integer(seed)
         self._fixed_seed = self._key.seed(0)
-        self._scales = device_scales(importance, len(task.devices))
-        self._identity = Identity(task, seed, self._settings(), noise_key)
-        self._claims = RoundClaims(method, self.sampler, algorithm.correction)
+        self._amplified: tuple[ProvenClaim, ProvenClaim] | None = None  # the last: they repeat
+        self._scales = _device_scales(importance, len(task.devices))
         self._check_options()
-        self._claims.check(self._fixed_seed, budget=budget is not None)
+        planned = self._claim_of(max(1, round(self.sampler.expected)), self._fixed_seed)
+        if budget is not None and not isinstance(planned, ProvenClaim):
+            raise ArgumentError(
+                "budget must not be given where nothing is proven: the epsilon of "
+                f"method={method.name!r} is {planned.basis} here ({planned})"
+            )
         target = task.devices.examples.labels.device
         self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
-        self._message_bytes = method.wire_bytes
-        dense = self.server.model_bytes(method.dim) + (CLIP_BYTES if method.round_clip else 0)
-        self._downloads = Downloads(self.server.round_bytes(method), dense)
-        self._state = self._first_state(target, budget)
+        self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
+        clip_bytes = CLIP_BYTES if method.round_clip else 0
+        self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
+        self._state = self._first_state(target, budget, planned)
+
+    def _check_options(self) -> None:
+        sampler, method, devices = self.sampler, self.method, len(self.task.devices)
+        if sampler.members != devices:
+            raise MismatchError(
+                f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
+            )
+        if not sampler.fixed_size and method.message_format.cells == "unsigned":
+            raise ArgumentError(
+                "poisson sampling is not for messages of unsigned numbers: they are decoded by how "
+                f"many messages there are, which is secret, got method={method.name!r}"
+            )
+        fresh = self.hashes == "fresh"
+        self.server.check_options(method, step=self.algorithm.step, fresh=fresh)
+        if self.algorithm.correction != "off":
+            everyone = isinstance(sampler, AllDevices)
+            check(everyone, "sampler", "be of all devices with correction", sampler)
+            plain = isinstance(self.server, ServerOptimizer)
+            check(plain, "server", "be a ServerOptimizer with correction", self.server)
+
+    def _first_state(self, target: torch.device, budget: Budget | None, planned: Claim) -> RunState:
+        first = self.task.model(self.seed)
+        check_task(self.task, first)
+        parameters = [one.detach().reshape(-1) for one in first.parameters()]
+        weights = torch.cat(parameters).to(target, torch.float32)
+        if not len(weights) == self.method.dim == self.trainer.dim:
+            raise MismatchError(
+                f"model, method and trainer must have the same number of weights, got "
+                f"{len(weights)}, {self.method.dim} and {self.trainer.dim}"
+            )
+        devices = len(self.task.devices)
+        if self.algorithm.correction == "drift":
+            weights = weights.repeat(devices, 1)
+        return RunState(
+            round_index=0,
+            model=self.server.start(weights, self.method),
+            average=torch.zeros_like(weights) if self.server.averaging else None,
+            participation=Participation(devices if self.sampler.fixed_size else 1, budget, planned),
+            synced=np.zeros(devices, np.int64),
+            clip=self.method.round_clip,
+        )
+
+    @cached_property
+    def identity(self) -> str:
+        """Text of all that a state belongs to (`diffsketch.training.identity`)."""
+        planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
+        scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
+        settings = (
+            f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
+            f"server={self.server}, hashes={self.hashes!r}{planned}{scales}"
+        )
+        return run_identity(self.task, self.seed, settings, noise_key=self._given_noise_key)
+
+    @cached_property
+    def noise_key(self) -> NoiseKey:
+        """Key of the noise as given; else one that is another if anything is different."""
+        if self._given_noise_key is not None:
+            return self._given_noise_key
+        return run_noise_key(self.task, self.seed, self.identity)
 
     @property
     def round_index(self) -> int:
@@ -412,19 +301,19 @@ class Simulation:
         return self._state.round_index
 
     @property
+    def model(self) -> ModelState:
+        """Weights and what the server's rule remembers."""
+        return self._state.model
+
+    @property
     def weights(self) -> Tensor:
-        """Of the model as it is, `(dim,)`; the mean of the workers' models where they drift."""
+        """Weights of the model, `(dim,)`; the mean of the workers' models where they drift."""
         weights = self._state.model.weights
         return weights if weights.dim() == 1 else weights.mean(dim=0)
 
     @property
-    def drift(self) -> float | None:
-        """How far apart the workers' models are (`relative_drift`), where they may drift."""
-        return drift_of(self._state.model.weights)
-
-    @property
     def averaged_weights(self) -> Tensor:
-        """Of the model that is evaluated: the exponential average, if there is one."""
+        """Weights that are evaluated: the exponential average, if there is one."""
         average, share = self._state.average, self.server.averaging
         if average is None or self.round_index == 0:
             return self.weights
@@ -432,13 +321,13 @@ class Simulation:
         return average / (1 - share**self.round_index)
 
     @property
-    def model(self) -> Model:
-        """Weights and what the server's rule remembers."""
-        return self._state.model
+    def drift(self) -> float | None:
+        """How far apart the workers' models are (`relative_drift`), where they may drift."""
+        return relative_drift(self._state.model.weights)
 
     @property
     def clip(self) -> float | None:
-        """The next round's, for methods whose clip moves; else None."""
+        """The next round's clip, for methods whose clip moves; else None."""
         return self._state.clip
 
     @property
@@ -458,15 +347,16 @@ class Simulation:
 
     @property
     def claim(self) -> Claim:
-        """What holds for the whole run so far: the weakest claim of its rounds.
+        """The weakest claim of the rounds so far; before the first, what one is expected to claim.
 
-        Before the first round, what one is expected to claim (`Participation.claim`).
+        `Participation.claim` says which is weaker.
         """
-        claim = self._state.participation.claim or self._claims.planned(self._fixed_seed)
+        claim = self._state.participation.claim
+        assert claim is not None  # noqa: S101 (it has what is planned)
         return SimulatedClaim.of(claim)
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the run has cost the client who paid most, with the basis of that number.
+        """Cost of the run for the client who paid most, with the basis of that number.
 
         If that is `proven`, it is about the same run with exact noise, and says `simulated`.
         """
@@ -503,10 +393,214 @@ class Simulation:
             raise DivergedRound(state.ended, result)
         return result
 
-    def advance(self, model: Model, published: Published) -> Model:
+    def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
+        index = state.round_index
+        if index >= self.rounds:
+            check(False, "round_index", f"be below rounds={self.rounds}", index)
+        method = self.method if state.clip is None else self.method.at_clip(state.clip)
+        seed = self._key.seed(index) if self.hashes == "fresh" else self._fixed_seed
+        cohort = self.sampler.draw(index)
+        members = cohort.numpy()
+        if not (members[1:] > members[:-1]).all():
+            # Whoever is drawn twice would add the same noise twice.
+            raise ArgumentError(
+                f"the sampler must draw devices once each, in ascending order, got {members}"
+            )
+        claim = self._claim_of(len(members), seed)
+        payers = members if self.sampler.fixed_size else _EVERYONE
+        participation = state.participation.after(claim, payers)  # or it stops here
+        proven = isinstance(claim, ProvenClaim)
+
+        summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
+        left_out = tuple([self.task.devices.names[device] for device in summed.broken])
+        if left_out and not proven:
+            claim = self._claim_of(summed.count, seed)
+            participation = state.participation.after(claim, payers)
+        if left_out:
+            _warn(left_out, index, proven=proven)
+
+        total = summed.total
+        if total is None:
+            form = method.total_format
+            kind = torch.float32 if form.cells == "float32" else torch.int64
+            total = torch.zeros(form.shape, dtype=kind, device=state.model.weights.device)
+        total = method.publish(total, CohortNoise(self.noise_key, [SERVER], round_index=index))
+        count: int | float = summed.count
+        if not self.sampler.fixed_size:  # the number drawn is secret
+            count = self.sampler.expected * (count / len(members) if len(members) else 1.0)
+        published = Published(total, count, seed, index, state.clip)
+
+        model, ended = state.model, ""
+        try:
+            model = self._next_model(state.model, published, summed.vectors)
+        except Diverged as error:  # what was sent is known, whatever became of it
+            ended = str(error)
+        up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
+        result = RoundResult(
+            index, cohort, published, up, down,
+            SimulatedClaim.of(claim) if proven else claim,
+            left_out, summed, relative_drift(model.weights) if model.weights.dim() > 1 else None,
+            downloads,
+        )  # fmt: skip
+        up, down = state.bytes_up + up, state.bytes_down + down
+        if ended:
+            paid = replace(state, participation=participation, synced=synced)
+            return replace(paid, bytes_up=up, bytes_down=down, ended=ended), result
+        average = state.average
+        if average is not None:
+            share = self.server.averaging
+            average = torch.add(average * share, model.weights, alpha=1 - share)
+        clip = state.clip
+        if clip is not None:
+            clip = method.after(published.total, count=published.count).round_clip
+        after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
+        return after, result
+
+    def _claim_of(self, present: int, seed: HashSeed) -> Claim:
+        """Claim of a round with so many workers; on a secret sample, with any number of them.
+
+        A method's claim is amplified where devices are drawn by Poisson sampling, which is for
+        central trust only, and void where error correction carries gradients around the messages.
+
+        Raises:
+            ArgumentError: The sample is secret, and the claim not such that this helps.
+        """
+        sampler = self.sampler
+        if isinstance(sampler, PoissonDevices):
+            present = max(1, round(sampler.expected))
+        claim = self.method.claim_for(present, seed)
+        if self.algorithm.correction != "off":
+            return NoClaim(
+                claim.scope, "the mask of the error correction carries the raw gradients"
+            )
+        if not isinstance(sampler, PoissonDevices) or isinstance(claim, NoClaim):
+            return claim
+        if not isinstance(claim, ProvenClaim):
+            raise ArgumentError(
+                "poisson sampling is for proven claims under central trust, or for none, got "
+                f"method={self.method.name!r}, whose claim is {claim.basis}"
+            )
+        known = self._amplified
+        if known is None or known[0] != claim:
+            self._amplified = known = claim, sampler.lottery.amplified(claim)
+        return known[1]
+
+    def _sum(
+        self,
+        method: Method,
+        weights: Tensor,
+        cohort: Tensor,
+        seed: HashSeed,
+        index: int,
+        *,
+        proven: bool,
+    ) -> Aggregate:
+        """Compute the vectors of a cohort, encode them in parts, and add the messages up.
+
+        Raises:
+            Diverged: No worker has a finite vector, and nothing is proven. Nothing was sent.
+        """
+        summed, noised = Aggregate(), []
+        keep = self.algorithm.correction != "off"
+        size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
+
+        def encode(vectors: Tensor, workers: Tensor) -> Encoded:
+            # The noise anew: what a refused call has drawn must not change what the others draw.
+            noise = CohortNoise(self.noise_key, workers.tolist(), round_index=index)
+            return method.encode(vectors, seed, noise)
+
+        for part in torch.split(cohort, size) if len(cohort) else ():
+            vectors = self.algorithm.vectors(
+                weights, part, trainer=self.trainer, devices=self.task.devices,
+                seed=self.seed, round_index=index,
+            )  # fmt: skip
+            if self._scales is not None:
+                vectors = vectors * self._scales[part].to(vectors)[:, None]
+            if len(vectors) != len(part):
+                raise MismatchError(
+                    f"{len(part)} workers must have as many vectors, got {len(vectors)}"
+                )
+            try:
+                # Methods look for what is not finite, and refuse it before they return anything:
+                # to look here as well would take as long as all the rest.
+                encoded: Encoded | None = encode(vectors, part)
+            except ArgumentError:
+                encoded, broken = _encode_finite(encode, vectors, part, zeros=proven)
+                if not broken:
+                    raise
+                summed.broken += broken
+            if encoded is None:
+                continue
+            # A sum is a tensor of its own: a trainer may use the memory of its vectors again.
+            added = encoded.messages.sum(dim=0)
+            summed.total = added if summed.total is None else summed.total + added
+            summed.count += len(encoded.messages)
+            summed.vectors = vectors if keep else None
+            if encoded.noised is not None:
+                noised.append(encoded.noised)
+        if len(cohort) and len(summed.broken) == len(cohort) and not proven:
+            raise Diverged(
+                f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
+                "values: training diverges, or the data is broken"
+            )
+        summed.noised = torch.cat(noised) if noised else None
+        return summed
+
+    def _next_model(
+        self, model: ModelState, published: Published, vectors: Tensor | None
+    ) -> ModelState:
+        correct, correction = None, self.algorithm.correction
+        if correction != "off" and vectors is not None:
+            correct = partial(corrected, vectors=vectors, correction=correction)
+        what = "the new weights"
+        try:
+            after = self._advance(model, published, correct)
+            if math.isfinite(after.weights.sum()) or bool(torch.isfinite(after.weights).all()):
+                return after
+        except ArgumentError:
+            total = published.total
+            if not total.is_floating_point() or bool(torch.isfinite(total).all()):
+                raise
+            what = "the sum of the messages"
+        raise Diverged(
+            f"round {published.round_index}: {what} would not be finite: training diverges; the "
+            "model before this round is kept, and what was sent is counted. A smaller "
+            "learning_rate, server_step or update_clip may help"
+        )
+
+    def _advance(self, model: ModelState, published: Published, correct: Any) -> ModelState:
+        step = self.algorithm.step * self.server.factor(published.round_index, self.rounds)
+        method = self.method if published.clip is None else self.method.at_clip(published.clip)
+        return self.server.advance(model, published, method=method, step=step, correct=correct)
+
+    def _traffic(
+        self,
+        synced: npt.NDArray[np.int64],
+        cohort: npt.NDArray[np.int64],
+        index: int,
+        present: int,
+    ) -> tuple[int, int, int, npt.NDArray[np.int64]]:
+        """Bytes up and down, devices that download, and rounds that their models contain then.
+
+        Workers of distributed SGD get each round's result. Devices of FedAvg catch up when they
+        are drawn: with the results that they missed, or with the model where that is smaller.
+        """
+        own_mask, all_masks = 0, 0
+        if self.algorithm.correction == "shared":
+            own_mask, all_masks = mask_bytes(self.method.dim, len(cohort))
+        up = present * (self._message_bytes + own_mask)
+        if self.algorithm.local_epochs is None:
+            return up, len(synced) * (self._round_bytes + all_masks), len(synced), synced
+        missed = index - synced[cohort]
+        after = synced.copy()
+        after[cohort] = index
+        down = int(np.minimum(missed * self._round_bytes, self._model_bytes).sum())
+        return up, down, int(np.count_nonzero(missed)), after
+
+    def advance(self, model: ModelState, published: Published) -> ModelState:
         """The model after a round, from the model before and what was published.
 
-        What a device does that catches up with a round that it missed. (With FetchSGD a device is
+        A device that catches up with a round that it missed does this. (With FetchSGD a device is
         sent the extracted coordinates; this gives the same.)
 
         Raises:
@@ -518,7 +612,23 @@ class Simulation:
 
     def state(self) -> dict[str, Any]:
         """All that has to be kept to continue: tensors, numbers and texts."""
-        return self._state.pack(self._identity.text)
+        state = self._state
+        found: dict[str, Any] = {
+            "settings": self.identity,
+            "round_index": state.round_index,
+            "bytes_up": state.bytes_up,
+            "bytes_down": state.bytes_down,
+            "ended": state.ended,
+            "weights": state.model.weights.clone(),
+            "synced": torch.from_numpy(state.synced.copy()),
+        }
+        found |= {f"memory.{name}": value.clone() for name, value in state.model.memory.items()}
+        if state.average is not None:
+            found["average"] = state.average.clone()
+        if state.clip is not None:
+            found["clip"] = state.clip
+        accounts = state.participation.state()
+        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, in a simulation with the same arguments.
@@ -527,172 +637,84 @@ class Simulation:
             MismatchError: It is the state of a simulation with other settings or data, or not all
                 of it.
         """
-        self._state = self._state.unpacked(state, self._identity.text)
-
-    def _round(self, state: RunState) -> tuple[RunState, RoundResult]:
-        index, method, algorithm = state.round_index, self._at(state.clip), self.algorithm
-        check(index < self.rounds, "round_index", f"be below rounds={self.rounds}", index)
-        cohort, seed = self._drawn(index), self._seed_of(index)
-        drawn = cohort.shape[0]
-        claim = self._claims.of(drawn, seed)
-        payers = cohort.numpy() if self.sampler.fixed_size else _EVERYONE
-        participation = state.participation.after(claim, payers)  # or it stops here
-        down, synced = algorithm.bytes_down(
-            self._downloads, state.synced, cohort=cohort, round_index=index, dim=method.dim
+        if state.get("settings") != self.identity:
+            why = difference(self.identity, str(state.get("settings")))
+            raise MismatchError(f"the state must be that of the same simulation, but {why}")
+        own = {
+            name: value
+            for name, value in self.state().items()
+            if not name.startswith(f"{_ACCOUNTS}paid.")
+        }
+        if missing := sorted(own.keys() - state.keys()):
+            raise MismatchError(f"the state must have {', '.join(missing)}")
+        for name, value in own.items():
+            if isinstance(value, Tensor) and state[name].shape != value.shape:
+                found, wanted = tuple(state[name].shape), tuple(value.shape)
+                raise MismatchError(f"{name} must have the shape {wanted}, got {found}")
+        target = self._state.model.weights.device
+        tensors = {
+            name: state[name].to(target).clone()
+            for name in own
+            if name in ("weights", "average") or name.startswith("memory.")
+        }
+        memory = {name: tensors[f"memory.{name}"] for name in self._state.model.memory}
+        accounts = {
+            name.removeprefix(_ACCOUNTS): value
+            for name, value in state.items()
+            if name.startswith(_ACCOUNTS)
+        }
+        self._state = RunState(
+            round_index=state["round_index"],
+            model=ModelState(tensors["weights"], memory),
+            average=tensors.get("average"),
+            participation=self._state.participation.restored(accounts),
+            synced=state["synced"].cpu().numpy().copy(),
+            bytes_up=state["bytes_up"],
+            bytes_down=state["bytes_down"],
+            ended=state["ended"],
+            clip=None if self._state.clip is None else state["clip"],
         )
-        stay = isinstance(claim, ProvenClaim)
-        secrets = Secrets(seed, self._identity.noise_key, index)
-        summed = self._summed(method, state.model, cohort, secrets, stay=stay)
-        if summed.broken and not stay:
-            claim = self._claims.of(summed.count, seed)
-            participation = state.participation.after(claim, payers)
-        published = self._published(method, summed, drawn, secrets)
-        model, ended = state.model, ""
+
+
+def _encode_finite(
+    encode: Callable[[Tensor, Tensor], Encoded], vectors: Tensor, part: Tensor, *, zeros: bool
+) -> tuple[Encoded | None, tuple[int, ...]]:
+    """Messages of the vectors that `encode` takes, and the devices whose vectors it refuses.
+
+    Those are left out; or count as zeros, with their noise.
+    """
+    good = torch.isfinite(vectors).all(dim=-1).cpu()
+    for row in good.nonzero().flatten().tolist():  # finite, and their messages may overflow
         try:
-            model = self._next_model(state.model, published, summed)
-        except Diverged as error:  # what was sent is known, whatever became of it
-            ended = str(error)
-        left_out = tuple(self.task.devices.names[device] for device in summed.broken)
-        up = algorithm.bytes_up(self._message_bytes, summed.count, method.dim)
-        drift = drift_of(model.weights)
-        got = algorithm.downloads(state.synced, cohort=cohort, round_index=index)
-        told = SimulatedClaim.of(claim)
-        result = RoundResult(
-            index, cohort, published, up, down, told, left_out, summed, drift, downloads=got
-        )
-        if left_out:
-            warn_of(left_out, index, stay=stay)
-        up, down = state.bytes_up + up, state.bytes_down + down
-        if ended:
-            paid = replace(state, participation=participation, synced=synced)
-            return replace(paid, bytes_up=up, bytes_down=down, ended=ended), result
-        average = state.average
-        if average is not None:
-            share = self.server.averaging
-            average = torch.add(average * share, model.weights, alpha=1 - share)
-        clip = method.after(published.total, count=published.count).round_clip
-        after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
-        return after, result
+            encode(vectors[row : row + 1], part[row : row + 1])
+        except ArgumentError:
+            good[row] = False
+    broken, kept = tuple(part[~good].tolist()), good.to(vectors.device)
+    if not broken or not (zeros or bool(good.any())):
+        return None, broken
+    if zeros:
+        vectors = torch.where(kept[:, None], vectors, torch.zeros_like(vectors))
+        return encode(vectors, part), broken
+    return encode(vectors[kept], part[good]), broken
 
-    def _at(self, clip: float | None) -> Method:
-        return self.method if clip is None else self.method.at_clip(clip)
 
-    def _summed(
-        self, method: Method, model: Model, cohort: Tensor, secrets: Secrets, *, stay: bool
-    ) -> Aggregate:
-        def vectors_of(part: Tensor) -> Tensor:
-            vectors = self.algorithm.vectors(
-                model.weights,
-                part,
-                trainer=self.trainer,
-                devices=self.task.devices,
-                seed=self.seed,
-                round_index=secrets.round_index,
-            )
-            if self._scales is None:
-                return vectors
-            return vectors * self._scales[part].to(vectors)[:, None]
+def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
+    """Factors of the devices' vectors, so that devices count by their importance."""
+    if importance is None:
+        return None
+    good = importance.shape == (devices,)
+    check(good, "importance", f"have the shape ({devices},)", tuple(importance.shape))
+    shares = importance.to("cpu", torch.float64)
+    good = bool(((shares > 0) & torch.isfinite(shares)).all())
+    check(good, "importance", "be > 0 and finite", importance)
+    return shares * (devices / shares.sum())
 
-        return sum_messages(
-            cohort,
-            vectors_of,
-            method=method,
-            secrets=secrets,
-            stay=stay,
-            keep=self.algorithm.correction != "off",
-        )
 
-    def _published(
-        self, method: Method, summed: Aggregate, drawn: int, secrets: Secrets
-    ) -> Published:
-        """The sum with the server's noise, if any, and what it is divided by."""
-        total, seed, index = summed.total, secrets.seed, secrets.round_index
-        if total is None:
-            total = empty_total(method, self._state.model.weights.device)
-        total = method.publish(total, server_noise(secrets))
-        if self.sampler.fixed_size:
-            return Published(total, summed.count, seed, index, method.round_clip)
-        present = summed.count / drawn if drawn else 1.0
-        count = self.sampler.expected * present
-        return Published(total, count, seed, index, method.round_clip)
-
-    def _next_model(self, model: Model, published: Published, summed: Aggregate) -> Model:
-        correction, vectors = self.algorithm.correction, summed.vectors
-        correct: Correct | None = None
-        if correction != "off" and vectors is not None:
-            own = vectors
-
-            def correct(mean: Tensor) -> Tensor:
-                return corrected(mean, own, correction)
-
-        index = published.round_index
-        try:
-            after = self._advance(model, published, correct)
-        except ArgumentError as error:
-            if published.total.is_floating_point() and not is_finite(published.total):
-                raise diverged(index, "the sum of the messages") from error
-            raise
-        if not is_finite(after.weights):
-            raise diverged(index, "the new weights")
-        return after
-
-    def _advance(self, model: Model, published: Published, correct: Correct | None) -> Model:
-        factor = self.server.factor(published.round_index, self.rounds)
-        step, method = self.algorithm.step * factor, self._at(published.clip)
-        return self.server.advance(model, published, method=method, step=step, correct=correct)
-
-    def _drawn(self, round_index: int) -> Tensor:
-        cohort = self.sampler.draw(round_index)
-        members = cohort.numpy()
-        if not (members[1:] > members[:-1]).all():
-            # Whoever is drawn twice would add the same noise twice.
-            raise ArgumentError(
-                f"the sampler must draw devices once each, in ascending order, got {members}"
-            )
-        return cohort
-
-    def _seed_of(self, round_index: int) -> HashSeed:
-        return self._key.seed(round_index) if self.hashes == "fresh" else self._fixed_seed
-
-    def _first_state(self, target: torch.device, budget: Budget | None) -> RunState:
-        first = self.task.model(self.seed)
-        check_task(self.task, first)
-        parameters = [one.detach().reshape(-1) for one in first.parameters()]
-        weights = torch.cat(parameters).to(target, torch.float32)
-        if not len(weights) == self.method.dim == self.trainer.dim:
-            raise MismatchError(
-                f"model, method and trainer must have the same number of weights, got "
-                f"{len(weights)}, {self.method.dim} and {self.trainer.dim}"
-            )
-        devices = len(self.task.devices)
-        if self.algorithm.correction == "drift":
-            weights = weights.repeat(devices, 1)
-        clients = devices if self.sampler.fixed_size else 1
-        return RunState(
-            round_index=0,
-            model=self.server.start(weights, self.method),
-            average=torch.zeros_like(weights) if self.server.averaging else None,
-            participation=Participation(clients, budget, self._claims.planned(self._fixed_seed)),
-            synced=np.zeros(devices, np.int64),
-            clip=self.method.round_clip,
-        )
-
-    def _check_options(self) -> None:
-        sampler = self.sampler
-        check_sampler(sampler, devices=len(self.task.devices), method=self.method)
-        self.server.check_method(self.method, fresh=self.hashes == "fresh")
-        self.server.check_factor(self.algorithm.step)
-        if self.algorithm.correction != "off":
-            everyone = isinstance(sampler, AllDevices)
-            check(everyone, "sampler", "be of all devices with correction", sampler)
-            plain = isinstance(self.server, ServerOptimizer)
-            check(plain, "server", "be a ServerOptimizer with correction", self.server)
-
-    def _settings(self) -> str:
-        """What changes the rounds, besides the task and the seed, in words."""
-        planned = f", rounds={self.rounds}" if self.server.schedule in ("linear", "cosine") else ""
-        scales = "" if self._scales is None else f", importance={tensor_digest(self._scales)}"
-        return (
-            f"method={self.method}, algorithm={self.algorithm}, sampler={self.sampler}, "
-            f"server={self.server}, hashes={self.hashes!r}{planned}{scales}"
-        )
+def _warn(broken: tuple[str, ...], round_index: int, *, proven: bool) -> None:
+    names = ", ".join(repr(name) for name in broken)
+    fate = "count as zeros, with their noise" if proven else "are left out of the mean"
+    warnings.warn(
+        f"round {round_index}: NaN or infinite values in the vectors of {names}, which {fate}",
+        NonFiniteUpdate,
+        stacklevel=4,
+    )

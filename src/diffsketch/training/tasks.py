@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from diffsketch.errors import ArgumentError, DataError, check
-from diffsketch.training.data import (
-    ImageDataset,
-    RoleSamples,
-    load_mnist,
-    load_shakespeare,
-    select_roles,
-    split_roles,
-)
-from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN
+from diffsketch.errors import ArgumentError, DataError, check, check_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,16 +102,6 @@ class Devices:
         inputs, labels = self.examples.inputs.to(device), self.examples.labels.to(device)
         return Devices(Examples(inputs, labels), self.starts, self.names)
 
-    def take(self, devices: Sequence[int]) -> dict[str, Examples]:
-        """The examples of some devices, by name."""
-        return {
-            self.names[i]: Examples(
-                self.examples.inputs[self.starts[i] : self.starts[i + 1]],
-                self.examples.labels[self.starts[i] : self.starts[i + 1]],
-            )
-            for i in devices
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class Batches:
@@ -169,55 +152,63 @@ def check_task(task: Task, model: nn.Module) -> None:
             f"test inputs must have the shape of the devices', {tuple(devices.inputs.shape[1:])} "
             f"each, got {tuple(test.inputs.shape[1:])}"
         )
-    classes = _scores(model, devices.inputs[:1].cpu()).shape[1]
-    for part, examples in (("the devices", devices), ("the test set", test)):
-        if len(examples) == 0:
-            continue  # whoever evaluates says so
-        low, high = (int(value) for value in examples.labels.aminmax())
-        if low < 0 or high >= classes:
-            raise DataError(
-                f"labels of {part} must be in [0, {classes}), the scores of the model, got "
-                f"{low if low < 0 else high}"
-            )
-
-
-def _scores(model: nn.Module, inputs: Tensor) -> Tensor:
-    """What the model says of one example, if that is a row of scores."""
-    tried, shape = copy.deepcopy(model).cpu().eval(), tuple(inputs.shape[1:])
+    inputs, kind = devices.inputs[:1].cpu(), type(model).__name__
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            scores = tried(inputs)
+            scores = copy.deepcopy(model).cpu().eval()(inputs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArgumentError(
-            f"model must take inputs of the shape {shape} and type {inputs.dtype}, as the data "
-            f"has: {type(model).__name__} says: {said}"
+            f"model must take inputs of the shape {tuple(inputs.shape[1:])} and type "
+            f"{inputs.dtype}, as the data has: {kind} says: {said}"
         ) from error
     if not isinstance(scores, Tensor):
         raise ArgumentError(
             "model must give a tensor of scores (batch, classes), got a "
-            f"{type(scores).__name__} from {type(model).__name__}"
+            f"{type(scores).__name__} from {kind}"
         )
     if scores.dim() != 2 or len(scores) != 1 or not scores.is_floating_point():
         raise ArgumentError(
             f"model must give scores (batch, classes), floating point, got {scores.dtype} of the "
-            f"shape {tuple(scores.shape)} for a batch of 1 from {type(model).__name__}"
+            f"shape {tuple(scores.shape)} for a batch of 1 from {kind}"
         )
-    return scores
+    for part, examples in (("the devices", devices), ("the test set", test)):
+        low, high = examples.label_range  # of no examples, none: whoever evaluates says so
+        if low < 0 or high >= scores.shape[1]:
+            raise DataError(
+                f"labels of {part} must be in [0, {scores.shape[1]}), the scores of the model, "
+                f"got {low if low < 0 else high}"
+            )
 
 
-TASKS = MappingProxyType(
-    {
-        "mnist": ("logistic", "cnn"),
-        "mnist-devices": ("logistic", "cnn"),
-        "shakespeare": ("lstm", "gru"),
-    }
-)
-"""The tasks, each with the names of its models; the first is the default."""
+@dataclass(frozen=True)
+class TaskKind:
+    """A named task that comes along: a data set, who holds it, and the models for it.
 
-_WORKERS = {"mnist": (10, 200), "mnist-devices": (6000, 10)}  # workers, and samples of each
-_ROLES = 46
-_SMALLEST, _LARGEST = 64, 2200  # samples of a role: `select_roles` says why
+    Args:
+        name: As in settings.
+        title: For reports.
+        models: Names of its models; the first is the default.
+        defaults: Settings of a run on it, where none are given.
+        load: Makes the task from the name of a model, the numbers of workers and samples, the
+            user's directory (each may be None) and the seed.
+    """
+
+    name: str
+    title: str
+    models: tuple[str, ...]
+    defaults: Mapping[str, str | int | float]
+    load: Callable[..., Task]
+
+
+@cache
+def task_kinds() -> Mapping[str, TaskKind]:
+    """The tasks by name: those in `TASKS` of each module of `diffsketch.training.data`."""
+    from diffsketch.training import data  # it imports this module
+
+    modules = sorted(info.name for info in pkgutil.iter_modules(data.__path__))
+    found = (import_module(f"{data.__name__}.{module}") for module in modules)
+    return MappingProxyType({kind.name: kind for one in found for kind in one.TASKS})
 
 
 def load_task(
@@ -231,22 +222,11 @@ def load_task(
 ) -> Task:
     """A task with its data, ready to be trained.
 
-    - `mnist`: 10 workers with 200 training images each, drawn at random without replacement, so
-      that all workers have the same distribution.
-    - `mnist-devices` (the paper's MNIST*): the same with 6,000 devices of 10 images each.
-    - `shakespeare`: the first 46 roles with 64 to 2,200 samples, each divided into its earlier text
-      for training and its later text for testing (`split_roles`).
-
-    Accuracy is on all test images (10,000 for MNIST), and on all test samples of the chosen roles
-    (evaluating those takes about a second on a CPU). Images are float32 in [0, 1], flat; they are
-    converted once, since converting each batch took longer than the memory saves (188 MB).
-    Windows of characters are int64.
-
     Guarantees (`tests/training/test_tasks.py`): the paper's sizes; no image in two workers; the
     same seed gives the same task.
 
     Args:
-        name: One of `TASKS`.
+        name: One of `task_kinds`.
         model: One of the task's models; None takes the first.
         workers: How many devices hold data; None takes the paper's number (for a user's Shakespeare
             at most that many).
@@ -264,112 +244,13 @@ def load_task(
     >>> len(task.devices), task.devices.examples.inputs.shape, len(task.test)
     (5, torch.Size([100, 784]), 10000)
     """
-    check(name in TASKS, "name", f"be one of {', '.join(TASKS)}", name)
-    models = TASKS[name]
-    chosen = models[0] if model is None else model
-    check(chosen in models, "model", f"be one of {', '.join(models)} for {name}", chosen)
+    kinds = task_kinds()
+    check(name in kinds, "name", f"be one of {', '.join(kinds)}", name)
+    kind = kinds[name]
+    chosen = kind.models[0] if model is None else model
+    check(chosen in kind.models, "model", f"be one of {', '.join(kind.models)} for {name}", chosen)
     for argument, number in (("workers", workers), ("samples", samples)):
         if number is not None:
-            whole = isinstance(number, int) and not isinstance(number, bool)
-            check(whole and number >= 1, argument, "be a whole number >= 1", number)
+            check_whole(argument, number, least=1)
     directory = None if data_dir is None else Path(data_dir)
-    if name == "shakespeare":
-        check(samples is None, "samples", "not be given: a role's text decides", samples)
-        return _shakespeare(chosen, workers, directory)
-    default_workers, default_samples = _WORKERS[name]
-    workers = default_workers if workers is None else workers
-    samples = default_samples if samples is None else samples
-    return _mnist(name, chosen, sizes=(workers, samples), directory=directory, seed=seed)
-
-
-def _mnist(
-    name: str, model: str, *, sizes: tuple[int, int], directory: Path | None, seed: int
-) -> Task:
-    train = load_mnist(directory, split="train")
-    test = load_mnist(directory, split="test")
-    if train.images.shape[1:] != test.images.shape[1:] or len(test) == 0:
-        raise DataError(
-            f"{directory}: expected test images of the size of the training images, "
-            f"{tuple(train.images.shape[1:])}, found {tuple(test.images.shape)}"
-        )
-    workers, samples = sizes
-    if workers * samples > len(train):
-        raise ArgumentError(
-            f"workers * samples must be <= {len(train)}, the training images there are, "
-            f"got workers={workers}, samples={samples}"
-        )
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    taken = order[: workers * samples]
-    examples = Examples(_pixels(train.images[taken]), train.labels[taken])
-    starts = torch.arange(0, workers * samples + 1, samples)
-    names = tuple(f"worker-{number}" for number in range(workers))
-    return Task(
-        name,
-        Devices(examples, starts, names),
-        Examples(_pixels(test.images), test.labels),
-        _image_model(model, train, test),
-    )
-
-
-def _pixels(images: Tensor) -> Tensor:
-    """Flat, float32, from 0 to 1."""
-    return images.flatten(1).to(torch.float32).div_(255)
-
-
-def _image_model(model: str, train: ImageDataset, test: ImageDataset) -> Callable[[int], nn.Module]:
-    height, width = train.images.shape[1:]
-    labels = (part.labels for part in (train, test) if len(part))
-    classes = max(2, *(int(part.max()) + 1 for part in labels))
-    if model == "logistic":
-        return lambda seed: LogisticRegression(height * width, classes)  # noqa: ARG005
-    if (height, width) != (28, 28):
-        raise DataError(f"model cnn needs images of 28 x 28 pixels, found {height} x {width}")
-    return lambda seed: SmallCNN(classes=classes, seed=seed)
-
-
-def _shakespeare(model: str, workers: int | None, directory: Path | None) -> Task:
-    train, test = _roles(directory, workers)
-    held = {role.name: Examples(role.inputs.long(), role.labels) for role in train}
-    inputs = torch.cat([role.inputs for role in test]).long()
-    labels = torch.cat([role.labels for role in test])
-    if len(labels) == 0:
-        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
-    make: Callable[..., nn.Module] = CharLSTM if model == "lstm" else CharGRU
-    return Task(
-        "shakespeare", Devices.of(held), Examples(inputs, labels), lambda seed: make(seed=seed)
-    )
-
-
-def _roles(
-    directory: Path | None, workers: int | None
-) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
-    """Training and test samples of the chosen roles."""
-    if directory is None:
-        all_roles = load_shakespeare()
-        fitting = sum(_SMALLEST <= len(role) <= _LARGEST for role in all_roles)
-        wanted = _ROLES if workers is None else workers
-        requirement = f"be <= {fitting}, the roles with {_SMALLEST} to {_LARGEST} samples"
-        check(wanted <= fitting, "workers", requirement, wanted)
-        return split_roles(select_roles(all_roles, count=wanted))
-    if not any((directory / half).is_dir() for half in ("train", "test")):
-        roles = load_shakespeare(directory)
-        sizes = {role.name: len(role) for role in roles}
-        names = _first_roles(sizes, workers, directory)
-        return split_roles([role for role in roles if role.name in names])
-    train = load_shakespeare(directory, split="train")
-    test = {role.name: role for role in load_shakespeare(directory, split="test")}
-    sizes = {r.name: len(r) + len(test.get(r.name, ())) for r in train if len(r)}
-    names = _first_roles(sizes, workers, directory)
-    kept = tuple(role for role in train if role.name in names)
-    return kept, tuple(test[role.name] for role in kept if role.name in test)
-
-
-def _first_roles(sizes: dict[str, int], workers: int | None, directory: Path) -> set[str]:
-    fitting = [name for name, size in sizes.items() if _SMALLEST <= size <= _LARGEST]
-    wanted = min(_ROLES, len(fitting)) if workers is None else workers
-    if not fitting or wanted > len(fitting):
-        raise DataError(
-            f"{directory}: expected {max(wanted, 1)} roles with {_SMALLEST} to {_LARGEST} samples, "
-            f"found {len(fitting)}"
-        )
-    return set(fitting[:wanted])
+    return kind.load(chosen, workers, samples, directory, seed)

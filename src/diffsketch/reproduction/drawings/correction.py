@@ -25,7 +25,7 @@ from diffsketch.reproduction.drawings.trained import (
 )
 from diffsketch.reproduction.experiment import Experiment
 from diffsketch.reproduction.jobs import Results
-from diffsketch.training.correction import mask_bytes
+from diffsketch.training.rounds import mask_bytes
 
 __all__ = ["draw"]
 

@@ -23,8 +23,8 @@ from diffsketch.privacy.theorems import (
 from diffsketch.reproduction.measurements.options import check_known, number, text, whole
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.local import trainer_for
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.local.choose import trainer_for
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.tasks import Batches, Devices, Examples, load_task
 

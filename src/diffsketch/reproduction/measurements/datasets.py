@@ -9,7 +9,7 @@ import numpy as np
 
 from diffsketch.reproduction.measurements.options import check_known, text
 from diffsketch.training.data import load_shakespeare, select_roles
-from diffsketch.training.tasks import TASKS, load_task
+from diffsketch.training.tasks import load_task, task_kinds
 
 __all__ = ["measure"]
 
@@ -36,7 +36,7 @@ def measure(
         roles = select_roles(load_shakespeare(), count=len(task.devices))
         samples = np.array([len(role) for role in roles])
     models = {}
-    for kind in TASKS[name]:
+    for kind in task_kinds()[name].models:
         model = load_task(name, model=kind, seed=seed).model(seed)
         models[kind] = sum(parameter.numel() for parameter in model.parameters())
     on_progress(1.0)

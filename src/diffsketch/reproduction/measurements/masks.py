@@ -8,7 +8,7 @@ from typing import Any
 from diffsketch.app.build import build
 from diffsketch.app.files import finite
 from diffsketch.app.settings import RunConfig, Value
-from diffsketch.training.correction import NoiseControl, mask_bytes
+from diffsketch.training.rounds import NoiseControl, mask_bytes
 from diffsketch.training.simulation import Simulation
 
 __all__ = ["measure"]

@@ -2,8 +2,8 @@
 
 Each loader reads the embedded files by default (verified by checksum, no download) or the user's
 own directory: idx files for MNIST, LEAF's JSON for Shakespeare. What a user's file gets wrong is a
-`DataError` that names the file, what was expected and what was found. Imports nothing of ours but
-`errors`; anything in `learning` and above may import it.
+`DataError` that names the file, what was expected and what was found. A module here is a data set
+with its tasks, in `TASKS`.
 """
 
 from diffsketch.training.data.mnist import ImageDataset, load_mnist
@@ -11,7 +11,6 @@ from diffsketch.training.data.shakespeare import (
     LETTERS,
     WINDOW,
     RoleSamples,
-    RoleText,
     encode_text,
     load_role_texts,
     load_shakespeare,
@@ -25,7 +24,6 @@ __all__ = [
     "WINDOW",
     "ImageDataset",
     "RoleSamples",
-    "RoleText",
     "encode_text",
     "load_mnist",
     "load_role_texts",

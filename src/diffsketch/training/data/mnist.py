@@ -8,15 +8,18 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from diffsketch.errors import DataError, check
+from diffsketch.errors import ArgumentError, DataError, check
+from diffsketch.training.models import LogisticRegression, SmallCNN
+from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
 
 def embedded_file(name: str) -> Traversable:
@@ -29,18 +32,8 @@ def verify_sha256(content: bytes | bytearray, expected: str, *, origin: object) 
 
     Guarantees: one flipped bit is found (`test_flipped_bit_in_embedded_images_is_found`).
 
-    Args:
-        content: The unpacked bytes of a file.
-        expected: The SHA-256 as 64 hexadecimal digits.
-        origin: Where the bytes came from, for the message.
-
     Raises:
         DataError: The checksum is another one.
-
-    >>> verify_sha256(b"", "00", origin="nothing")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    diffsketch.errors.DataError: nothing: checksum failure: expected SHA-256 00, found e3b0c4...
     """
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
@@ -56,34 +49,23 @@ _PIECE = 2**20
 
 
 def read_idx(file: Path | Traversable, *, ndim: int, sha256: str | None = None) -> Tensor:
-    """Read an idx file of unsigned bytes, gzipped or plain.
+    """Read an idx file of unsigned bytes, gzipped or plain, into a uint8 tensor of its shape.
 
     Whether the file is gzipped is told from its content, because browsers unpack downloads without
     renaming them.
 
-    Guarantees:
-        Reads back what was written (`test_idx_round_trip`); any damage is a `DataError` or leaves
-        a valid data set (`test_mutated_files_never_crash`); memory stays within what the file
-        holds and the header promises (`test_huge_header_is_refused`, `test_gzip_bomb_is_bounded`).
+    Guarantees: reads back what was written (`test_idx_round_trip`); any damage is a `DataError` or
+    leaves a valid data set (`test_mutated_files_never_crash`); memory stays within what the file
+    holds and the header promises (`test_huge_header_is_refused`, `test_gzip_bomb_is_bounded`).
 
     Args:
         file: The file, of which only `open` is used.
         ndim: The number of dimensions it must have.
         sha256: The checksum that its unpacked bytes must have; None accepts any content.
 
-    Returns:
-        A uint8 tensor of the shape in the header.
-
     Raises:
         DataError: The file cannot be read, is not idx, has another type or number of dimensions,
             a dimension of 0, more or fewer bytes than its shape needs, or another checksum.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "labels"
-    ...     _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
-    ...     read_idx(path, ndim=1)
-    tensor([7, 2, 1], dtype=torch.uint8)
     """
     try:
         with file.open("rb") as raw:
@@ -99,12 +81,30 @@ def read_idx(file: Path | Traversable, *, ndim: int, sha256: str | None = None) 
 
 
 def _unpack(raw: IO[bytes], ndim: int, *, origin: object) -> tuple[bytearray, tuple[int, ...]]:
-    """Read the whole file, header included, and the shape that its header states."""
+    """The whole file, header included, and the shape that its header states, checked."""
     packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     raw.seek(0)
     stream = gzip.GzipFile(fileobj=raw) if packed else raw
     content = bytearray(stream.read(4 + 4 * ndim))
-    shape = _parse_header(content, ndim, origin=origin)
+    magic = bytes([0, 0, _UNSIGNED_BYTE, ndim])
+    if content[:4] != magic:
+        raise DataError(
+            f"{origin}: not an idx file of unsigned bytes in {ndim} dimension(s): "
+            f"expected it to start with {magic.hex(' ')}, found {content[:4].hex(' ') or 'nothing'}"
+        )
+    if len(content) != 4 + 4 * ndim:
+        raise DataError(
+            f"{origin}: the header is cut short: expected {4 + 4 * ndim} bytes, "
+            f"found {len(content)}"
+        )
+    shape: tuple[int, ...] = struct.unpack_from(f">{ndim}I", content, 4)
+    if 0 in shape:
+        raise DataError(f"{origin}: expected dimensions of at least 1, found {shape}")
+    if math.prod(shape) > MAX_BYTES:
+        raise DataError(
+            f"{origin}: the header promises {math.prod(shape)} bytes (shape {shape}), "
+            f"expected at most {MAX_BYTES}"
+        )
     end = len(content) + math.prod(shape)
     # One byte beyond the promised end: enough to see that there is too much, and, in a gzipped
     # file, what makes the last read verify the stored CRC.
@@ -120,31 +120,6 @@ def _unpack(raw: IO[bytes], ndim: int, *, origin: object) -> tuple[bytearray, tu
         )
     return content, shape
 
-
-def _parse_header(header: bytearray, ndim: int, *, origin: object) -> tuple[int, ...]:
-    """The shape that an idx header states, checked."""
-    magic = bytes([0, 0, _UNSIGNED_BYTE, ndim])
-    if header[:4] != magic:
-        raise DataError(
-            f"{origin}: not an idx file of unsigned bytes in {ndim} dimension(s): "
-            f"expected it to start with {magic.hex(' ')}, found {header[:4].hex(' ') or 'nothing'}"
-        )
-    if len(header) != 4 + 4 * ndim:
-        raise DataError(
-            f"{origin}: the header is cut short: expected {4 + 4 * ndim} bytes, found {len(header)}"
-        )
-    shape: tuple[int, ...] = struct.unpack_from(f">{ndim}I", header, 4)
-    if 0 in shape:
-        raise DataError(f"{origin}: expected dimensions of at least 1, found {shape}")
-    if math.prod(shape) > MAX_BYTES:
-        raise DataError(
-            f"{origin}: the header promises {math.prod(shape)} bytes (shape {shape}), "
-            f"expected at most {MAX_BYTES}"
-        )
-    return shape
-
-
-_PREFIX = {"train": "train", "test": "t10k"}
 
 # Of the unpacked bytes, so that packing a file anew does not change them.
 _SHA256 = {
@@ -215,50 +190,106 @@ def load_mnist(
     (torch.Size([10000, 28, 28]), tensor([7, 2, 1]))
     """
     check(split in ("train", "test"), "split", "be 'train' or 'test'", split)
-    prefix = _PREFIX[split]
+    prefix = {"train": "train", "test": "t10k"}[split]
+    kinds = (("images", 3), ("labels", 1))
     if directory is None:
-        return _load_embedded(prefix)
-    images_file, labels_file = _find_files(Path(directory), prefix)
-    images, labels = read_idx(images_file, ndim=3), read_idx(labels_file, ndim=1)
+        images, labels = (
+            read_idx(
+                embedded_file(f"{prefix}-{kind}-idx{ndim}-ubyte.gz"),
+                ndim=ndim,
+                sha256=_SHA256[f"{prefix}-{kind}"],
+            )
+            for kind, ndim in kinds
+        )
+        return ImageDataset(images, labels.long())
+    folder, found = Path(directory), list[Path]()
+    missing: list[str] = []
+    try:
+        present = {entry.name for entry in folder.iterdir() if entry.is_file()}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: cannot be read as a directory: {error}") from error
+    for kind, ndim in kinds:
+        stem, ending = f"{prefix}-{kind}", f"idx{ndim}-ubyte"
+        spellings = [f"{stem}{dash}{ending}{gz}" for gz in ("", ".gz") for dash in "-."]
+        names = [name for name in spellings if name in present]
+        found += [folder / name for name in names[:1]]
+        missing += [] if names else [spellings[0]]
+    if missing:
+        raise DataError(
+            f"{folder}: missing {' and '.join(missing)} "
+            "(looked for each plain or with .gz, and with '.idx' for '-idx')"
+        )
+    images, labels = read_idx(found[0], ndim=3), read_idx(found[1], ndim=1)
     if len(images) != len(labels):
         raise DataError(
-            f"{images_file} and {labels_file.name} do not belong together: "
+            f"{found[0]} and {found[1].name} do not belong together: "
             f"expected as many labels as images, found {len(images)} images, {len(labels)} labels"
         )
     return ImageDataset(images, labels.long())
 
 
-def _load_embedded(prefix: str) -> ImageDataset:
-    """Load the embedded images and labels, refusing bytes that are not the published ones."""
-    images, labels = (
-        read_idx(
-            embedded_file(f"{prefix}-{kind}-idx{ndim}-ubyte.gz"),
-            ndim=ndim,
-            sha256=_SHA256[f"{prefix}-{kind}"],
-        )
-        for kind, ndim in (("images", 3), ("labels", 1))
-    )
-    return ImageDataset(images, labels.long())
+def _load_task(
+    name: str,
+    model: str,
+    workers: int | None,
+    samples: int | None,
+    directory: Path | None,
+    seed: int,
+) -> Task:
+    """Images for workers, drawn at random without replacement, and all test images.
 
-
-def _find_files(directory: Path, prefix: str) -> tuple[Path, Path]:
-    """The image file and the label file of one split in a user's directory."""
-    found: list[Path] = []
-    missing: list[str] = []
-    try:
-        present = {entry.name for entry in directory.iterdir() if entry.is_file()}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory}: cannot be read as a directory: {error}") from error
-    for stem, ending in ((f"{prefix}-images", "idx3-ubyte"), (f"{prefix}-labels", "idx1-ubyte")):
-        spellings = [f"{stem}{dash}{ending}{gz}" for gz in ("", ".gz") for dash in "-."]
-        names = [name for name in spellings if name in present]
-        if names:
-            found.append(directory / names[0])
-        else:
-            missing.append(spellings[0])
-    if missing:
+    Images are float32 in [0, 1], flat; they are converted once, since converting each batch took
+    longer than the memory saves (188 MB).
+    """
+    usual = next(kind.defaults for kind in TASKS if kind.name == name)
+    workers = int(usual["workers"]) if workers is None else workers
+    samples = int(usual["samples"]) if samples is None else samples
+    train, test = load_mnist(directory, split="train"), load_mnist(directory, split="test")
+    height, width = train.images.shape[1:]
+    if test.images.shape[1:] != (height, width) or len(test) == 0:
         raise DataError(
-            f"{directory}: missing {' and '.join(missing)} "
-            "(looked for each plain or with .gz, and with '.idx' for '-idx')"
+            f"{directory}: expected test images of the size of the training images, "
+            f"{(height, width)}, found {tuple(test.images.shape)}"
         )
-    return found[0], found[1]
+    if workers * samples > len(train):
+        raise ArgumentError(
+            f"workers * samples must be <= {len(train)}, the training images there are, "
+            f"got workers={workers}, samples={samples}"
+        )
+    classes = max(2, int(train.labels.max()) + 1, int(test.labels.max()) + 1)
+    if model == "cnn" and (height, width) != (28, 28):
+        raise DataError(f"model cnn needs images of 28 x 28 pixels, found {height} x {width}")
+
+    def make(seed: int) -> nn.Module:
+        if model == "logistic":
+            return LogisticRegression(height * width, classes)
+        return SmallCNN(classes=classes, seed=seed)
+
+    def examples(images: Tensor, labels: Tensor) -> Examples:
+        return Examples(images.flatten(1).to(torch.float32).div_(255), labels)
+
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    taken = order[: workers * samples]
+    starts = torch.arange(0, workers * samples + 1, samples)
+    names = tuple(f"worker-{number}" for number in range(workers))
+    held = examples(train.images[taken], train.labels[taken])
+    return Task(name, Devices(held, starts, names), examples(test.images, test.labels), make)
+
+
+_MODELS = ("logistic", "cnn")
+_COMMON: dict[str, str | int | float] = {
+    "model": "logistic", "learning_rate": 0.01, "batch_size": 10, "local_epochs": 1, "cohort": 10,
+    "sampling": "weighted", "evaluate_every": 100,
+}  # fmt: skip
+
+TASKS = (
+    TaskKind("mnist", "MNIST", _MODELS, {
+        **_COMMON, "workers": 10, "samples": 200, "algorithm": "sgd", "rounds": 5000,
+        "rows": 7, "cols": 22, "per_round": 1.0,
+    }, partial(_load_task, "mnist")),
+    TaskKind("mnist-devices", "MNIST*", _MODELS, {
+        **_COMMON, "workers": 6000, "samples": 10, "algorithm": "fedavg", "rounds": 3000,
+        "rows": 10, "cols": 78, "per_round": 5.0, "claimed": 5.0,
+    }, partial(_load_task, "mnist-devices")),
+)  # fmt: skip
+"""MNIST at 10 workers of 200 images each, and the paper's MNIST*: 6,000 devices of 10 each."""

@@ -5,141 +5,20 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffsketch.errors import DataError, check
 from diffsketch.training.data.mnist import embedded_file, verify_sha256
+from diffsketch.training.models import CharGRU, CharLSTM
+from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
 _Kind = TypeVar("_Kind")
-
-
-def find_leaf(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
-    """The JSON files of one split, sorted by name.
-
-    All samples are in `all_data/*.json`, or in `*.json` of the directory itself; LEAF's own
-    division is in `train/*.json` and `test/*.json`.
-
-    Returns:
-        The files; empty only if a division is asked for and the directory has none, neither a
-        `train` nor a `test` folder.
-
-    Raises:
-        DataError: The directory cannot be read, or the files asked for are not there. A missing
-            half of LEAF's division is an error too: dividing the whole anew would test on samples
-            of the other half.
-    """
-    try:
-        if not directory.is_dir():
-            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
-        divided = any((directory / half).is_dir() for half in ("train", "test"))
-        if split != "all" and not divided:
-            return []
-        places = [directory / "all_data", directory] if split == "all" else [directory / split]
-        for place in places:
-            files = sorted(path for path in place.glob("*.json") if path.is_file())
-            if files:
-                return files
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{directory}: cannot be read: {error}") from error
-    raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
-
-
-def read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
-    """Read LEAF's files into one `RoleSamples` per user, in the order of `users`.
-
-    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
-    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
-
-    Guarantees: malformed content is a `DataError` that names the file and the user
-    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
-
-    Raises:
-        DataError: A file is not JSON or lacks a key, counts disagree, a window is not of 80
-            characters, a label not of one, a character is not in `LETTERS`, or a user comes twice.
-    """
-    roles: dict[str, RoleSamples] = {}
-    for path in files:
-        content = _read_object(path)
-        users = _field(content, "users", kind=list, where=str(path))
-        counts = _field(content, "num_samples", kind=list, where=str(path))
-        data = _field(content, "user_data", kind=dict, where=str(path))
-        if len(users) != len(counts):
-            raise DataError(
-                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
-            )
-        for user, count in zip(users, counts, strict=True):
-            if not isinstance(user, str):
-                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
-            where = f"{path}: user {user!a}"
-            if user in roles:
-                raise DataError(f"{where}: expected each user once, found it again")
-            record = _field(data, user, kind=dict, where=f"{path}: user_data")
-            roles[user] = _read_user(record, user, count=count, where=where)
-    if not roles:
-        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
-    return tuple(roles.values())
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file."""
-    try:
-        content: object = json.loads(path.read_bytes())
-    # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError, like bad syntax.
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
-    return content
-
-
-def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
-    """The value of a key that must be there and be of one kind."""
-    if key not in record:
-        raise DataError(f"{where}: expected the key {key!a}, found no such key")
-    value = record[key]
-    if not isinstance(value, kind):
-        raise DataError(
-            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
-        )
-    return value
-
-
-def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
-    """One user's samples, checked."""
-    windows = _strings(record, "x", length=WINDOW, where=where)
-    following = _strings(record, "y", length=1, where=where)
-    if len(windows) != len(following):
-        raise DataError(
-            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
-        )
-    if count != len(windows):
-        # Anything but a number is named by its type, as it may be too deep or too long to print.
-        said = count if isinstance(count, int | float) else type(count).__name__
-        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
-    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
-    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
-
-
-def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
-    """The list of strings under a key, each of the length asked for."""
-    strings: list[str] = []
-    for index, value in enumerate(_field(record, key, kind=list, where=where)):
-        if not isinstance(value, str) or len(value) != length:
-            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
-            raise DataError(
-                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
-            )
-        strings.append(value)
-    return strings
-
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare task, in its order: a character's code is its place."""
@@ -147,20 +26,10 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 WINDOW = 80
 """Characters in one input, as in LEAF."""
 
+_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `select_roles`
+_TRAINED = 0.8  # share of a role's samples, rounded down
+_HALVES = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
-
-
-@dataclass(frozen=True)
-class RoleText:
-    """All that one role says.
-
-    Attributes:
-        name: The role.
-        text: Its speeches, joined by newlines.
-    """
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,107 +89,64 @@ def encode_text(text: str, origin: str = "text") -> Tensor:
     return torch.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), dtype=torch.uint8)
 
 
-def role_samples(role: RoleText, *, window: int = WINDOW, stride: int = 1) -> RoleSamples:
-    """Cut a role's text into windows, each with the character that follows it.
+def role_samples(name: str, text: str) -> RoleSamples:
+    """Cut a role's text into windows, each with the character that follows it: LEAF's windowing.
 
-    A text of L characters gives `(L - window - 1) // stride + 1` samples, none if L <= window.
-    With stride 1 and window 80 that is LEAF's windowing, and the one that gives the paper's role
-    sizes. Windows are views of one buffer, so a small stride costs no memory.
+    A text of L characters gives `L - 80` samples. Windows are views of one buffer.
 
-    Guarantees: sample i is `text[i * stride:][:window]` and the next character
-    (`test_windows_follow_the_text`).
-
-    Args:
-        role: The role.
-        window: Characters in an input, >= 1.
-        stride: Characters from one window's start to the next one's, >= 1.
+    Guarantees: sample i is `text[i:][:80]` and the next character (`test_windows_follow_the_text`).
 
     Raises:
-        ArgumentError: `window` or `stride` is below 1.
         DataError: The text has a character outside `LETTERS`; the message names the role.
-
-    >>> samples = role_samples(RoleText("All", "Speak!"), window=4)
-    >>> ["".join(LETTERS[code] for code in row) for row in samples.inputs.tolist()]
-    ['Spea', 'peak']
-    >>> [LETTERS[code] for code in samples.labels.tolist()]
-    ['k', '!']
     """
-    check(window >= 1, "window", "be >= 1", window)
-    check(stride >= 1, "stride", "be >= 1", stride)
-    codes = encode_text(role.text, f"role {role.name!r}")
-    if len(codes) <= window:
-        inputs = torch.empty(0, window, dtype=torch.uint8)
-        return RoleSamples(role.name, inputs, torch.empty(0, dtype=torch.int64))
+    codes = encode_text(text, f"role {name!r}")
+    if len(codes) <= WINDOW:
+        inputs = torch.empty(0, WINDOW, dtype=torch.uint8)
+        return RoleSamples(name, inputs, torch.empty(0, dtype=torch.int64))
     # The last character can only be a label.
-    inputs = codes[:-1].unfold(0, window, stride)
-    return RoleSamples(role.name, inputs, codes[window::stride].long())
+    return RoleSamples(name, codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
 
 
-def select_roles(
-    roles: Sequence[RoleSamples], *, minimum: int = 64, maximum: int = 2200, count: int = 46
-) -> tuple[RoleSamples, ...]:
-    """The first `count` roles, in the order given, with `minimum` to `maximum` samples.
+def select_roles(roles: Sequence[RoleSamples], count: int = _ROLES) -> tuple[RoleSamples, ...]:
+    """The first `count` roles, in the order given, with 64 to 2,200 samples.
 
-    Select before splitting: the bounds are about all of a role's samples. The defaults, on the
-    embedded text, give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table:
-    742 and 548; `test_selection_gives_the_known_role_sizes`).
-
-    Args:
-        roles: The roles to choose from.
-        minimum: The fewest samples a role may have, >= 0.
-        maximum: The most samples it may have, >= `minimum`.
-        count: How many roles to take, >= 1.
+    Select before splitting: the bounds are about all of a role's samples. On the embedded text,
+    they give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table: 742 and 548;
+    `test_selection_gives_the_known_role_sizes`).
 
     Raises:
-        ArgumentError: A bound is out of range, or fewer than `count` roles fit.
+        ArgumentError: Fewer roles fit.
     """
-    check(minimum >= 0, "minimum", "be >= 0", minimum)
-    check(maximum >= minimum, "maximum", f"be >= minimum={minimum}", maximum)
-    check(count >= 1, "count", "be >= 1", count)
-    fitting = [role for role in roles if minimum <= len(role) <= maximum]
-    requirement = f"be <= {len(fitting)}, the roles with {minimum} to {maximum} samples"
-    check(count <= len(fitting), "count", requirement, count)
+    fitting = [role for role in roles if _SMALLEST <= len(role) <= _LARGEST]
+    requirement = f"be in 1..{len(fitting)}, the roles with {_SMALLEST} to {_LARGEST} samples"
+    check(1 <= count <= len(fitting), "count", requirement, count)
     return tuple(fitting[:count])
 
 
 def split_roles(
-    roles: Sequence[RoleSamples], *, train_fraction: float = 0.8, stride: int = 1
+    roles: Sequence[RoleSamples],
 ) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
-    """Divide each role's samples into its earlier ones (train) and its later ones (test).
+    """Divide each role's samples into the first four fifths (train) and later ones (test).
 
-    Samples in between, which would share characters with both, are left out: `window // stride` of
-    them. A short role can therefore have no test samples; the two results stay aligned by role.
+    Samples in between, which would share characters with both, are left out: 80 of them. A short
+    role can therefore have no test samples; the two results stay aligned by role.
 
     Guarantees: no character is in a training and in a test sample (`test_split_shares_no_text`).
-
-    Args:
-        roles: Roles whose samples are in the order of their text.
-        train_fraction: Share of the samples that are for training, in (0, 1); rounded down.
-        stride: The stride the samples were cut with, >= 1.
-
-    Returns:
-        The training samples and the test samples of every role.
-
-    Raises:
-        ArgumentError: `train_fraction` or `stride` is out of range.
     """
-    check(0 < train_fraction < 1, "train_fraction", "be > 0 and < 1", train_fraction)
-    check(stride >= 1, "stride", "be >= 1", stride)
     train: list[RoleSamples] = []
     test: list[RoleSamples] = []
     for role in roles:
-        end = int(train_fraction * len(role))
-        start = end + role.inputs.shape[1] // stride
+        end = int(_TRAINED * len(role))
+        start = end + WINDOW
         train.append(RoleSamples(role.name, role.inputs[:end], role.labels[:end]))
         test.append(RoleSamples(role.name, role.inputs[start:], role.labels[start:]))
     return tuple(train), tuple(test)
 
 
-_NAME = "tinyshakespeare.txt.xz"
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
-def load_role_texts() -> tuple[RoleText, ...]:
+def load_role_texts() -> dict[str, str]:
     """The embedded plays by role, in order of appearance.
 
     A role's text is its speeches joined by newlines. A role that is named without saying anything
@@ -335,16 +161,120 @@ def load_role_texts() -> tuple[RoleText, ...]:
         DataError: The embedded file is missing, damaged or not the published one.
 
     >>> roles = load_role_texts()
-    >>> len(roles), roles[0].name, roles[0].text[:14]
-    (299, 'First Citizen', 'Before we proc')
+    >>> len(roles), roles["First Citizen"][:14]
+    (299, 'Before we proc')
     """
-    file = embedded_file(_NAME)
+    file = embedded_file("tinyshakespeare.txt.xz")
     try:
         content = lzma.decompress(file.read_bytes())
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{file}: damaged or unreadable: {error}") from error
     verify_sha256(content, _SHA256, origin=file)
-    return _parse_plays(content.decode("ascii").replace("sha$l", "shall"))
+    text = content.decode("ascii").replace("sha$l", "shall")
+    speeches: dict[str, list[str]] = {}
+    for block in re.split(r"\n{2,}", text.strip("\n")):  # `Role:`, lines, blank line
+        heading, _, speech = block.partition("\n")
+        speeches.setdefault(heading.removesuffix(":"), []).append(speech)
+    roles = {name: "\n".join(parts) for name, parts in speeches.items()}
+    return {name: said for name, said in roles.items() if said.strip()}
+
+
+def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list[Path]:
+    """The JSON files of one split, sorted by name; none if LEAF's division is not there at all.
+
+    A missing half of the division is an error: dividing the whole anew would test on samples of the
+    other half.
+    """
+    try:
+        if not directory.is_dir():
+            raise DataError(f"{directory}: expected a directory with LEAF's JSON, found none")
+        if split != "all" and not any((directory / half).is_dir() for half in _HALVES):
+            return []
+        places = [directory / "all_data", directory] if split == "all" else [directory / split]
+        for place in places:
+            if found := sorted(path for path in place.glob("*.json") if path.is_file()):
+                return found
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{directory}: cannot be read: {error}") from error
+    raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
+
+
+def _read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
+    """One `RoleSamples` per user of LEAF's files, in the order of `users`, all checked.
+
+    Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
+    such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
+    """
+    roles: dict[str, RoleSamples] = {}
+    for path in files:
+        try:
+            content: object = json.loads(path.read_bytes())
+        # Deep nesting exhausts the parser's stack; a wrong encoding is a ValueError.
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{path}: not readable as JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}")
+        users = _field(content, "users", kind=list, where=str(path))
+        counts = _field(content, "num_samples", kind=list, where=str(path))
+        data = _field(content, "user_data", kind=dict, where=str(path))
+        if len(users) != len(counts):
+            raise DataError(
+                f"{path}: expected num_samples for each of {len(users)} users, found {len(counts)}"
+            )
+        for user, count in zip(users, counts, strict=True):
+            if not isinstance(user, str):
+                raise DataError(f"{path}: expected users to be names, found {type(user).__name__}")
+            where = f"{path}: user {user!a}"
+            if user in roles:
+                raise DataError(f"{where}: expected each user once, found it again")
+            record = _field(data, user, kind=dict, where=f"{path}: user_data")
+            roles[user] = _read_user(record, user, count=count, where=where)
+    if not roles:
+        raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
+    return tuple(roles.values())
+
+
+def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
+    """The value of a key that must be there and be of one kind."""
+    if key not in record:
+        raise DataError(f"{where}: expected the key {key!a}, found no such key")
+    value = record[key]
+    if not isinstance(value, kind):
+        raise DataError(
+            f"{where}: expected {key!a} to be a {kind.__name__}, found {type(value).__name__}"
+        )
+    return value
+
+
+def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
+    """One user's samples, checked."""
+    windows = _strings(record, "x", length=WINDOW, where=where)
+    following = _strings(record, "y", length=1, where=where)
+    if len(windows) != len(following):
+        raise DataError(
+            f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
+        )
+    if count != len(windows):
+        # Anything but a number is named by its type, as it may be too deep or too long to print.
+        said = count if isinstance(count, int | float) else type(count).__name__
+        raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
+    inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
+    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
+
+
+def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
+    """The list of strings under a key, each of the length asked for."""
+    strings: list[str] = []
+    for index, value in enumerate(_field(record, key, kind=list, where=where)):
+        if not isinstance(value, str) or len(value) != length:
+            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
+            raise DataError(
+                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
+            )
+        strings.append(value)
+    return strings
 
 
 def load_shakespeare(
@@ -359,13 +289,17 @@ def load_shakespeare(
     Args:
         directory: A directory with LEAF's JSON: `all_data/*.json` (or `*.json` directly in it)
             for all samples, `train/*.json` and `test/*.json` for LEAF's division. None takes the
-            embedded plays, windows of 80 characters with stride 1.
+            embedded plays, in windows of 80 characters.
         split: `"all"`, or one part: LEAF's where the directory has LEAF's division, otherwise that
             of `split_roles` (in which a short role has no test samples).
 
+    Guarantees: malformed content is a `DataError` that names the file and the user
+    (`test_malformed_leaf_is_named`, `test_arbitrary_json_never_crashes`).
+
     Raises:
         ArgumentError: `split` is something else.
-        DataError: A file is missing, damaged or not in the format.
+        DataError: A file is missing, damaged or not in the format: a key is missing, counts
+            disagree, a window is not of 80 characters of `LETTERS`, or a user comes twice.
 
     References:
         S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
@@ -376,23 +310,72 @@ def load_shakespeare(
     """
     check(split in ("all", "train", "test"), "split", "be 'all', 'train' or 'test'", split)
     if directory is None:
-        roles = tuple(map(role_samples, load_role_texts()))
+        roles = tuple(role_samples(*role) for role in load_role_texts().items())
     else:
-        divided = find_leaf(Path(directory), split)
+        divided = _leaf_files(Path(directory), split)
         if divided:
-            return read_leaf(divided)
-        roles = read_leaf(find_leaf(Path(directory), "all"))
+            return _read_leaf(divided)
+        roles = _read_leaf(_leaf_files(Path(directory), "all"))
     if split == "all":
         return roles
     train, test = split_roles(roles)
     return train if split == "train" else test
 
 
-def _parse_plays(text: str) -> tuple[RoleText, ...]:
-    """Gather the speeches (`Role:`, lines, blank line) of each role."""
-    speeches: dict[str, list[str]] = {}
-    for block in re.split(r"\n{2,}", text.strip("\n")):
-        heading, _, speech = block.partition("\n")
-        speeches.setdefault(heading.removesuffix(":"), []).append(speech)
-    roles = (RoleText(name, "\n".join(parts)) for name, parts in speeches.items())
-    return tuple(role for role in roles if role.text.strip())
+def _load_task(
+    model: str, workers: int | None, samples: int | None, directory: Path | None, seed: int
+) -> Task:
+    """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
+
+    Accuracy is on all test samples of the chosen roles. Windows are int64.
+    """
+    del seed  # the text decides
+    check(samples is None, "samples", "not be given: a role's text decides", samples)
+    train, test = _task_roles(directory, workers)
+    held = {role.name: Examples(role.inputs.long(), role.labels) for role in train}
+    labels = torch.cat([role.labels for role in test])
+    if len(labels) == 0:
+        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
+    tested = Examples(torch.cat([role.inputs for role in test]).long(), labels)
+    make: Callable[..., nn.Module] = CharLSTM if model == "lstm" else CharGRU
+    return Task("shakespeare", Devices.of(held), tested, lambda seed: make(seed=seed))
+
+
+def _task_roles(
+    directory: Path | None, workers: int | None
+) -> tuple[Sequence[RoleSamples], Sequence[RoleSamples]]:
+    """Training and test samples of the chosen roles."""
+    divided = directory is not None and any((directory / half).is_dir() for half in _HALVES)
+    if not divided:
+        roles = load_shakespeare(directory)
+        names = _first_roles({role.name: len(role) for role in roles}, workers, directory)
+        return split_roles([role for role in roles if role.name in names])
+    train = load_shakespeare(directory, split="train")
+    test = {role.name: role for role in load_shakespeare(directory, split="test")}
+    sizes = {r.name: len(r) + len(test.get(r.name, ())) for r in train if len(r)}
+    names = _first_roles(sizes, workers, directory)
+    kept = [role for role in train if role.name in names]
+    return kept, [test[role.name] for role in kept if role.name in test]
+
+
+def _first_roles(sizes: dict[str, int], workers: int | None, directory: Path | None) -> set[str]:
+    fitting = [name for name, size in sizes.items() if _SMALLEST <= size <= _LARGEST]
+    wanted = min(_ROLES, len(fitting)) if workers is None else workers
+    bounds = f"{_SMALLEST} to {_LARGEST} samples"
+    if directory is None:
+        check(wanted <= len(fitting), "workers", f"be <= {len(fitting)}, the roles with {bounds}",
+              wanted)  # fmt: skip
+    elif not fitting or wanted > len(fitting):
+        raise DataError(
+            f"{directory}: expected {max(wanted, 1)} roles with {bounds}, found {len(fitting)}"
+        )
+    return set(fitting[:wanted])
+
+
+TASKS = (
+    TaskKind("shakespeare", "Shakespeare", ("lstm", "gru"), {
+        "model": "lstm", "workers": _ROLES, "algorithm": "fedavg", "rounds": 250,
+        "learning_rate": 0.8, "batch_size": 10, "local_epochs": 1, "cohort": 1,
+        "sampling": "weighted", "rows": 10, "cols": 190, "per_round": 1.0, "evaluate_every": 10,
+    }, _load_task),
+)  # fmt: skip

@@ -17,9 +17,8 @@ from torch.nn.functional import cross_entropy, log_softmax
 from diffsketch.errors import ArgumentError
 from diffsketch.training.local.base import (
     StateWatch,
-    check_batches,
     check_model,
-    check_one_step,
+    check_training,
     clear_absent,
     mean_scores,
     own_places,
@@ -27,9 +26,13 @@ from diffsketch.training.local.base import (
 from diffsketch.training.models import WeightLayout
 from diffsketch.training.tasks import Batches, Examples
 
+_MOST_TRACES = 64
+
+Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 
 class AnyModelTrainer(ABC):
-    """Keeps a copy of a model; its subclasses say how cohorts are trained with it.
+    """Base of trainers that keep a copy of a model.
 
     Args:
         model: Its structure and constant buffers are taken (a copy), not its weights.
@@ -41,27 +44,31 @@ class AnyModelTrainer(ABC):
     def __init__(self, model: nn.Module) -> None:
         check_model(model)
         self._layout = WeightLayout.of(model)
+        self.dim = self._layout.dim
         self._model = copy.deepcopy(model).train()
-
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
-        return self._layout.dim
 
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """The gradient of each worker's only step: see `LocalTrainer`."""
-        check_one_step(batches)
+        check_training(self._layout, weights, batches, one_step=True)
         return self._train(weights, examples, batches, None)
 
     def updates(
         self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
     ) -> Tensor:
-        """What each worker's SGD changes: see `LocalTrainer`."""
+        """The change by each worker's SGD: see `LocalTrainer`."""
+        check_training(self._layout, weights, batches, one_step=False)
         return self._train(weights, examples, batches, learning_rate)
 
-    @abstractmethod
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy: see `LocalTrainer`."""
+        self._layout.check_weights(weights)
+        state = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
+        state |= {name: one.to(weights.device) for name, one in self._model.named_buffers()}
+        self._model.eval()
+        try:
+            return mean_scores(lambda x: functional_call(self._model, state, (x,)), examples)
+        finally:
+            self._model.train()
 
     @abstractmethod
     def _train(
@@ -71,14 +78,7 @@ class AnyModelTrainer(ABC):
 
 
 class Batched(AnyModelTrainer):
-    """Local SGD of many workers at once.
-
-    Args:
-        model: Its structure and constant buffers are taken (a copy), not its weights.
-
-    Raises:
-        ArgumentError: Training it would change buffers or draw random numbers.
-    """
+    """Local SGD of many workers at once, given the gradient of all of them."""
 
     examples_at_once: int
 
@@ -93,22 +93,9 @@ class Batched(AnyModelTrainer):
             places: Of the same shape: what each place weighs in the mean loss.
         """
 
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy: see `LocalTrainer`."""
-        self._layout.check_weights(weights)
-        named = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
-        self._model.eval()
-        try:
-            return mean_scores(lambda x: functional_call(self._model, named, (x,)), examples)
-        finally:
-            self._model.train()
-
     def _train(
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
-        """Gradients if there is no learning rate, else updates."""
-        self._layout.check_weights(weights)
-        check_batches(batches)
         indices, places = own_places(batches)
         workers, _, size = indices.shape
         if indices.numel() == 0:
@@ -150,23 +137,12 @@ class Batched(AnyModelTrainer):
         return current.sub_(weights)
 
 
-_MOST_TRACES = 64
-
-Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
 class Functional(Batched):
     """Trains cohorts of any module whose examples do not depend on each other.
 
     The gradient of all workers is traced to a list of plain tensor operations, once for each shape
     of a batch; later calls run that list and pay nothing for torch.func, which is half of the time
     of small cohorts. The first trace of a process takes a second or two, others a tenth.
-
-    Args:
-        model: Its structure and constant buffers are taken (a copy), not its weights.
-
-    Raises:
-        ArgumentError: Training it would change buffers or draw random numbers.
     """
 
     examples_at_once = 1280  # enough to keep a core busy, few enough to stay in cache
@@ -223,7 +199,7 @@ class Functional(Batched):
         return -(found * places).sum()
 
 
-class Loop(AnyModelTrainer):
+class WorkerLoop(AnyModelTrainer):
     """Trains the workers of a cohort one by one: works for every module.
 
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
@@ -244,47 +220,32 @@ class Loop(AnyModelTrainer):
         self._pool: ThreadPoolExecutor | None = None
         self._replicas: list[_Replica] = []
 
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy: see `LocalTrainer`."""
-        self._layout.check_weights(weights)
-        replica = self._take_replicas(1, weights.device)[0]
-        return replica.evaluate(weights, examples)
-
     def _train(
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
-        """Gradients if there is no learning rate, else updates."""
-        self._layout.check_weights(weights)
-        check_batches(batches)
         out = weights.new_empty(len(batches.indices), self.dim)
-        job = (weights, examples, batches, rate, out)
         threads = torch.get_num_threads() if self._threads and weights.device.type == "cpu" else 1
-        if threads == 1:
-            self._take_replicas(1, weights.device)[0].train(iter(range(len(out))), *job)
-            return out
-        replicas = self._take_replicas(threads, weights.device)
-        # Shared by the threads: whoever is free takes the next. The longest first, so that none
-        # is left with a long one at the end.
-        turns = iter(_longest_first(batches))
-        waiting = [self._executor(threads).submit(r.train, turns, *job) for r in replicas]
-        for done in waiting:
-            done.result()
-        return out
-
-    def _take_replicas(self, count: int, device: torch.device) -> list[_Replica]:
-        if self._replicas and self._replicas[0].device != device:
+        if self._replicas and self._replicas[0].device != weights.device:
             self._replicas = []
-        while len(self._replicas) < count:
-            self._replicas.append(_Replica(self._model, self._layout, device))
-        return self._replicas[:count]
-
-    def _executor(self, threads: int) -> ThreadPoolExecutor:
+        while len(self._replicas) < threads:
+            self._replicas.append(_Replica(self._model, self._layout, weights.device))
+        job = (weights, examples, batches, rate, out)
+        if threads == 1:
+            self._replicas[0].train(iter(range(len(out))), *job)
+            return out
         if self._pool is None or self._pool._max_workers < threads:
             # Torch's number of threads is the calling thread's own: the others keep theirs.
             self._pool = ThreadPoolExecutor(
                 threads, initializer=torch.set_num_threads, initargs=(1,)
             )
-        return self._pool
+        order = list(range(len(out)))
+        if batches.present is not None:  # the longest first, lest one is left with it at the end
+            sizes = batches.present.flatten(1).sum(1)
+            order = sizes.argsort(descending=True, stable=True).tolist()
+        turns = iter(order)  # shared by the threads: whoever is free takes the next
+        for done in [self._pool.submit(r.train, turns, *job) for r in self._replicas[:threads]]:
+            done.result()
+        return out
 
 
 class _Replica:
@@ -338,20 +299,3 @@ class _Replica:
             views = zip(self._model.parameters(), self._layout.split(row), strict=True)
             own = [view for parameter, view in views if parameter.requires_grad]
             torch._foreach_copy_(own, found)
-
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy with these weights."""
-        self._flat.copy_(weights)
-        self._model.eval()
-        try:
-            return mean_scores(self._model, examples)
-        finally:
-            self._model.train()
-
-
-def _longest_first(batches: Batches) -> list[int]:
-    if batches.present is None:
-        return list(range(len(batches.indices)))
-    sizes = batches.present.flatten(1).sum(1)
-    order: list[int] = sizes.argsort(descending=True, stable=True).tolist()
-    return order

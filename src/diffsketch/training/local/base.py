@@ -1,11 +1,10 @@
-"""The interface of local training, and the models that it refuses."""
+"""The interface of local training, checks of its arguments, and the models that it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,7 +12,36 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.training.models import WeightLayout
 from diffsketch.training.tasks import Batches, Examples
+
+_EVALUATED = 4096  # examples at a time
+
+
+class LocalTrainer(Protocol):
+    """Trains all workers of a cohort from the same weights, as one computation where it can.
+
+    Weights are flat: all parameters of the model, in the order of `named_parameters`.
+
+    Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
+    loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
+    what a worker's examples hold, NaN for one, shows in its own row only.
+    """
+
+    @property
+    def dim(self) -> int:
+        """Length of the weights."""
+
+    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
+        """The gradient of the mean loss of each worker's only step: `(workers, dim)`, float32."""
+
+    def updates(
+        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
+    ) -> Tensor:
+        """The weights after all steps of SGD less those before: `(workers, dim)`, float32."""
+
+    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
+        """Mean loss and accuracy on examples, computed in parts that fit into memory."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -69,48 +97,30 @@ class StateWatch:
         self._generator = None
 
 
-_EVALUATED = 4096  # examples at a time
+def check_training(
+    layout: WeightLayout, weights: Tensor, batches: Batches, *, one_step: bool
+) -> None:
+    """Raise unless these are weights of a model, and batches as `Batches` documents them.
 
-
-class LocalTrainer(Protocol):
-    """Trains all workers of a cohort from the same weights, as one computation where it can.
-
-    Weights are flat: all parameters of the model, in the order of `named_parameters`.
-
-    Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
-    loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
-    what a worker's examples hold, NaN for one, shows in its own row only.
-    """
-
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
-
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """The gradient of the mean loss of each worker's only step: `(workers, dim)`, float32."""
-
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
-    ) -> Tensor:
-        """The weights after all steps of SGD less those before: `(workers, dim)`, float32."""
-
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy on examples, computed in parts that fit into memory."""
-
-
-def check_batches(batches: Batches) -> None:
-    """Raise unless the batches have the shapes that `Batches` documents.
+    Args:
+        layout: Of the model.
+        weights: That all workers begin with.
+        batches: Their examples.
+        one_step: Whether only one step will do: the gradient of several is not defined.
 
     Raises:
         ArgumentError: The types are others.
         MismatchError: The shapes are others.
     """
+    layout.check_weights(weights)
     indices, present = batches.indices, batches.present
     check(indices.dtype == torch.int64, "indices", "be int64", indices.dtype)
     if indices.dim() != 3:
         raise MismatchError(
             f"indices must be (workers, steps, batch_size), got {tuple(indices.shape)}"
         )
+    if one_step and indices.shape[1] != 1:
+        raise MismatchError(f"gradients need exactly one step, got {indices.shape[1]}")
     if present is not None:
         check(present.dtype == torch.bool, "present", "be bool", present.dtype)
         if present.shape != indices.shape:
@@ -118,34 +128,6 @@ def check_batches(batches: Batches) -> None:
                 f"present must have the shape of indices, {tuple(indices.shape)}, "
                 f"got {tuple(present.shape)}"
             )
-
-
-def check_chosen(indices: Tensor, examples: Examples, *, classes: int) -> None:
-    """Raise unless all indices are of examples, with labels of the classes: loops do not check.
-
-    Raises:
-        ArgumentError: One is not.
-    """
-    chosen = indices.numpy().reshape(-1)
-    # As unsigned numbers, negative ones are very large: one look for both ends.
-    most, count = int(chosen.view(np.uint64).max()), examples.labels.shape[0]
-    check(most < count, "indices", f"be in [0, {count})", chosen)
-    low, high = examples.label_range
-    if low >= 0 and high < classes:
-        return  # all of them are, so these are
-    own = examples.labels.numpy()[chosen]
-    most = int(own.view(np.uint64).max())
-    check(most < classes, "labels", f"be in [0, {classes})", own)
-
-
-def check_one_step(batches: Batches) -> None:
-    """Raise unless there is one step: the gradient of several is not defined.
-
-    Raises:
-        MismatchError: There are more, or none.
-    """
-    if batches.indices.shape[1] != 1:
-        raise MismatchError(f"gradients need exactly one step, got {batches.indices.shape[1]}")
 
 
 def own_places(batches: Batches) -> tuple[Tensor, Tensor | None]:
@@ -171,7 +153,7 @@ def clear_absent(rows: Tensor, batches: Batches) -> Tensor:
 
 
 def mean_scores(forward: Callable[[Tensor], Tensor], examples: Examples) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of what `forward` says of examples.
+    """Mean cross-entropy and accuracy of the scores that `forward` gives examples.
 
     Raises:
         ArgumentError: There are no examples.

@@ -3,31 +3,136 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import njit, prange
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
-from diffsketch.errors import MismatchError
+from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
-from diffsketch.training.local import closed_cpu
 from diffsketch.training.local.any_model import Batched
-from diffsketch.training.local.base import (
-    check_batches,
-    check_chosen,
-    check_one_step,
-    clear_absent,
-    mean_scores,
-    own_places,
-)
+from diffsketch.training.local.base import check_training, clear_absent, mean_scores, own_places
 from diffsketch.training.models import LogisticRegression, WeightLayout
 from diffsketch.training.tasks import Batches, Examples
 
 _NO_SHARES = np.zeros((1, 0, 0), np.float32)
 _WORKERS = {"cpu": 128, "cuda": 4096}  # at a time; on a CPU so that their examples stay in cache
+_TOGETHER = 5  # examples that are added to a row of weights in one pass
+
+
+@njit(fastmath={"reassoc", "contract", "nsz"})
+def _dot(one: Any, other: Any) -> Any:
+    total = np.float32(0)
+    for i in range(one.size):
+        total += one[i] * other[i]
+    return total
+
+
+@njit(fastmath={"contract"})
+def _add_examples(row: Any, inputs: Any, chosen: Any, factors: Any) -> None:
+    """`row += sum(factors[b] * inputs[chosen[b]])`."""
+    count, done = chosen.size, 0
+    while count - done >= _TOGETHER:
+        a, b, c = inputs[chosen[done]], inputs[chosen[done + 1]], inputs[chosen[done + 2]]
+        d, e = inputs[chosen[done + 3]], inputs[chosen[done + 4]]
+        p, q, r = factors[done], factors[done + 1], factors[done + 2]
+        s, t = factors[done + 3], factors[done + 4]
+        for i in range(row.size):
+            row[i] += p * a[i] + q * b[i] + r * c[i] + s * d[i] + t * e[i]
+        done += _TOGETHER
+    for k in range(done, count):
+        example, factor = inputs[chosen[k]], factors[k]
+        for i in range(row.size):
+            row[i] += factor * example[i]
+
+
+@njit
+def _residuals(
+    own: Any, classes: Any, inputs: Any, labels: Any, chosen: Any, weights: Any, out: Any
+) -> None:
+    """`(softmax(scores) - onehot(label)) * weights[b]` of each example, `(classes, examples)`."""
+    features = inputs.shape[1]
+    bias = own[classes * features :]
+    for b in range(chosen.size):
+        example, most = inputs[chosen[b]], np.float32(-np.inf)
+        for c in range(classes):
+            score = _dot(own[c * features : (c + 1) * features], example) + bias[c]
+            out[c, b] = score
+            # Unlike `max`, keeps a NaN: a worker that diverges must be noticed.
+            most = score if not score <= most else most
+        total = np.float32(0)
+        for c in range(classes):
+            out[c, b] = np.exp(out[c, b] - most)
+            total += out[c, b]
+        for c in range(classes):
+            share = out[c, b] / total
+            out[c, b] = (share - np.float32(c == labels[chosen[b]])) * weights[b]
+
+
+@njit
+def _train_worker(
+    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """All steps of one worker; `shares` say what each place weighs in its step's mean loss."""
+    steps, size = indices.shape
+    features = inputs.shape[1]
+    residuals, scale = np.empty((classes, size), np.float32), np.empty(size, np.float32)
+    own = weights if steps == 1 else weights.copy()
+    if steps == 1:
+        out[:] = 0
+    for step in range(steps):
+        for b in range(size):
+            scale[b] = factor * (shares[step, b] if shares.size else np.float32(1 / size))
+        _residuals(own, classes, inputs, labels, indices[step], scale, residuals)
+        change = out if steps == 1 else own
+        for c in range(classes):
+            row = change[c * features : (c + 1) * features]
+            _add_examples(row, inputs, indices[step], residuals[c])
+            bias = np.float32(0)
+            for b in range(size):
+                bias += residuals[c, b]
+            change[classes * features + c] += bias
+    if steps > 1:
+        for i in range(out.size):
+            out[i] = own[i] - weights[i]
+
+
+@njit(cache=True, nogil=True)
+def train(
+    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """The change of each worker's weights, `(workers, dim)`, to `out`. One thread.
+
+    Args:
+        weights: Flat, that all begin with.
+        classes: How many.
+        inputs: Of all examples, `(count, features)`.
+        labels: Of all examples.
+        indices: `(workers, steps, size)`.
+        shares: Of the same shape; or empty, if every place has its `1 / size`.
+        factor: Of the gradients.
+        out: Where to.
+    """
+    for worker in range(indices.shape[0]):
+        own = shares[worker] if shares.size else shares[0]
+        _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
+
+
+@njit(cache=True, parallel=True, nogil=True)
+def train_parallel(
+    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """The same with all threads, to the same bits."""
+    for worker in prange(indices.shape[0]):
+        own = shares[worker] if shares.size else shares[0]
+        _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
 
 
 class ClosedForm:
@@ -46,24 +151,19 @@ class ClosedForm:
 
     def __init__(self, model: LogisticRegression) -> None:
         self._layout = WeightLayout.of(model)
+        self.dim = self._layout.dim
         self._classes, self._features = model.weight.shape
         self._scratch: dict[str, Tensor] = {}
 
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
-        return self._layout.dim
-
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """The gradient of each worker's only step: see `LocalTrainer`."""
-        check_one_step(batches)
-        return self._train(weights, examples, batches, 1.0)
+        return self._train(weights, examples, batches, 1.0, one_step=True)
 
     def updates(
         self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
     ) -> Tensor:
-        """What each worker's SGD changes: see `LocalTrainer`."""
-        return self._train(weights, examples, batches, -learning_rate)
+        """The change by each worker's SGD: see `LocalTrainer`."""
+        return self._train(weights, examples, batches, -learning_rate, one_step=False)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
         """Mean loss and accuracy: see `LocalTrainer`."""
@@ -74,18 +174,36 @@ class ClosedForm:
         )
 
     def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, factor: float
+        self,
+        weights: Tensor,
+        examples: Examples,
+        batches: Batches,
+        factor: float,
+        *,
+        one_step: bool,
     ) -> Tensor:
-        self._layout.check_weights(weights)
-        check_batches(batches)
-        indices, places = own_places(batches)
+        indices, places, inputs = batches.indices, None, examples.inputs
+        usual = weights.shape == (self.dim,) and weights.dtype == torch.float32
+        usual &= batches.present is None and indices.dtype == torch.int64 and indices.dim() == 3
+        if not usual or (one_step and indices.shape[1] != 1):
+            check_training(self._layout, weights, batches, one_step=one_step)
+            indices, places = own_places(batches)
         workers = len(indices)
         if indices.numel() == 0:
             return weights.new_zeros(workers, self.dim)
         out = weights.new_empty(workers, self.dim)
-        if _compiled(weights, examples):
-            self._train_compiled(weights, examples, indices, places, factor, out)
-            return clear_absent(out, batches)
+        here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
+        if here and inputs.is_contiguous() and weights.is_contiguous():
+            # Compiled loops read everything where it lies.
+            self._check_chosen(indices, examples)
+            shares = _NO_SHARES if places is None else places.float().numpy()
+            run = runner(train, train_parallel, threads_for(out.numel()))
+            run(
+                weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
+                examples.labels.numpy(), indices.contiguous().numpy(), shares,
+                np.float32(factor), out.numpy(),
+            )  # fmt: skip
+            return out if batches.present is None else clear_absent(out, batches)
         at_once = _WORKERS.get(weights.device.type, 4096)
         for start in range(0, workers, at_once):
             rows = slice(start, start + at_once)
@@ -93,27 +211,21 @@ class ClosedForm:
             self._train_part(weights, examples, indices[rows], part, factor, out[rows])
         return clear_absent(out, batches)
 
-    def _train_compiled(
-        self,
-        weights: Tensor,
-        examples: Examples,
-        indices: Tensor,
-        places: Tensor | None,
-        factor: float,
-        out: Tensor,
-    ) -> None:
-        inputs, labels, chosen = examples.inputs.flatten(1), examples.labels, indices.contiguous()
-        if inputs.shape[1] != self._features:
-            raise MismatchError(
-                f"inputs must have {self._features} numbers each, got {inputs.shape[1]}"
-            )
-        shares = _NO_SHARES if places is None else places.float().numpy()
-        check_chosen(chosen, examples, classes=self._classes)
-        run = runner(closed_cpu.train, closed_cpu.train_parallel, threads_for(out.numel()))
-        run(
-            weights.detach().numpy(), self._classes, inputs.numpy(), labels.numpy(),
-            chosen.numpy(), shares, np.float32(factor), out.numpy(),
-        )  # fmt: skip
+    def _check_chosen(self, indices: Tensor, examples: Examples) -> None:
+        """Raise unless sizes, indices and labels are those of the model: loops do not check."""
+        features = math.prod(examples.inputs.shape[1:])
+        if features != self._features:
+            raise MismatchError(f"inputs must have {self._features} numbers each, got {features}")
+        chosen, count = indices.numpy().reshape(-1), len(examples.labels.numpy())
+        # As unsigned numbers, negative ones are very large: one look for both ends.
+        if int(chosen.view(np.uint64).max()) >= count:
+            raise ArgumentError(f"indices must be in [0, {count}), got {chosen}")
+        low, high = examples.label_range
+        if low >= 0 and high < self._classes:
+            return  # all of them are, so these are
+        own = examples.labels.numpy()[chosen]
+        if int(own.view(np.uint64).max()) >= self._classes:
+            raise ArgumentError(f"labels must be in [0, {self._classes}), got {own}")
 
     def _train_part(
         self,
@@ -129,6 +241,7 @@ class ClosedForm:
         classes, end = self._classes, self._classes * self._features
         # Slices: `split` of the layout takes three times as long, which shows in small cohorts.
         weight, bias = weights[:end].view(classes, -1), weights[end:].view(classes, 1)
+        minus_one = weights.new_full((1, 1), -1.0)
         change = self._buffer("change", (workers, classes, self._features), weights)
         bias_change = None
         for step in range(steps):
@@ -141,7 +254,7 @@ class ClosedForm:
                 scores.view(classes, workers, size).add_(more.transpose(0, 1))
             residual = torch.softmax(scores, 0)
             labels = examples.labels.index_select(0, chosen).unsqueeze(0)
-            residual.scatter_add_(0, labels, self._minus_one(weights).expand(1, len(chosen)))
+            residual.scatter_add_(0, labels, minus_one.expand(1, len(chosen)))
             if places is None:
                 residual *= factor / size
             else:
@@ -158,7 +271,7 @@ class ClosedForm:
             out[:, end:].copy_(bias_change.t())
 
     def _gather(self, inputs: Tensor, chosen: Tensor) -> Tensor:
-        """The chosen inputs, flat and in float32."""
+        """Chosen inputs, flat and in float32."""
         if inputs.dtype != torch.float32:
             return inputs.index_select(0, chosen).flatten(1).float()
         out = self._buffer("inputs", (len(chosen), *inputs.shape[1:]), inputs)
@@ -171,20 +284,6 @@ class ClosedForm:
         if kept is None or len(kept) < size or kept.device != like.device:
             kept = self._scratch[name] = like.new_empty(size)
         return kept[:size].view(shape)
-
-    def _minus_one(self, like: Tensor) -> Tensor:
-        one = self._scratch.get("minus one")
-        if one is None or one.device != like.device:
-            one = self._scratch["minus one"] = like.new_full((1, 1), -1.0)
-        return one
-
-
-def _compiled(weights: Tensor, examples: Examples) -> bool:
-    """Whether the compiled loops can read everything where it lies."""
-    inputs = examples.inputs
-    here = weights.device.type == inputs.device.type == "cpu"
-    plain = weights.dtype == inputs.dtype == torch.float32
-    return here and plain and inputs.is_contiguous() and weights.is_contiguous()
 
 
 class BatchedGRU(Batched):

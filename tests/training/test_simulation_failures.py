@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.methods.base import Method, build_method
+from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.methods.registry import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.aggregate import Diverged, NonFiniteUpdate
-from diffsketch.training.rounds import FedAvg
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
 from diffsketch.training.server import ServerOptimizer
-from diffsketch.training.simulation import DivergedRound, Simulation
+from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, Task
-from tests.training.reference import DIM, ReferenceTrainer, make_task
-from tests.training.test_simulate_state import same
+from tests.training.reference import DIM, ReferenceTrainer, make_task, updates_of
+from tests.training.reference import simulate as simulated
+from tests.training.test_simulation_state import same
 
 SIZES = (6, 9, 4, 5, 7)
 DEVICES = len(SIZES)
@@ -48,29 +48,13 @@ def spoilt(*broken: int, value: float = float("nan")) -> Task:
 
 
 def simulate(method: Method | None = None, task: Task | None = None, **options: Any) -> Simulation:
-    settings: dict[str, Any] = {
-        "trainer": ReferenceTrainer(),
-        "algorithm": FedAvg(0.1, 4),
-        "rounds": 100,
-        "seed": 5,
-        **options,
-    }
-    return Simulation(
-        make_task(*SIZES) if task is None else task,
-        method=Uncompressed(DIM) if method is None else method,
-        **settings,
-    )
+    task = make_task(*SIZES) if task is None else task
+    return simulated(method, task, **{"sampler": None, **options})
 
 
-def updates(simulation: Simulation, weights: Tensor, round_index: int) -> Tensor:
-    return FedAvg(0.1, 4).vectors(
-        weights,
-        torch.arange(DEVICES),
-        trainer=ReferenceTrainer(),
-        devices=simulation.task.devices,
-        seed=5,
-        round_index=round_index,
-    )
+def updates(simulation: Simulation, weights: Tensor) -> Tensor:
+    """Vectors of all devices in the first round."""
+    return updates_of(simulation, weights, list(range(DEVICES)), 0)
 
 
 class Fixed(ReferenceTrainer):
@@ -90,21 +74,21 @@ class Fixed(ReferenceTrainer):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_worker_is_left_out_where_nothing_is_proven(value: float) -> None:
     simulation = simulate(task=spoilt(2, value=value))
+    assert simulation.sampler == AllDevices(DEVICES)  # the default
     before = simulation.weights
     with pytest.warns(NonFiniteUpdate, match="'device-2', which are left out of the mean"):
         result = simulation.step()
-    rest = updates(simulation, before, 0)[[0, 1, 3, 4]]
+    rest = updates(simulation, before)[[0, 1, 3, 4]]
     assert torch.allclose(simulation.weights, before + rest.mean(dim=0), atol=1e-6)
     assert result.left_out == ("device-2",)
     assert result.published.count == 4
     assert result.bytes_up == 4 * Uncompressed(DIM).wire_bytes
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_broken_worker_counts_as_zeros_where_it_is_proven(value: float) -> None:
+def test_broken_worker_counts_as_zeros_where_it_is_proven() -> None:
     """Its noise is there, it is counted, and the claim is that of the whole cohort."""
-    simulation, healthy = simulate(LOCAL, spoilt(2, value=value), noise_key=KEY), simulate(LOCAL)
-    vectors = updates(simulation, simulation.weights, 0)
+    simulation, healthy = simulate(LOCAL, spoilt(2), noise_key=KEY), simulate(LOCAL)
+    vectors = updates(simulation, simulation.weights)
     vectors[2] = 0.0
     with pytest.warns(NonFiniteUpdate, match="'device-2', which count as zeros"):
         result = simulation.step()
@@ -123,7 +107,7 @@ def test_left_out_workers_draw_no_noise_and_others_their_own() -> None:
     settings = {"rows": 3, "cols": 5, "per_round": 1.0}
     method = build_method("diffsketch", dim=DIM, cohort=DEVICES, settings=settings)
     simulation = simulate(method, spoilt(1), noise_key=KEY)
-    vectors = updates(simulation, simulation.weights, 0)[[0, 2, 3, 4]]
+    vectors = updates(simulation, simulation.weights)[[0, 2, 3, 4]]
     with pytest.warns(NonFiniteUpdate, match="device-1"):
         result = simulation.step()
     noise = CohortNoise(KEY, [0, 2, 3, 4], round_index=0)
@@ -339,7 +323,7 @@ def interrupted_step(simulation: Simulation, at: int) -> int:
 
 
 def test_interrupts_at_any_line_leave_a_whole_state() -> None:
-    """Before a round or after it, and never between: tried at sixty lines spread over a round."""
+    """Before a round or after it, and never between: tried at forty lines spread over a round."""
     options: dict[str, Any] = {
         "sampler": UniformSampler(DEVICES, 3, seed=5),
         "server": ServerOptimizer(momentum=0.5, averaging=0.5),
@@ -353,15 +337,11 @@ def test_interrupts_at_any_line_leave_a_whole_state() -> None:
     second.step()
     after = second.state()
     outcomes = []
-    for at in np.linspace(1, lines, 60).astype(int).tolist():
+    for at in np.linspace(1, lines, 40).astype(int).tolist():
         simulation = simulate(LOCAL, **options)
         simulation.load_state(before)
         interrupted_step(simulation, at)
         state = simulation.state()
         assert same(state, before) or same(state, after)
         outcomes.append(same(state, before))
-    assert outcomes.count(True) > 50
-
-
-def test_everyone_takes_part_by_default() -> None:
-    assert simulate().sampler == AllDevices(DEVICES)
+    assert outcomes.count(True) > 33

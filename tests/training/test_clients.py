@@ -1,15 +1,19 @@
-"""What a run costs: against `Accountant`, client by client, and the stop before the budget."""
+"""Accounts of clients: against `Accountant`, the stop at the budget, values that share arrays."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting import events
@@ -29,7 +33,7 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.training.clients import Participation
+from diffsketch.training.clients import Columns, Participation
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 DELTA = 1e-5
@@ -54,7 +58,7 @@ ROWS = proven(events.repeated(events.laplace(20.0), 7))
 COHORTS = [of(0, 1), of(1, 2), of(0, 1), of(3), of(1, 3)]  # client 1 takes part four times
 
 
-@pytest.mark.parametrize("claim", [GAUSSIAN, LAPLACE, PADDED, ROWS], ids=repr)
+@pytest.mark.parametrize("claim", [PADDED, ROWS], ids=["padded", "rows"])
 def test_busiest_client_decides(claim: ProvenClaim) -> None:
     accounts, accountant = Participation(4), Accountant(SCOPE)
     for cohort in COHORTS:
@@ -98,7 +102,7 @@ def test_mixed_rounds_are_never_below_any_client() -> None:
     assert most * (1 - 1e-9) <= float(accounts.epsilon(DELTA)) < 2 * most
 
 
-@pytest.mark.parametrize("claim", [GAUSSIAN, LAPLACE, PADDED], ids=repr)
+@pytest.mark.parametrize("claim", [LAPLACE, PADDED], ids=["laplace", "padded"])
 def test_budget_stops_in_the_round_that_an_accountant_does(claim: ProvenClaim) -> None:
     budget = Budget(epsilon=4.0, delta=DELTA)
     allowed = Accountant(SCOPE, budget).rounds_left(claim)
@@ -166,13 +170,6 @@ def test_restored_accounts_say_what_was_paid_and_not_the_budget() -> None:
     assert float(again.epsilon(DELTA)) <= exact.epsilon
 
 
-def test_nothing_is_changed_in_place() -> None:
-    accounts = Participation(3).after(GAUSSIAN, of(0, 1))
-    before = accounts.epsilon(DELTA), accounts.rounds.tolist()
-    accounts.after(GAUSSIAN, of(0, 1, 2))
-    assert (accounts.epsilon(DELTA), accounts.rounds.tolist()) == before
-
-
 def test_not_composed_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
@@ -200,28 +197,10 @@ def test_claims_without_proof_do_not_compose() -> None:
     assert (loose.delta, float(loose)) == (1e-3, 0.5)  # nothing is claimed for a smaller delta
 
 
-def test_weakest_claim_decides() -> None:
-    none = NoClaim(SCOPE, "nothing is hidden")
-    accounts = Participation(2).after(GAUSSIAN, of(0)).after(claimed(0.1), of(1))
-    assert accounts.epsilon(DELTA).basis is Basis.CLAIMED
-    for last in (none, GAUSSIAN, claimed(0.1)):
-        accounts = accounts.after(last, of(0))
-        if accounts.rounds[0] > 1:
-            found = accounts.epsilon(DELTA)
-            assert (found.basis, float(found)) == (Basis.NONE, math.inf)
-
-
 @pytest.mark.parametrize("claim", [claimed(0.1), NoClaim(SCOPE, "nothing is hidden")], ids=repr)
 def test_budget_is_for_what_is_proven(claim: Claim) -> None:
     with pytest.raises(BudgetExceeded, match="is for what is proven"):
         Participation(2, Budget(8.0, DELTA)).after(claim, of(0))
-
-
-def test_before_the_first_round() -> None:
-    accounts = Participation(2)
-    found = accounts.epsilon(DELTA)
-    assert (float(found), found.rounds) == (0.0, 0)
-    assert accounts.claim is None
 
 
 @pytest.mark.parametrize("basis", [Basis.PROVEN, Basis.CLAIMED, Basis.NONE])
@@ -234,6 +213,7 @@ def test_before_the_first_round_it_is_what_is_planned(basis: Basis) -> None:
         Basis.NONE: NoClaim(scope, "nothing is hidden"),
     }
     planned = claims[basis]
+    assert (float(Participation(2).epsilon(DELTA)), Participation(2).claim) == (0.0, None)
     accounts = Participation(2, planned=planned)
     for one in (accounts, Participation(2, planned=planned).restored(accounts.state())):
         found = one.epsilon(DELTA)
@@ -256,6 +236,8 @@ def test_the_claim_of_a_run_is_the_weakest() -> None:
     for claim, weakest in expected:
         accounts = accounts.after(claim, of(0))
         assert accounts.claim == weakest
+        found = accounts.epsilon(DELTA)
+        assert (found.basis, math.isinf(found)) == (weakest.basis, weakest is none)
         assert Participation(2).restored(accounts.state()).claim == weakest
 
 
@@ -311,3 +293,65 @@ def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="clients must be >= 1"):
         Participation(0)
     assert torch.equal(accounts.state()["rounds"], torch.tensor([1, 0]))  # type: ignore[arg-type]
+
+
+CLIENTS = 6
+steps = st.tuples(
+    st.integers(0, 100),  # which of the values there are is changed
+    st.lists(st.integers(0, CLIENTS - 1), unique=True, max_size=4),
+    st.sampled_from(["one", "two", "three"]),
+)
+
+
+def as_lists(columns: Columns) -> dict[str, Any]:
+    return {name: columns.whole(name).tolist() for name in columns.names}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=12), st.randoms(use_true_random=False))
+def test_any_one_can_be_changed_at_any_time(sequence: list[Any], order: Any) -> None:
+    found = [Columns({"one": np.zeros(CLIENTS, np.int64)})]
+    expected: list[dict[str, Any]] = [{"one": np.zeros(CLIENTS, np.int64)}]
+    for number, (which, places, name) in enumerate(sequence, 1):
+        index, at = which % len(found), np.array(places, np.int64)
+        shape = (len(places),) if name == "one" else (2, len(places))
+        values = np.full(shape, number)
+        found.append(found[index].changed(at, {name: values}))
+        copy = {key: value.copy() for key, value in expected[index].items()}
+        whole = CLIENTS if name == "one" else (2, CLIENTS)
+        copy.setdefault(name, np.zeros(whole, np.int64))[..., at] = values
+        expected.append(copy)
+        at[:] = 0  # what is handed over may be used again
+    for index in order.sample(range(len(found)), len(found)):
+        want = {name: value.tolist() for name, value in expected[index].items()}
+        assert as_lists(found[index]) == want
+
+
+def test_an_interrupt_half_way_changes_nothing() -> None:
+    before = Columns({"one": np.zeros(3), "two": np.ones(3)})
+    values: dict[str, Any] = {"one": np.full(2, 7.0), "two": Broken()}
+    with pytest.raises(KeyboardInterrupt):
+        before.changed(np.array([0, 2]), values)
+    assert as_lists(before) == {"one": [0, 0, 0], "two": [1, 1, 1]}
+    after = before.changed(np.array([1]), {"two": np.array([5.0])})
+    assert as_lists(after) == {"one": [0, 0, 0], "two": [1, 5, 1]}
+
+
+class Broken:
+    """Values that cannot be written."""
+
+    shape, dtype = (2,), np.dtype(float)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_arrays_are_changed_in_place_and_old_values_are_forgotten() -> None:
+    columns = Columns({"one": np.zeros(3)})
+    first, array = weakref.ref(columns), columns._arrays["one"]
+    for _ in range(5):
+        columns = columns.changed(np.array([1]), {"one": columns.at("one", np.array([1])) + 1})
+    gc.collect()
+    assert columns._arrays["one"] is array
+    assert first() is None
+    assert as_lists(columns) == {"one": [0, 5, 0]}

@@ -1,4 +1,4 @@
-"""The simulation: options together, budgets, secret samples, parts, averages."""
+"""The simulation: noise, claims, budgets, secret samples, parts, averages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.sampler import PoissonSampler
-from diffsketch.privacy.claim import Basis, ProvenClaim, Relation, SimulatedClaim, Trust
+from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, SimulatedClaim, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training import aggregate
-from diffsketch.training.aggregate import part_size
-from diffsketch.training.rounds import DistributedSGD, FedAvg
+from diffsketch.training import simulation as engine
+from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -29,13 +28,18 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from diffsketch.training.server import FetchSGD, ServerOptimizer
-from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Task
-from tests.training.reference import DIM, ReferenceTrainer, make_task
+from tests.training.reference import (
+    DEVICES,
+    DIM,
+    SIZES,
+    ReferenceTrainer,
+    make_task,
+    simulate,
+    updates_of,
+)
 
 DELTA = 1e-5
-SIZES = (6, 9, 4, 5, 7, 6, 3, 8)
-DEVICES = len(SIZES)
 SKETCH = PlainSketch(DIM, 3, 5)
 LOCAL = SketchGaussian(DIM, 3, 5, clip=0.5, noise_multiplier=2.0)
 CENTRAL = SketchGaussian(
@@ -50,22 +54,6 @@ CENTRAL = SketchGaussian(
 CLAIMED = build_method(
     "diffsketch", dim=DIM, cohort=3, settings={"rows": 3, "cols": 5, "per_round": 1.0}
 )
-
-
-def simulate(method: Method | None = None, task: Task | None = None, **options: Any) -> Simulation:
-    settings: dict[str, Any] = {
-        "trainer": ReferenceTrainer(),
-        "algorithm": FedAvg(0.1, 4),
-        "rounds": 100,
-        "seed": 5,
-        "sampler": UniformSampler(DEVICES, 3, seed=5),
-        **options,
-    }
-    return Simulation(
-        make_task(*SIZES) if task is None else task,
-        method=Uncompressed(DIM) if method is None else method,
-        **settings,
-    )
 
 
 def test_same_devices_and_batches_for_all_methods() -> None:
@@ -90,17 +78,9 @@ def test_noise_is_that_of_the_workers() -> None:
     simulation.step()
     before = simulation.weights
     result = simulation.step()
-    devices, trainer = simulation.task.devices, ReferenceTrainer()
     total = torch.zeros(3, 5, dtype=torch.int64)
     for device in result.cohort.tolist():
-        vector = FedAvg(0.1, 4).vectors(
-            before,
-            torch.tensor([device]),
-            trainer=trainer,
-            devices=devices,
-            seed=5,
-            round_index=1,
-        )
+        vector = updates_of(simulation, before, [device], 1)
         noise = CohortNoise(key, [device], round_index=1)
         total += LOCAL.encode(vector, SketchKey.from_integer(5).seed(1), noise).messages[0]
     assert torch.equal(result.published.total, total)
@@ -154,17 +134,9 @@ def test_paper_claims_are_per_round() -> None:
         result = simulation.step()
         assert result.noised is not None
         assert 0 <= result.noised <= 1
-        assert result.claimed_median is not None
-        assert result.claimed_max is not None
-        assert result.claimed_max >= result.claimed_median
+    assert simulate(SKETCH).step().noised is None
     found = simulation.epsilon(DELTA)
     assert (float(found), found.rounds, found.basis) == (1.0, 1, Basis.CLAIMED)
-
-
-def test_methods_without_validation_say_nothing_of_it() -> None:
-    result = simulate(SKETCH).step()
-    assert (result.noised, result.claimed_median, result.claimed_max) == (None, None, None)
-    assert result.loss is None
 
 
 def test_poisson_counts_every_round_at_its_amplified_price() -> None:
@@ -233,14 +205,7 @@ def test_importance_weighs_the_mean() -> None:
     everyone = AllDevices(DEVICES)
     simulation = simulate(importance=importance, sampler=everyone)
     before = simulation.weights
-    updates = FedAvg(0.1, 4).vectors(
-        before,
-        torch.arange(DEVICES),
-        trainer=ReferenceTrainer(),
-        devices=simulation.task.devices,
-        seed=5,
-        round_index=0,
-    )
+    updates = updates_of(simulation, before, list(range(DEVICES)), 0)
     simulation.step()
     shares = importance / importance.sum()
     expected = before + (shares[:, None] * updates).sum(dim=0)
@@ -263,25 +228,14 @@ def test_parts_do_not_change_the_sum(name: str, monkeypatch: pytest.MonkeyPatch)
     }
     method = build_method(name, dim=DIM, cohort=DEVICES, settings=settings[name])
     whole = simulate(method, sampler=AllDevices(DEVICES)).step()
-    monkeypatch.setattr(aggregate, "_PART_CELLS", 3 * DIM)
-    assert part_size(DIM) == 3
+    monkeypatch.setattr(engine, "PART_CELLS", 3 * DIM)
     parts = simulate(method, sampler=AllDevices(DEVICES)).step()
     assert torch.allclose(parts.published.total, whole.published.total, atol=1e-5)
     assert parts.published.count == whole.published.count == DEVICES
-    for one, other in (
-        (parts.summed.claimed, whole.summed.claimed),
-        (parts.summed.noised, whole.summed.noised),
-    ):
-        if other is None:
-            assert one is None
-        else:
-            assert one is not None
-            assert torch.equal(one, other)
-
-
-def test_parts_bound_the_memory() -> None:
-    assert 4 * part_size(7850) * 7850 <= 1 << 25
-    assert part_size(1 << 30) == 1
+    if name == "diffsketch":
+        assert parts.summed.noised is not None
+        assert whole.summed.noised is not None
+        assert torch.equal(parts.summed.noised, whole.summed.noised)
 
 
 def test_average_is_of_the_models_and_unbiased() -> None:
@@ -349,6 +303,71 @@ def test_refusals() -> None:
         simulate(SKETCH, server=FetchSGD(3))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sketch-skellam", {"rows": 3, "cols": 5, "clip": 1.0, "noise_multiplier": 1.0}),
+        ("cpsgd", {"levels": 4, "trials": 4, "clip": 1.0}),  # nothing is claimed
+    ],
+)
+def test_poisson_is_not_for_sums_that_are_decoded_by_their_count(
+    name: str, settings: dict[str, object]
+) -> None:
+    """Whole numbers are decoded by their count: not by 1, and then divided."""
+    method = build_method(name, dim=DIM, cohort=2, settings=settings)
+    with pytest.raises(ArgumentError, match=f"not for messages of unsigned.*got method='{name}'"):
+        simulate(method, sampler=PoissonDevices.of(DEVICES, 2.0, seed=5))
+    simulate(method, sampler=UniformSampler(DEVICES, 2, seed=5)).step()
+
+
+@pytest.mark.parametrize("cohort", [[1, 1, 4], [2, 5, 3]])
+def test_nobody_is_drawn_twice(cohort: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not in different parts, where the noise could not tell."""
+
+    class Own(AllDevices):
+        def draw(self, round_index: int) -> Tensor:
+            del round_index
+            return torch.tensor(cohort)
+
+    monkeypatch.setattr(engine, "PART_CELLS", DIM)
+    simulation = simulate(LOCAL, sampler=Own(DEVICES))
+    with pytest.raises(ArgumentError, match="draw devices once each, in ascending order"):
+        simulation.step()
+    assert simulation.round_index == simulation.bytes_up == 0
+    cohort.sort()
+    if len(set(cohort)) == 3:
+        simulation.step()
+
+
+@pytest.mark.parametrize(
+    ("method", "value"), [(LOCAL, 0.0), (CLAIMED, 0.0), (SKETCH, float("inf"))]
+)
+def test_before_the_first_round(method: Method, value: float) -> None:
+    simulation = simulate(method)
+    expected = SimulatedClaim.of(method.claim_for(3, SketchKey.from_integer(5).seed(0)))
+    found = simulation.epsilon(DELTA)
+    assert (float(found), found.rounds) == (value, 0)
+    assert (found.basis, found.scope) == (expected.basis, expected.scope)
+    assert simulation.claim == expected
+    simulation.step()
+    assert simulation.claim == expected
+    assert (simulation.epsilon(DELTA).basis, simulation.epsilon(DELTA).rounds) == (
+        expected.basis,
+        1,
+    )
+
+
+def test_the_claim_of_the_run_is_its_weakest(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, none = simulate(LOCAL), NoClaim(LOCAL.mechanism.claim.scope, "nothing is hidden")
+    simulation.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(SketchGaussian, "_claim_for", lambda *_: none)
+        assert simulation.step().claim == none
+    assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
+    assert simulation.claim == none
+    assert float(simulation.epsilon(DELTA)) == float("inf")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize(
     "options",
@@ -369,9 +388,7 @@ def test_refusals() -> None:
 def test_cuda_agrees_with_cpu(options: dict[str, Any]) -> None:
     task = make_task(*SIZES)
     moved = Task(task.name, task.devices.to(torch.device("cuda")), task.test, task.model)
-    trainer = ReferenceTrainer()
-    trainer.to("cuda")
-    here, there = simulate(task=task, **options), simulate(task=moved, trainer=trainer, **options)
+    here, there = simulate(task=task, **options), simulate(task=moved, **options)
     for _ in range(3):
         one, other = here.step(), there.step()
         assert one.cohort.tolist() == other.cohort.tolist()

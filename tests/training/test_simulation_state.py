@@ -1,0 +1,428 @@
+"""States continue bit-identically; other runs have states, noise and clips of their own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diffsketch.ddp.group import check_group_options
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.methods import SketchGaussian
+from diffsketch.methods.registry import build_method
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.noise import NoiseKey
+from diffsketch.sketch import SketchKey
+from diffsketch.training.identity import tensor_digest
+from diffsketch.training.rounds import DistributedSGD, FedAvg
+from diffsketch.training.sampling import (
+    PoissonDevices,
+    ShuffledSampler,
+    UniformSampler,
+    WeightedSampler,
+)
+from diffsketch.training.server import FetchSGD, ServerOptimizer
+from diffsketch.training.simulation import Simulation
+from diffsketch.training.tasks import Devices, Examples, Task
+from tests.training.reference import (
+    DEVICES,
+    DIM,
+    SIZES,
+    ReferenceTrainer,
+    make_model,
+    make_task,
+    simulate,
+)
+
+TABLE = {"rows": 3, "cols": 5}
+CENTRAL = {"clip": 0.5, "noise_multiplier": 1.0, "relation": "add-or-remove", "trust": "central"}
+EVERY_OPTION = ServerOptimizer(
+    server_step=0.5, schedule="cosine", momentum=0.9, update_clip=0.5, averaging=0.9
+)
+
+# The method and its settings, and the simulation's options.
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "sgd": ("none", {}, {"algorithm": DistributedSGD(0.1, 4)}),
+    "every server option": (
+        "sketch",
+        TABLE,
+        {"algorithm": DistributedSGD(0.1, 4), "server": EVERY_OPTION, "hashes": "fixed"},
+    ),
+    "shared": ("sketch", TABLE, {"algorithm": DistributedSGD(0.1, 4, correction="shared")}),
+    "drift": (
+        "sketch",
+        TABLE,
+        {"algorithm": DistributedSGD(0.1, 4, correction="drift"), "server": EVERY_OPTION},
+    ),
+    "fetch": (
+        "sketch",
+        TABLE,
+        {
+            "algorithm": DistributedSGD(0.1, 4),
+            "server": FetchSGD(4, table_momentum=0.9, averaging=0.5, update_clip=1.0),
+            "hashes": "fixed",
+        },
+    ),
+    "weighted": (
+        "none",
+        {},
+        {
+            "sampler": WeightedSampler(torch.tensor([float(size) for size in SIZES]), 3, seed=5),
+            "importance": torch.arange(1.0, 9.0),
+        },
+    ),
+    "claimed": (
+        "diffsketch",
+        {**TABLE, "per_round": 1.0},
+        {"sampler": UniformSampler(DEVICES, 3, seed=5)},
+    ),
+    "local": (
+        "sketch-gaussian",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 2.0},
+        {"sampler": UniformSampler(DEVICES, 3, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "distributed": (
+        "sketch-skellam",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 2.0},
+        {"sampler": ShuffledSampler(DEVICES, 4, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "central": (
+        "sketch-gaussian",
+        {**TABLE, **CENTRAL},
+        {"sampler": PoissonDevices.of(DEVICES, 2.0, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "adaptive": (
+        "sketch-skellam",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 2.0, "clip_quantile": 0.5},
+        {"sampler": ShuffledSampler(DEVICES, 4, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "adaptive central": (
+        "sketch-gaussian",
+        {**TABLE, **CENTRAL, "clip_quantile": 0.3},
+        {"sampler": PoissonDevices.of(DEVICES, 2.0, seed=5), "budget": Budget(30.0, 1e-5)},
+    ),
+    "adaptive fetch": (
+        "sketch-gaussian",
+        {**TABLE, "clip": 0.5, "noise_multiplier": 0.1, "clip_quantile": 0.5},
+        {
+            "algorithm": DistributedSGD(0.1, 4),
+            "server": FetchSGD(4, table_momentum=0.9),
+            "hashes": "fixed",
+        },
+    ),
+}
+
+
+def run(name: str, task: Task | None = None, **changes: Any) -> Simulation:
+    method, settings, options = RUNS[name]
+    settings = {**settings, **changes.pop("settings", {})}
+    sampler = options.get("sampler")
+    cohort = DEVICES if sampler is None else round(sampler.expected)
+    chosen = build_method(method, dim=DIM, cohort=cohort, settings=settings)
+    return simulate(chosen, task, **{"sampler": None, "rounds": 8, **options, **changes})
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """What comes back from a file: tensors as they are, the rest through JSON."""
+    rest = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    tensors = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+    return {**tensors, **json.loads(json.dumps(rest))}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if one.keys() != other.keys():
+        return False
+    return all(
+        torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_continues_to_the_same_bits(name: str) -> None:
+    whole = run(name)
+    results = [whole.step() for _ in range(8)]
+    part = run(name)
+    for _ in range(3):
+        part.step()
+    continued = run(name)
+    continued.load_state(stored(part.state()))
+    assert same(continued.state(), part.state())
+    for result in results[3:]:
+        again = continued.step()
+        assert again.round_index == result.round_index
+        assert torch.equal(again.cohort, result.cohort)
+        assert torch.equal(again.published.total, result.published.total)
+        assert (again.bytes_up, again.bytes_down) == (result.bytes_up, result.bytes_down)
+        assert (again.claim, again.drift) == (result.claim, result.drift)
+    assert same(continued.state(), whole.state())
+    assert continued.evaluate() == whole.evaluate()
+    assert continued.epsilon(1e-5) == whole.epsilon(1e-5)
+
+
+def test_comparison_is_not_blind() -> None:
+    """Negative control: another seed's states differ in all that rounds change."""
+    one, other = run("local"), run("local", seed=6)
+    assert same(one.state(), run("local").state())
+    one.step()
+    other.step()
+    assert not same(one.state(), other.state())
+    assert not torch.equal(one.weights, other.weights)
+
+
+def test_state_is_a_copy() -> None:
+    simulation = run("every server option")
+    simulation.step()
+    state = simulation.state()
+    kept = stored(state)
+    for value in state.values():
+        if isinstance(value, Tensor):
+            value.zero_()
+    assert same(simulation.state(), kept)
+    simulation.load_state(kept)
+    for value in kept.values():
+        if isinstance(value, Tensor):
+            value.zero_()
+    assert not same(simulation.state(), kept)
+
+
+def test_state_is_small() -> None:
+    simulation = run("local")
+    for _ in range(8):
+        simulation.step()
+    state = simulation.state()
+    size = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+    assert size <= DIM + 4 * DEVICES  # weights, rounds synced and taken part in, an account
+
+
+@pytest.mark.parametrize(
+    ("other", "changes"),
+    [
+        ("claimed", {}),
+        ("sgd", {"seed": 6}),
+        ("sgd", {"algorithm": DistributedSGD(0.2, 4)}),
+        ("sgd", {"hashes": "fixed"}),
+        ("sgd", {"server": ServerOptimizer(momentum=0.5)}),
+        ("sgd", {"importance": torch.arange(1.0, 9.0)}),
+    ],
+)
+def test_states_of_other_simulations_are_refused(other: str, changes: dict[str, Any]) -> None:
+    simulation = run("sgd")
+    with pytest.raises(MismatchError, match="the state must be that of the same simulation"):
+        simulation.load_state(run(other, **changes).state())
+
+
+def test_more_rounds_may_be_planned_unless_a_schedule_depends_on_them() -> None:
+    state = run("sgd").state()
+    run("sgd", rounds=20).load_state(state)
+    state = run("every server option").state()
+    with pytest.raises(MismatchError, match="same simulation"):
+        run("every server option", rounds=20).load_state(state)
+
+
+@pytest.mark.parametrize("name", ["weights", "memory.momentum", "average", "synced", "round_index"])
+def test_incomplete_states_are_refused(name: str) -> None:
+    simulation = run("every server option")
+    state = simulation.state()
+    del state[name]
+    with pytest.raises(MismatchError, match=f"the state must have {name}"):
+        simulation.load_state(state)
+
+
+def test_states_of_other_shapes_are_refused() -> None:
+    simulation = run("sgd")
+    for name in ("weights", "synced", "participation.rounds"):
+        state = simulation.state()
+        state[name] = state[name][:-1]
+        with pytest.raises(MismatchError, match="must have the shape"):
+            simulation.load_state(state)
+    assert simulation.round_index == 0
+
+
+def noise_of(simulation: Simulation) -> Tensor:
+    """What a round of zeros publishes: noise alone."""
+    result = simulation.step()
+    assert result.summed.total is not None
+    return result.summed.total
+
+
+class Zeros(ReferenceTrainer):
+    """Whatever the data and the settings, nothing is learnt."""
+
+    def updates(self, *args: Any, **options: Any) -> Tensor:
+        return torch.zeros_like(super().updates(*args, **options))
+
+
+def changed_task(part: str) -> Task:
+    """The task, with one thing different."""
+    task = make_task(*SIZES)
+    inputs, labels = task.devices.examples.inputs.clone(), task.devices.examples.labels.clone()
+    starts = task.devices.starts.clone()
+    if part == "input":
+        inputs[-1, -1] += 1e-3
+    elif part == "label":
+        labels[0] = (labels[0] + 1) % 3
+    elif part == "owner":
+        starts[1] += 1
+    devices = Devices(Examples(inputs, labels), starts, task.devices.names)
+    return Task(task.name, devices, task.test, task.model)
+
+
+@pytest.mark.parametrize("part", ["input", "label", "owner"])
+def test_other_data_is_another_run(part: str) -> None:
+    """Neither its state nor its noise is the same."""
+    simulation, other = run("local"), run("local", task=changed_task(part))
+    simulation.step()
+    with pytest.raises(MismatchError, match="the state must be that of the same simulation"):
+        other.load_state(simulation.state())
+    run("local", task=changed_task("nothing")).load_state(simulation.state())
+    noise = [
+        noise_of(run("local", task=changed_task(one), trainer=Zeros()))
+        for one in ("nothing", "nothing", part)
+    ]
+    assert torch.equal(noise[0], noise[1])
+    assert not bool((noise[0] == noise[2]).any())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": FedAvg(0.2, 4)},
+        {"algorithm": FedAvg(0.1, 4, local_epochs=2)},
+        {"server": ServerOptimizer(server_step=0.5)},
+        {"hashes": "fixed"},
+        {"importance": torch.arange(1.0, 9.0)},
+        {"settings": {"clip": 0.6, "noise_multiplier": 0.5 * 2.0 / 0.6}},  # the same deviation
+    ],
+    ids=lambda changes: str(next(iter(changes))),
+)
+def test_runs_of_one_seed_have_noise_of_their_own(changes: dict[str, Any]) -> None:
+    """And the same devices. If the noise were the same, differences would show the vectors."""
+    one, same_one = run("local", trainer=Zeros()), run("local", trainer=Zeros())
+    other = run("local", trainer=Zeros(), **changes)
+    first = noise_of(one)
+    assert torch.equal(first, noise_of(same_one))
+    assert not bool((first == noise_of(other)).any())
+    assert torch.equal(one.step().cohort, other.step().cohort)
+
+
+def test_more_rounds_or_a_budget_do_not_change_the_noise() -> None:
+    """The first rounds are the same release then, and not another one."""
+    runs = [run("local"), run("local", rounds=20), run("local", budget=None)]
+    totals = [one.step().published.total for one in runs]
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], totals[2])
+
+
+def test_given_noise_keys() -> None:
+    """One key has the same noise whatever else is different: that is what it must not be used for.
+
+    A state belongs to its key.
+    """
+    key, other = NoiseKey.from_integer(1), NoiseKey.from_integer(2)
+    first, second = (
+        noise_of(run("local", trainer=Zeros(), noise_key=key, algorithm=FedAvg(rate, 4)))
+        for rate in (0.1, 0.2)
+    )
+    assert torch.equal(first, second)
+    simulation = run("local", noise_key=key)
+    run("local", noise_key=key).load_state(simulation.state())
+    for wrong in (None, other):
+        with pytest.raises(MismatchError, match="same simulation"):
+            run("local", noise_key=wrong).load_state(simulation.state())
+    assert key.secret.hex() not in simulation.state()["settings"]
+
+
+def test_models_count() -> None:
+    """Their architecture for both, their first weights for the noise."""
+
+    def louder(seed: int) -> nn.Module:
+        model = make_model(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 + 2**-20)
+        return model
+
+    task = make_task(*SIZES)
+    models = (make_model, make_model, louder, lambda seed: nn.Sequential(make_model(seed)))
+    plain, again, weights, other = (
+        run("local", task=Task(task.name, task.devices, task.test, model)) for model in models
+    )
+    assert (plain.identity, plain.noise_key) == (again.identity, again.noise_key)
+    assert plain.identity == weights.identity
+    assert plain.noise_key != weights.noise_key
+    assert plain.identity != other.identity
+    assert plain.noise_key != other.noise_key
+
+
+def test_digests_are_of_types_shapes_and_values() -> None:
+    values = torch.arange(6.0)
+    different = [
+        (values,),
+        (values.double(),),
+        (values.reshape(2, 3),),
+        (values.reshape(3, 2),),
+        (values + 0.0 * values[0] - 1e-6,),
+        (values[:3], values[3:]),
+        (values[:2], values[2:]),
+        (values.bfloat16(),),
+        (torch.zeros(0),),
+        (),
+    ]
+    assert len({tensor_digest(*one) for one in different}) == len(different)
+    sliced = torch.arange(12.0)[::2] / 2  # the same values, and not as they lie in memory
+    table = values.reshape(2, 3)
+    assert tensor_digest(sliced) == tensor_digest(values)
+    assert tensor_digest(table.T.contiguous().T) == tensor_digest(table)
+    assert not table.T.contiguous().T.is_contiguous()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_digests_are_the_same_on_cuda() -> None:
+    values = torch.arange(6.0)
+    assert tensor_digest(values.cuda()) == tensor_digest(values)
+
+
+ADAPTIVE = [name for name in RUNS if name.startswith("adaptive")]
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_the_clip_moves_as_the_published_sums_say(name: str) -> None:
+    simulation = run(name)
+    method, model = simulation.method, simulation.model
+    clips = [simulation.clip]
+    for _ in range(6):
+        published = simulation.step().published
+        assert published.clip == clips[-1]
+        method = method.after(published.total, count=published.count)
+        assert simulation.clip == method.round_clip
+        clips.append(simulation.clip)
+        model = simulation.advance(model, published)  # as a device that follows does
+        assert torch.equal(model.weights, simulation.weights)
+    assert len(set(clips)) == 7
+    assert clips[0] == 0.5
+    assert simulation.method.round_clip == 0.5
+
+
+def test_epsilon_is_the_fixed_clips() -> None:
+    runs = [run("adaptive"), run("adaptive", settings={"clip_quantile": None})]
+    for one in runs:
+        for _ in range(5):
+            one.step()
+    ours, theirs = (float(one.epsilon(1e-5)) for one in runs)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+    assert runs[1].clip is None
+    # One price for all rounds: the claim does not depend on the clip.
+    assert len([key for key in runs[0].state() if key.startswith("participation.paid.")]) == len(
+        [key for key in runs[1].state() if key.startswith("participation.paid.")]
+    )
+
+
+def test_a_group_refuses_a_clip_that_moves() -> None:
+    method = SketchGaussian(50, 1, 8, clip=1.0, noise_multiplier=1.0, clip_quantile=0.5)
+    claim = method.claim_for(4, SketchKey.from_integer(1).seed(0))
+    with pytest.raises(ArgumentError, match="clip_quantile must be None in a process group"):
+        check_group_options(method, claim, budget=None, trusted_group=True, scaler=None)
