@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from diffsketch.cli import app
-from diffsketch.reproduction.loading import names
+from diffsketch.reproduction.experiments import names
 
 
 def invoke(*arguments: str) -> Result:
@@ -43,7 +43,7 @@ def test_help() -> None:
 
 def test_list_and_help_import_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom diffsketch.reproduction.listing import listing\nlisting(2)\n"
+        "import sys\nfrom diffsketch.reproduction.experiments import listing\nlisting(2)\n"
         "import diffsketch.cli\nsys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0  # noqa: S603

@@ -56,7 +56,7 @@ def reproduce(
         console = LastingConsole()
         processes = jobs if jobs is not None else _cores()
         if show_list:
-            from diffsketch.reproduction.listing import listing
+            from diffsketch.reproduction.experiments import listing
 
             for part in listing(processes):
                 console.print(part, highlight=False)
