@@ -1,4 +1,4 @@
-"""Results of training runs that nobody made, and checks of what is drawn from them."""
+"""Results of training runs that nobody made, and checks of what is figure from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from diffsketch.pages.checks import check_plot, check_table
 from diffsketch.pages.exhibits import Plot
-from diffsketch.reproduction.drawings.drawn import Drawn
+from diffsketch.reproduction.figures import Figure
 
 MESSAGE = 664  # bytes of a table of 7 x 22
 
@@ -42,11 +42,11 @@ def run_of(
     return {"summary": summary, "times": {"training": 2.0}, "curve": list(curve)}
 
 
-def checked(drawn: Drawn) -> Drawn:
+def checked(figure: Figure) -> Figure:
     """The same, if all of it can be shown."""
-    for exhibit in (*drawn.exhibits, *drawn.proven):
+    for exhibit in (*figure.exhibits, *figure.proven):
         if isinstance(exhibit, Plot):
             check_plot(exhibit)
         else:
             check_table(exhibit)
-    return drawn
+    return figure

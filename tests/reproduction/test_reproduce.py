@@ -19,22 +19,23 @@ from rich.console import Console
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
 from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.reproduction import claims
-from diffsketch.reproduction.drawings.drawn import Drawn
-from diffsketch.reproduction.experiment import Experiment
-from diffsketch.reproduction.jobs import Results
+from diffsketch.reproduction.claims import ClaimVerdict, Standing, Statement
+from diffsketch.reproduction.experiments import Experiment, Results
+from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
-from diffsketch.reproduction.verdicts.verdict import Standing, Statement, Verdict
+from diffsketch.reproduction.verdicts import judged, statements
 from diffsketch.training.simulation import Simulation
 from tests.reproduction import tiny
+
+HERE = "diffsketch.reproduction.reproduce"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.register(monkeypatch)
     # The formulas of some of the rules take seconds; `test_verdicts.py` has them.
-    verdict = Verdict(Standing.NOT_MEASURED, "Nothing.")
-    monkeypatch.setattr(claims, "judged", lambda _: dict.fromkeys(claims.statements(), verdict))
+    verdict = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.")
+    monkeypatch.setattr(f"{HERE}.judged", lambda _: dict.fromkeys(statements(), verdict))
     return tiny.both(tmp_path / "settings")
 
 
@@ -107,21 +108,22 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
 def test_a_full_run_judges_once_and_draws_each_picture_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, drawn, real, asked = tmp_path / "out", list[str](), claims.judged, list[Any]()
+    output, drawn, asked = tmp_path / "out", list[str](), list[Any]()
+    plain = tiny.draw
 
-    def with_plot(experiment: Experiment, results: Results) -> Drawn:
+    def with_plot(experiment: Experiment, results: Results) -> Figure:
         line = Series("line", (1.0, 2.0), (0.5, 0.8))
         plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
-        return replace(tiny.draw(experiment, results), exhibits=(plot,))
+        return replace(plain(experiment, results), exhibits=(plot,))
 
-    def judged(facts: Any) -> dict[Statement, Verdict]:
+    def judge_all(facts: Any) -> dict[Statement, ClaimVerdict]:
         asked.append(facts)
-        return real(facts)
+        return judged(facts)
 
     for form in ("svg", "png"):
         picture = partial(_picture, drawn=drawn, form=form)
         monkeypatch.setattr(f"diffsketch.pages.write.to_{form}", picture)
-    monkeypatch.setattr(claims, "judged", judged)
+    monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
     run(output, folder)
     assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]

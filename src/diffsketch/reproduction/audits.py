@@ -180,10 +180,6 @@ def measure_audit(
     Settings are `case`, one of `CASES`, with its own; `trials` of each world; `confidence` of the
     bound; `round`, of which training round of MNIST without compression the gradients are. Or
     `case = "inversion"`, images from gradients, with `images`, how many of each digit.
-
-    Returns:
-        The data of `AuditResult.to_json`, and of the gradient `largest`, how many alphas its
-        largest coordinate is. Of the inversion, what came back from each kind of message.
     """
     if settings.get("case") == "inversion":
         images = _Inversion.read(settings).images
@@ -232,11 +228,6 @@ class Padded:
 
     Guarantees: the same distribution as `diffsketch.methods.DiffSketch` sends where it adds no
     Laplace noise (`tests/reproduction/test_audits.py`).
-
-    Args:
-        sketch: That of the vectors.
-        padding: How many numbers are appended, each of the vector's own standard deviation.
-        seed: The hashes.
     """
 
     sketch: CountSketch
@@ -277,9 +268,6 @@ def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
 
     The claim is Theorem 1's for this vector; at the unit of a client there is none. Without
     appended numbers the message is no random variable at all.
-
-    Raises:
-        ArgumentError: Theorem 1 claims nothing for the vector, so that DiffSketch adds noise.
     """
     neighbours, sketch = neighbours_of(vectors, change), padded.extended
     alpha, sigma = (float(value) for value in estimates(neighbours.first))
@@ -320,12 +308,6 @@ def of_method(vectors: Tensor, method: Method, *, change: str, title: str) -> Ca
 
     Guarantees: what is audited is bit for bit what the method sends
     (`tests/reproduction/test_audits.py`).
-
-    Args:
-        vectors: As in `neighbours_of`.
-        method: With Laplace noise of one scale, or Gaussian noise, on what it sends.
-        change: What differs.
-        title: What it is, in a few words.
     """
     neighbours, seed = neighbours_of(vectors, change), KEY.seed(0)
     first, second = (

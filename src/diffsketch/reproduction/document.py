@@ -17,15 +17,10 @@ from diffsketch.pages.checks import check_page
 from diffsketch.pages.exhibits import Cell, Exhibit, Page, Plot, Section, Table
 from diffsketch.pages.markdown import image_link, table_markdown
 from diffsketch.pages.write import Pictures, forms_of
+from diffsketch.reproduction.claims import Standing, Verdicts
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, texts
-from diffsketch.reproduction.verdicts import (
-    Standing,
-    Verdicts,
-    claim_tables,
-    count_standings,
-    summary_text,
-)
+from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
 _TRUE = "What is true: "
 _NOT_SAID = ("evaluate_every",)  # not less of anything
@@ -47,16 +42,7 @@ def page_of(
     versions: Mapping[str, str],
     names: Sequence[str],
 ) -> Page:
-    """The page: the claims, how to read it, and a section for each experiment.
-
-    Args:
-        figures: Experiments and their figures, in their order.
-        verdicts: Those on the claims.
-        reduced: By experiment what `--quick` has reduced, as `reductions` has it.
-        notice: For the top; empty for none.
-        versions: Those of what made it, as `diffsketch.app.files` has them.
-        names: The experiments that were asked for; none for all.
-    """
+    """The page: the claims, how to read it, and a section for each experiment."""
     text, less = texts()["page"], any(one.reduced for one, _ in figures)
     most = max((_most_seeds(one) for one, _ in figures), default=1)
     known = ", ".join(
@@ -112,14 +98,7 @@ def notice_of(
     left_out: Sequence[str],
     failed: Sequence[str] = (),
 ) -> str:
-    """What a reader has to know first: what is reduced, left out, or went wrong.
-
-    Args:
-        full: The experiments as they are without `--quick`.
-        shown: As they were run.
-        left_out: Names of experiments that were not asked for.
-        failed: Names of experiments that could not be finished.
-    """
+    """What a reader has to know first: what is reduced, left out, or went wrong."""
     parts = []
     if any(one.reduced for one in shown):
         less = [reductions(*both) for both in zip(full, shown, strict=True)]
@@ -308,15 +287,6 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
 
     Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon says
     what it is worth, and text cannot break out of a table.
-
-    Args:
-        page: What to show, as `page_of` makes it.
-        verdicts: About the claims, for their count.
-        links: By name of the plot, its picture from where the document is; SVG if not given.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
     """
     check_page(page)
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}

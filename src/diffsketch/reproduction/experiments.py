@@ -108,17 +108,11 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """A piece of work. Two with the same kind, settings and seed are the same.
+    """A piece of work. Two with the same kind, settings and seed are the same."""
 
-    Attributes:
-        kind: `run`, or one of `MEASUREMENTS`.
-        settings: Without the seed.
-        seed: Fixes all random numbers.
-    """
-
-    kind: str
-    settings: Mapping[str, Value]
-    seed: int
+    kind: str  # `run`, or one of `MEASUREMENTS`
+    settings: Mapping[str, Value]  # without the seed
+    seed: int  # fixes all random numbers
 
     @cached_property
     def key(self) -> str:
@@ -144,37 +138,22 @@ directory's `summary.json`, `times.json` and `metrics.jsonl`. Of a measurement: 
 
 @dataclass(frozen=True, config=_STRICT)
 class Variant:
-    """Training runs of one line of a figure: the same settings with every seed.
+    """Training runs of one line of a figure: the same settings with every seed."""
 
-    Attributes:
-        name: For the legend; different from the others' in its panel.
-        panels: The plots that it is drawn in, such as "50x, epsilon 1".
-        settings: Of `diffsketch run`, without the seed.
-        group: "paper" for what the paper compares, "proven" for what we set beside it,
-            "ablation" for the rest.
-    """
-
-    name: _Text
+    name: _Text  # for the legend; different from the others' in its panel
     panels: Annotated[tuple[_Text, ...], Field(min_length=1)]
-    settings: _Settings
+    settings: _Settings  # of `diffsketch run`, without the seed
     group: Literal["paper", "proven", "ablation"] = "paper"
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Measurement:
-    """Something measured that is no training run.
+    """Something measured that is no training run."""
 
-    Attributes:
-        name: Within the experiment.
-        kind: One of `MEASUREMENTS`.
-        settings: Without the seed.
-        seeds: How many; the experiment's number if None.
-    """
-
-    name: _Text
-    kind: _Text
-    settings: _Settings = Field(default_factory=dict)
-    seeds: _Count | None = None
+    name: _Text  # within the experiment
+    kind: _Text  # one of `MEASUREMENTS`
+    settings: _Settings = Field(default_factory=dict)  # without the seed
+    seeds: _Count | None = None  # how many; the experiment's number if None
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -312,12 +291,7 @@ _LEVELS = {
 
 
 def mistake_text(error: ValidationError, levels: Mapping[str, Collection[str]]) -> str:
-    """The first mistake in settings: its place, key, condition and value.
-
-    Args:
-        error: What pydantic says.
-        levels: The known keys, by the table that they are in.
-    """
+    """The first mistake in settings: its place, key, condition and value."""
     first = error.errors()[0]
     places = list(first["loc"])
     key = places.pop()

@@ -31,21 +31,12 @@ _SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper, as it came out.
+    """A figure of the paper, as it came out."""
 
-    Attributes:
-        lead: What there is to learn, made from the numbers.
-        exhibits: As the paper has them.
-        proven: The same with proven privacy, and what an audit measured.
-        text: Paragraphs.
-        facts: By name, for the claims: `accuracy/<panel>/<variant>` (mean over the seeds of the
-            last round), `spread/<panel>/<variant>` (standard deviation), and the like.
-    """
-
-    lead: str
-    exhibits: tuple[Exhibit, ...]
-    proven: tuple[Exhibit, ...] = ()
-    text: tuple[str, ...] = ()
+    lead: str  # what there is to learn, made from the numbers
+    exhibits: tuple[Exhibit, ...]  # as the paper has them
+    proven: tuple[Exhibit, ...] = ()  # the same with proven privacy, and what an audit measured
+    text: tuple[str, ...] = ()  # paragraphs
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
@@ -171,10 +162,6 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures.py`): densities integrate to the share of
     coordinates within the plot; facts are means over vectors and seeds.
-
-    Args:
-        experiment: With one measurement of the kind `distributions`.
-        results: Those of its jobs.
     """
     (measured,) = measured_of(experiment, results)
     found, data = measured.found, measured.first
@@ -225,7 +212,7 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
         first=int(vectors[0]["round"]) + 1, last=int(vectors[-1]["round"]) + 1,
         seeds=f"{len(found)} seed{'s' if len(found) > 1 else ''}",
     )  # fmt: skip
-    exhibits = (
+    exhibits: tuple[Exhibit, ...] = (
         *histograms,
         plot("quantiles", f"{name}-quantiles", quantiles),
         table("vectors", f"{name}-vectors", rows, what=what, seeds=seeds),
@@ -275,11 +262,6 @@ def draw_convergence(experiment: Experiment, results: Results) -> Figure:
     """Gap and bounds over the rounds, on logarithmic axes.
 
     Guarantees (`tests/reproduction/test_figures.py`): a gap above the bound is counted.
-
-    Args:
-        experiment: With measurements of the kind `convergence`; the first with a sketch is what
-            the theorem is about.
-        results: Those of its jobs.
     """
     lines = measured_of(experiment, results)
     sketched = next(line for line in lines if "theorem2" in line.first)
@@ -410,10 +392,6 @@ def draw_datasets(experiment: Experiment, results: Results) -> Figure:
 
     The paper's values are those of the settings file: by a measurement's name, "workers;
     parameters; mean; stdev".
-
-    Args:
-        experiment: With a measurement of the kind `datasets` for each, called as in the paper.
-        results: Those of its jobs.
     """
     rows: Rows = []
     facts: dict[str, Fact] = {"seeds": 1}
@@ -449,13 +427,7 @@ def draw_datasets(experiment: Experiment, results: Results) -> Figure:
 
 
 def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
-    """The paper's k and m, the bits that they take, and what cpSGD's theorem says of them.
-
-    Args:
-        experiment: With measurements of the kind `cpsgd-parameters`; the first is shown as the
-            paper's table, all of them beside it.
-        results: Those of its jobs.
-    """
+    """The paper's k and m, the bits that they take, and what cpSGD's theorem says of them."""
     measured, name = measured_of(experiment, results), experiment.name
     paper, delta = measured[0].first["rows"], measured[0].first["delta"]
     stated = {4: "10x", 5: "6x"}

@@ -37,22 +37,13 @@ _CHANGES = {
 
 @dataclass(frozen=True, eq=False)
 class AuditedCase:
-    """An audit.
+    """An audit."""
 
-    Attributes:
-        name: That of the measurement.
-        settings: Those of the measurement.
-        data: What was measured.
-        stated: Claimed, proven, or infinite where nobody says anything.
-        measured: The lower bound.
-        limit: The best attack's epsilon, where it is known; infinite if nothing limits it.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    data: Mapping[str, Any]
-    stated: Epsilon
-    measured: Epsilon
+    name: str  # that of the measurement
+    settings: Mapping[str, Any]  # those of the measurement
+    data: Mapping[str, Any]  # what was measured
+    stated: Epsilon  # claimed, proven, or infinite where nobody says anything
+    measured: Epsilon  # the lower bound
     limit: float | None
 
     @property
@@ -97,10 +88,6 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures_private.py`): what is refuted is counted as such,
     and nothing else.
-
-    Args:
-        experiment: With measurements of the kind `audit`.
-        results: Those of its jobs.
     """
     cases, name = audited_of(experiment, results), experiment.name
     paper = [case for case in cases if case.stated.basis is not Basis.PROVEN]
@@ -308,29 +295,17 @@ def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 
 @dataclass(frozen=True, eq=False)
 class MessageClaims:
-    """What Theorem 1 claims for the messages of one table and padding, over the seeds.
+    """What Theorem 1 claims for the messages of one table and padding, over the seeds."""
 
-    Attributes:
-        found: That of each seed, as the measurement has them.
-        cols: Columns of the table.
-        length: Of the appended noise, in lengths of the vector.
-        padding: The same as a text; "none" without.
-        compression: Coordinates of the vector to a cell.
-        median: Mean over the seeds of the median claim; None if one of them is infinite.
-        finite_mean: Of the mean over messages with a claim; None where a seed has none.
-        finite: Share of messages that something is claimed for.
-        proven: What is proven of the repaired padding: the most over hashes and seeds.
-    """
-
-    found: tuple[Mapping[str, Any], ...]
-    cols: int
-    length: int
-    padding: str
-    compression: float
-    median: float | None
-    finite_mean: float | None
-    finite: float
-    proven: Epsilon | None
+    found: tuple[Mapping[str, Any], ...]  # that of each seed, as the measurement has them
+    cols: int  # columns of the table
+    length: int  # of the appended noise, in lengths of the vector
+    padding: str  # the same as a text; "none" without
+    compression: float  # coordinates of the vector to a cell
+    median: float | None  # mean over the seeds of the median claim; None if one of them is infinite
+    finite_mean: float | None  # of the mean over messages with a claim; None where a seed has none
+    finite: float  # share of messages that something is claimed for
+    proven: Epsilon | None  # what is proven of the repaired padding: the most over hashes and seeds
 
     @property
     def claimed(self) -> Epsilon | None:
@@ -344,25 +319,15 @@ class MessageClaims:
 
 @dataclass(frozen=True, eq=False)
 class MessageRun:
-    """A training whose messages were looked at.
+    """A training whose messages were looked at."""
 
-    Attributes:
-        name: That of the measurement.
-        found: The result of each seed.
-        rows: Rows of the tables.
-        requirements: Epsilons that messages are held against.
-        tables: For each table and padding.
-        noised: Share of messages that got Laplace noise in the run itself; None if it adds none.
-        ratio: Mean of alpha / sigma.
-    """
-
-    name: str
-    found: tuple[Mapping[str, Any], ...]
-    rows: int
-    requirements: list[str]
-    tables: list[MessageClaims]
+    name: str  # that of the measurement
+    found: tuple[Mapping[str, Any], ...]  # the result of each seed
+    rows: int  # rows of the tables
+    requirements: list[str]  # epsilons that messages are held against
+    tables: list[MessageClaims]  # for each table and padding
     noised: float | None
-    ratio: float
+    ratio: float  # mean of alpha / sigma
 
     @property
     def by_padding(self) -> dict[str, list[MessageClaims]]:
@@ -442,10 +407,6 @@ def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures_private.py`): shares are means over the seeds; a
     message without a claim needs noise.
-
-    Args:
-        experiment: With measurements of the kind `local-epsilon`, and audits.
-        results: Those of its jobs.
     """
     runs = [_run_of(one) for one in measured_of(experiment, results, "local-epsilon")]
     audits, first, name = audited_of(experiment, results), runs[0], experiment.name
@@ -593,10 +554,6 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
 
     Guarantees (`tests/reproduction/test_figures_private.py`): a mean is over the messages with a
     claim, and is left out where there are none.
-
-    Args:
-        experiment: With measurements of the kind `local-epsilon`, one a data set, and audits.
-        results: Those of its jobs.
     """
     runs = [_run_of(one) for one in measured_of(experiment, results, "local-epsilon")]
     audits, name = audited_of(experiment, results), experiment.name
@@ -618,7 +575,7 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
             shares = tuple(1 - claims.finite for claims in some)
             without.append(Series(label, x, shares, role=label))
         end = "Where a line ends, no message has a claim." if claimed else "No message has one."
-        fields = {"run": run.name, "claimed": _CLAIMED, "end": end}
+        fields: dict[str, Any] = {"run": run.name, "claimed": _CLAIMED, "end": end}
         exhibits.append(plot("over-ratio", f"{place}-claimed", claimed, **fields))
         exhibits.append(plot("without", f"{place}-without", without, **fields))
         own = audits if run is runs[0] else []

@@ -48,59 +48,33 @@ _PROVEN = ", proven"  # in the name of a variant; it has the colour of what it r
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A place on a curve: the model after some round, as means over the seeds.
+    """A place on a curve: the model after some round, as means over the seeds."""
 
-    Attributes:
-        round: Rounds that were done.
-        accuracy: Mean over the seeds.
-        spread: Standard deviation over the seeds; None for a single one.
-        up: Bytes that all workers sent by then, headers included.
-        both: Bytes up and down.
-    """
-
-    round: int
-    accuracy: float
-    spread: float | None
-    up: float
-    both: float
+    round: int  # rounds that were done
+    accuracy: float  # mean over the seeds
+    spread: float | None  # standard deviation over the seeds; None for a single one
+    up: float  # bytes that all workers sent by then, headers included
+    both: float  # bytes up and down
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedLine:
-    """The runs of a variant, one for each seed, and their means.
+    """The runs of a variant, one for each seed, and their means."""
 
-    Attributes:
-        variant: The variant.
-        summaries: That of each run.
-        points: The curve over the seeds, from its first round on: while no seed has stopped.
-        accuracies: Of each run after its last round; of one that diverged, before it did.
-        accuracy: Their mean; None where all runs diverged.
-        spread: Their standard deviation.
-        diverged: Seeds whose numbers were no numbers any more, or that ended worse than they began
-            and than they had been.
-        ended: Which seeds did not end well; empty if all did.
-        noised: Share of the messages that needed noise, for those that Theorem 1 validates.
-        up: Bytes that all workers sent in a run, headers included.
-        both: Bytes that were sent up and down in a run.
-        compression: Bytes of the vectors in float32 over those of what was sent up, with headers.
-        share: Message over vector in float32: the paper's ratio, without any header.
-        seconds: Time of a round of training, where it was measured.
-    """
-
-    variant: Variant
-    summaries: list[Mapping[str, Any]]
+    variant: Variant  # the variant
+    summaries: list[Mapping[str, Any]]  # that of each run
     points: tuple[CurvePoint, ...]
-    accuracies: list[float]
-    accuracy: float | None
-    spread: float | None
+    accuracies: list[float]  # of each run after its last round; of one that diverged, before it did
+    accuracy: float | None  # their mean; None where all runs diverged
+    spread: float | None  # their standard deviation
     diverged: int
-    ended: str
+    ended: str  # which seeds did not end well; empty if all did
     noised: float | None
-    up: float
-    both: float
+    up: float  # bytes that all workers sent in a run, headers included
+    both: float  # bytes that were sent up and down in a run
     compression: float
-    share: float
-    seconds: float | None
+    share: float  # message over vector in float32: the paper's ratio, without any header
+    seconds: float | None  # time of a round of training, where it was measured
 
     @property
     def name(self) -> str:
@@ -270,10 +244,6 @@ def draw_curves(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures_trained.py`): facts and lines are means over the
     seeds; a run that diverges is marked, and its line ends where the first of its seeds did.
-
-    Args:
-        experiment: With variants; measurements are not drawn.
-        results: Those of its jobs.
     """
     panels = panels_of(experiment, results)
     exhibits: list[Exhibit] = []
@@ -481,10 +451,6 @@ def draw_compression(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures_trained.py`): ratios are those of the messages,
     whatever a variant is called; the lead says where accuracy falls.
-
-    Args:
-        experiment: With variants.
-        results: Those of its jobs.
     """
     panels, name = panels_of(experiment, results), experiment.name
     exhibits = [_curves(f"{name}-{slug(panel)}", panel, own) for panel, own in panels.items()]
@@ -550,10 +516,6 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
 
     Guarantees (`tests/reproduction/test_figures_trained.py`): the lead compares the control with
     the sketch by their numbers; bytes are those that were counted.
-
-    Args:
-        experiment: With variants, and measurements of the kind `masks`.
-        results: Those of its jobs.
     """
     panels, name = panels_of(experiment, results), experiment.name
     facts, shown, rows = facts_of(experiment, panels), [], list[Any]()

@@ -54,9 +54,6 @@ class Store:
     Guarantees (`tests/reproduction/test_jobs.py`): a file is whole or not there; one that is
     damaged, was changed or is another job's is not used; a run goes on from its checkpoint, to
     the same result.
-
-    Args:
-        directory: Made when the first result is.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -92,20 +89,7 @@ class Store:
         return data["result"], ""
 
     def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> tuple[bool, str]:
-        """Run or measure it, and keep the result.
-
-        Args:
-            job: What to do.
-            command: For the record.
-            tell: Told the share that is done.
-            stop: Asked now and then whether to interrupt: a run leaves a checkpoint then.
-
-        Returns:
-            Whether there is a result now; and what had to be begun again and why, else empty.
-
-        Raises:
-            DiffSketchError: It failed.
-        """
+        """Run or measure it, and keep the result."""
         if stop():
             return False, ""
         note = ""
@@ -192,38 +176,23 @@ class Failure:
 
 @dataclass(frozen=True)
 class State:
-    """Progress of the work.
+    """Progress of the work."""
 
-    Attributes:
-        done: Seconds of work that are done, as they were estimated.
-        total: Seconds of all that is to do.
-        experiments: How many have all of their jobs done.
-        now: Labels of the jobs that are under way.
-    """
-
-    done: float
-    total: float
-    experiments: int
-    now: tuple[str, ...]
+    done: float  # seconds of work that are done, as they were estimated
+    total: float  # seconds of all that is to do
+    experiments: int  # how many have all of their jobs done
+    now: tuple[str, ...]  # labels of the jobs that are under way
 
 
 @dataclass(frozen=True)
 class JobsOutcome:
-    """The end of the work.
+    """The end of the work."""
 
-    Attributes:
-        results: Those of all jobs that are done, now or before.
-        made: How many of them were made now.
-        notes: What was made again, and why.
-        failures: The jobs that failed.
-        interrupted: Whether it was stopped before all was done.
-    """
-
-    results: Results
-    made: int
-    notes: tuple[str, ...]
-    failures: tuple[Failure, ...]
-    interrupted: bool
+    results: Results  # those of all jobs that are done, now or before
+    made: int  # how many of them were made now
+    notes: tuple[str, ...]  # what was made again, and why
+    failures: tuple[Failure, ...]  # the jobs that failed
+    interrupted: bool  # whether it was stopped before all was done
 
 
 def pieces_of(experiments: Sequence[Experiment]) -> list[Piece]:

@@ -87,19 +87,12 @@ class MeasurementSettings(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class ObservedRound:
-    """A round whose vectors are looked at before they are compressed.
+    """A round whose vectors are looked at before they are compressed."""
 
-    Attributes:
-        round_index: The round.
-        cohort: The devices that took part.
-        vectors: The vector of each of them, `(devices, dim)`.
-        result: What the simulation says about the round.
-    """
-
-    round_index: int
-    cohort: Tensor
-    vectors: Tensor
-    result: RoundResult
+    round_index: int  # the round
+    cohort: Tensor  # the devices that took part
+    vectors: Tensor  # the vector of each of them, `(devices, dim)`
+    result: RoundResult  # what the simulation says about the round
 
 
 def simulation_of(settings: Mapping[str, Any], *, seed: int) -> Simulation:
@@ -117,11 +110,6 @@ def observe(
 
     The vectors are computed a second time for it, by what the simulation computes them with: the
     training is the same as if nobody looked (`tests/reproduction/test_measurements.py`).
-
-    Args:
-        simulation: Before its first round.
-        rounds: Which to look at.
-        on_progress: Told the share of the rounds that is done.
     """
     last = max(rounds)
     while (index := simulation.round_index) <= last:
@@ -195,10 +183,6 @@ def measure_distributions(
 
     Settings are those of `diffsketch run`, and `vectors`: how many rounds are looked at, each for
     one of its devices, drawn at random.
-
-    Returns:
-        `{"dim": ..., "edges": [...], "scores": [...], "vectors": [one of `shape_of` each]}`, where
-        each vector also has its `round`, `device` and number of `examples`.
     """
     own, run = _Distributions.read_with_run(settings)
     simulation = simulation_of(run, seed=seed)
@@ -231,9 +215,6 @@ def shape_of(vector: Numbers) -> dict[str, Any]:
 
     Guarantees (`tests/reproduction/test_measurements.py`): Gaussian numbers have a small `ks` and
     `kurtosis`, and other numbers of the same mean and deviation have not.
-
-    Args:
-        vector: Finite numbers that are not all equal.
     """
     alpha, sigma = (float(value) for value in estimates(torch.from_numpy(vector)))
     check(sigma > 0, "vector", "have coordinates that differ", sigma)
@@ -274,10 +255,6 @@ def measure_masks(
 
     Guarantees (`tests/reproduction/test_measurements.py`): without masks nothing is learnt; with
     shared masks it is; a run can be interrupted by `on_progress`.
-
-    Returns:
-        `curve` with rounds, accuracies and bytes as in a run's `metrics.jsonl`; `accuracy`;
-        `message_bytes`, and `mask_bytes` of one worker's mask.
     """
     built = build(RunConfig(**dict(settings), seed=seed))
     plain, method, every = built.simulation, built.simulation.method, built.config.evaluate_every
@@ -421,27 +398,16 @@ _POINTS_OF_ROUNDS = 60
 
 
 class LocalEpsilonSettings(MeasurementSettings):
-    """Settings of `measure_local_epsilon` besides those of `diffsketch run`.
+    """Settings of `measure_local_epsilon` besides those of `diffsketch run`."""
 
-    Attributes:
-        table_rows: Rows of the tables.
-        widths: Their columns.
-        paddings: Appended numbers, in lengths of the vector.
-        requirements: Epsilons that a message may have without noise.
-        ratio: Clip over standard deviation of the repaired padding, for what is proven of it.
-        delta: Of what is proven.
-        proven_hashes: For the hashes of how many rounds it is computed; 0 for none.
-        fedavg_rounds: Stands for `rounds` in FedAvg.
-    """
-
-    table_rows: Whole
-    widths: Wholes
-    paddings: Wholes
-    requirements: Floats = (0.1, 1.0)
+    table_rows: Whole  # rows of the tables
+    widths: Wholes  # their columns
+    paddings: Wholes  # appended numbers, in lengths of the vector
+    requirements: Floats = (0.1, 1.0)  # epsilons that a message may have without noise
     ratio: Annotated[float, Field(gt=0)] = 1.645
-    delta: float = 1e-5
-    proven_hashes: Whole = 3
-    fedavg_rounds: Whole | None = None
+    delta: float = 1e-5  # of what is proven
+    proven_hashes: Whole = 3  # for the hashes of how many rounds it is computed; 0 for none
+    fedavg_rounds: Whole | None = None  # stands for `rounds` in FedAvg
 
 
 def measure_local_epsilon(
@@ -496,21 +462,7 @@ def measure_local_epsilon(
 def claims_of(
     ratios: Numbers, sketch: CountSketch, *, padding: int, requirements: Sequence[float]
 ) -> dict[str, Any]:
-    """What Theorem 1 claims for messages whose vectors have these alpha / sigma.
-
-    Args:
-        ratios: One for each message.
-        sketch: That of the vectors without appended noise.
-        padding: How many numbers are appended.
-        requirements: Epsilons; for each, the share of messages that exceed it, or that nothing is
-            claimed for, and so need noise.
-
-    Returns:
-        `median` (None where it is infinite), `quartiles`, `mean` and `finite_mean` (over all
-        messages, and over those with a claim), `without` (the share that has none), `needs_noise`,
-        `counts` of the histogram, and `needed`: what to append for half of the messages to stay
-        within each requirement, in lengths of the vector.
-    """
+    """What Theorem 1 claims for messages whose vectors have these alpha / sigma."""
     size = (sketch.dim + padding, sketch.rows, sketch.cols)
     bound, spread = torch.from_numpy(ratios), torch.ones(len(ratios), dtype=torch.float64)
     claimed = claimed_per_round(*size, alpha=bound, sigma=spread).numpy()

@@ -8,14 +8,28 @@ from typing import Any
 
 import pytest
 
-from diffsketch.pages.exhibits import Table
+from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.reproduction.drawings.curves import draw
-from diffsketch.reproduction.drawings.trained import Point, Trained, at, points_of
-from diffsketch.reproduction.experiment import Experiment, Variant
-from diffsketch.reproduction.jobs import Job, Results
+from diffsketch.reproduction.experiments import (
+    Experiment,
+    Job,
+    Measurement,
+    Results,
+    Variant,
+    load,
+)
+from diffsketch.reproduction.figures import Figure
+from diffsketch.reproduction.figures_trained import (
+    CurvePoint,
+    accuracy_at,
+    draw_compression,
+    draw_correction,
+    draw_curves,
+    line_of,
+    points_of,
+)
 from tests.reproduction.made_up import MESSAGE, checked, curve_of, run_of
 
 PANEL = "50x, epsilon 1"
@@ -34,12 +48,12 @@ def experiment_of(
     runs: dict[str, list[dict[str, Any]]], **groups: str
 ) -> tuple[Experiment, Results]:
     variants = tuple(
-        Variant(name, (PANEL,), {"method": name}, groups.get(name.partition(",")[0], "paper"))
+        Variant(name, (PANEL,), {"method": name}, groups.get(name.partition(",")[0], "paper"))  # type: ignore[arg-type]
         for name in runs
     )
     seeds = len(next(iter(runs.values())))
     experiment = Experiment(
-        name="made-up", title="", place="", says="", drawing="curves", paper={}, seeds=seeds,
+        name="made-up", title="t", place="p", says="s", drawing="curves", paper={}, seeds=seeds,
         variants=variants, options={"ours": "ours", "baseline": "base", "subject": "Accuracy"},
     )  # fmt: skip
     results: dict[Job, Any] = {}
@@ -49,7 +63,7 @@ def experiment_of(
 
 
 def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
-    return checked(draw(*experiment_of(runs, **groups)))
+    return checked(draw_curves(*experiment_of(runs, **groups)))
 
 
 def test_lines_and_facts_are_means_over_the_seeds() -> None:
@@ -163,7 +177,7 @@ def test_appended_noise_costs_a_round_what_repeated_costs_the_run() -> None:
         [0.1, 0.5], method="diffsketch-proven",
         epsilon={"basis": "proven", "unit": "coordinate", "value": total, "rounds": 100},
     )  # fmt: skip
-    epsilon, words = Trained(Variant("v", (PANEL,), {}), (run,)).per_round
+    epsilon, words = line_of(Variant("v", (PANEL,), {}), (run,)).per_round
     assert float(epsilon) == pytest.approx(1.0, abs=1e-4)  # that of a multiplier of 3.7306
     assert words.endswith("a round at delta 1e-05, on average")
 
@@ -173,15 +187,15 @@ def test_a_clients_epsilon_is_that_of_the_run() -> None:
         [0.1, 0.5], method="sketch-skellam",
         epsilon={"basis": "proven", "unit": "client", "value": 4.9, "rounds": 3},
     )  # fmt: skip
-    epsilon, words = Trained(Variant("v", (PANEL,), {}), (run,)).per_round
+    epsilon, words = line_of(Variant("v", (PANEL,), {}), (run,)).per_round
     assert (float(epsilon), epsilon.rounds, epsilon.scope.unit, words) == (4.9, 3, Unit.CLIENT, "")
 
 
 def test_equal_communication_is_read_between_evaluations() -> None:
-    points = (Point(10, 0.2, None, 100.0, 0.0), Point(20, 0.6, None, 200.0, 0.0))
-    assert at(points, 150.0) == pytest.approx(0.4)
-    assert at(points, 99.0) is None
-    assert at(points, 500.0) == 0.6
+    points = (CurvePoint(10, 0.2, None, 100.0, 0.0), CurvePoint(20, 0.6, None, 200.0, 0.0))
+    assert accuracy_at(points, 150.0) == pytest.approx(0.4)
+    assert accuracy_at(points, 99.0) is None
+    assert accuracy_at(points, 500.0) == 0.6
     small, large = made_up([0.1, 0.5, 0.9]), made_up([0.1, 0.3, 0.5], message=31448, method="none")
     facts = drawn_of({"ours": [small], "whole": [large]}).facts
     assert facts[f"at-bytes/{PANEL}/ours"] == 0.9
@@ -233,3 +247,116 @@ def test_lead_has_every_reading_and_what_epsilons_mean() -> None:
     assert "base's: claimed; coordinate unit, replace, local trust" in lead
     del runs["ours"]
     assert "without padding 60.0% against 50.0%" in drawn_of(runs).lead
+
+
+MASK = 1030  # bytes
+
+
+def curve(accuracy: float, *, size: int) -> list[Any]:
+    return curve_of([0.0, accuracy / 2, accuracy], up=size, down=size, drift=0.25)
+
+
+def corrected(accuracy: float, *, correction: str) -> dict[str, Any]:
+    size = MESSAGE if correction == "off" else MESSAGE + MASK
+    config = {"correction": correction, "workers": 10}
+    return run_of(curve(accuracy, size=size), method="sketch", config=config)
+
+
+def correction_of(off: float, shared: float, control: float) -> Figure:
+    accuracies = {"off": off, "shared": shared}
+    variants = tuple(
+        Variant(name, ("fresh hashes",), {"correction": name}, "ablation") for name in accuracies
+    )
+    measurement = Measurement("noise, shared masks", "masks", {"correction": "shared"})
+    experiment = Experiment(
+        name="correction", title="t", place="p", says="s", drawing="correction", paper={}, seeds=2,
+        variants=variants, measurements=(measurement,),
+    )  # fmt: skip
+    results: dict[Job, Any] = {}
+    for variant in variants:
+        for seed, job in enumerate(experiment.runs(variant)):
+            value = accuracies[variant.name] + 0.02 * seed
+            results[job] = corrected(value, correction=variant.name)
+    for seed, job in enumerate(experiment.measured(measurement)):
+        value = control + 0.02 * seed
+        results[job] = {
+            "curve": curve(value, size=MESSAGE + MASK), "accuracy": value, "dim": 7850,
+            "message_bytes": MESSAGE, "mask_bytes": MASK,
+        }  # fmt: skip
+    return checked(draw_correction(experiment, results))
+
+
+def test_the_control_is_drawn_beside_the_sketch() -> None:
+    plot = correction_of(0.8, 0.7, 0.6).exhibits[0]
+    assert isinstance(plot, Plot)
+    assert [series.name for series in plot.series] == ["off", "shared", "noise, shared masks"]
+    shared, control = plot.series[1:]
+    assert shared.x == control.x == (10.0, 20.0)  # rounds
+    assert control.y == pytest.approx((0.305, 0.61))
+    (axis,) = plot.other_x
+    assert shared.other_x[axis.label] == (10 * 2 * 1694, 20 * 2 * 1694)  # with the masks
+
+
+def test_lead_and_facts_have_the_numbers() -> None:
+    drawn = correction_of(0.8, 0.7, 0.6)
+    assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
+    assert "Noise, shared masks: 61.0%." in drawn.lead
+    assert "A mask takes 1,030 bytes, the sketch 664." in drawn.lead
+    assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
+    assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
+    assert drawn.facts["accuracy/fresh hashes/shared"] == pytest.approx(0.71)
+    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (1030, 664)
+    assert "from 31.0% to 91.0%" in correction_of(0.3, 0.9, 0.6).lead  # the control of this test
+
+
+SKETCHED = "MNIST, sketch without privacy"
+
+
+def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) -> Figure:
+    variants = tuple(
+        Variant(name, (SKETCHED,), {"method": "none" if name == "uncompressed" else "sketch",
+                                 "cols": size})
+        for name, (_, size) in accuracies.items()
+    )  # fmt: skip
+    experiment = Experiment(
+        name="made-up", title="t", place="p", says="s", drawing="accuracy-compression", paper={},
+        seeds=seeds, variants=variants,
+    )  # fmt: skip
+    results: dict[Job, Any] = {}
+    for variant in variants:
+        value, size = accuracies[variant.name]
+        for seed, job in enumerate(experiment.runs(variant)):
+            last, message = value + 0.02 * seed, 48 + 4 * size
+            curve = curve_of([0.0, last / 2, last], up=10 * message, down=0)
+            method = str(variant.settings["method"])
+            results[job] = run_of(curve, method=method, message=message)
+    return checked(draw_compression(experiment, results))
+
+
+RUNS = {"uncompressed": (0.9, 7850), "big": (0.7, 15), "small": (0.8, 785)}
+
+
+def test_last_accuracies_are_over_the_ratio_of_the_messages() -> None:
+    drawn = compression_of(RUNS)
+    plots = [exhibit for exhibit in drawn.exhibits if isinstance(exhibit, Plot)]
+    final = plots[-1]
+    assert final.name == "made-up-mnist-final"
+    assert final.series[0].x == pytest.approx((10.0, 7850 / 15))  # whatever they are called
+    assert final.series[0].y == pytest.approx((0.81, 0.71))
+    assert final.series[0].low == pytest.approx((0.81 - 0.0002**0.5, 0.71 - 0.0002**0.5))
+    assert final.marks[0].value == pytest.approx(0.91)
+    assert "small 81.0%, big 71.0%, uncompressed 91.0%" in drawn.lead
+    assert drawn.facts[f"accuracy/{SKETCHED}/big"] == pytest.approx(0.71)
+
+
+def test_one_seed_has_no_spread_over_the_ratio() -> None:
+    final = [one for one in compression_of(RUNS, seeds=1).exhibits if isinstance(one, Plot)][-1]
+    assert (final.series[0].low, final.series[0].kind) == ((), "line")
+
+
+def test_runs_of_the_other_figures_are_shared() -> None:
+    """With the same settings they are the same jobs, which are done once."""
+    own = set(load("accuracy-compression", reduced=False).jobs)
+    for name, count in (("mnist", 5), ("shakespeare", 5)):
+        other = load(name, reduced=False)
+        assert len(own & set(other.jobs)) == count * other.seeds

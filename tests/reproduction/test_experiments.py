@@ -1,15 +1,30 @@
-"""Settings files are read strictly: whatever is wrong is said with its file, key and value."""
+"""Settings files are read strictly, and those of the package can be built."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diffsketch.app import build
+from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.reproduction.experiment import Deviation, Measurement
-from diffsketch.reproduction.loading import load, names, outline
+from diffsketch.reproduction.experiments import (
+    FIGURES,
+    MEASUREMENTS,
+    Deviation,
+    Experiment,
+    Job,
+    Measurement,
+    function_of,
+    load,
+    names,
+    seconds_of,
+    wall_seconds,
+)
+from diffsketch.training.tasks import load_task
 from tests.reproduction import tiny
 
 WHOLE = f"""{tiny.HEAD}
@@ -93,7 +108,9 @@ def test_order_of_the_paper(folder: Path) -> None:
 
 def test_outline_has_what_is_written(folder: Path) -> None:
     tiny.write(folder, "tiny", WHOLE)
-    full, less = (outline("tiny", reduced=reduced, folder=folder) for reduced in (False, True))
+    full, less = (
+        load("tiny", reduced=reduced, folder=folder, complete=False) for reduced in (False, True)
+    )
     assert [one.settings["rounds"] for one in full.variants] == [6, 6]
     assert [one.settings["rounds"] for one in less.variants] == [4]
 
@@ -108,26 +125,42 @@ def test_unknown_names(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('title = "Tiny"', "", "title must be given as text, and is missing"),
-        ('title = "Tiny"', "title = 3", "title must be text, got title=3"),
-        ('place = "Figure 0"', 'place = ""', "place must be text, got place=''"),
+        ('title = "Tiny"', "", "title must be given, and is missing"),
+        ('title = "Tiny"', "title = 3", "title must be a valid string, got title=3"),
+        ('place = "Figure 0"', 'place = ""', "place must have at least 1 character, got place=''"),
         ('drawing = "tiny"', 'drawing = "tine"', "got drawing='tine'; did you mean tiny"),
-        ('drawing = "tiny"', 'drawing = "tiny"\nseeds = 0', "whole number >= 1, got seeds=0"),
-        ('drawing = "tiny"', 'drawing = "tiny"\nseeds = true', "whole number, got seeds=True"),
+        (
+            'drawing = "tiny"',
+            'drawing = "tiny"\nseeds = 0',
+            "must be greater than or equal to 1, got seeds=0",
+        ),
+        (
+            'drawing = "tiny"',
+            'drawing = "tiny"\nseeds = true',
+            "a valid integer, got seeds=True",
+        ),
         ('drawing = "tiny"', 'drawing = "tiny"\nseed = 1', "unknown key 'seed', got seed=1"),
         ("[options]", "[option]", "unknown key 'option'"),
-        ('rounds = "not given"', "rounds = 3", "[paper]: rounds must be text, got rounds=3"),
+        (
+            'rounds = "not given"',
+            "rounds = 3",
+            "[paper]: rounds must be a valid string",
+        ),
         ('why = "Quick."', "", "[[deviation]] 1: why must be given"),
         ('why = "Quick."', 'why = "Quick."\nwho = "I"', "[[deviation]] 1: unknown key 'who'"),
-        ("[[deviation]]", "[deviation]", "deviation must be a list, got deviation={"),
+        ("[[deviation]]", "[deviation]", "deviation must be a valid tuple, got deviation={"),
         ("workers = 3", "worker = 3", "[common]: unknown key 'worker'; did you mean workers"),
         ("workers = 3", "workers = 0", "workers must be a whole number >= 1, got workers=0"),
         ("workers = 3", "seed = 3", "[common]: seed must not be given"),
         ("rows = 5", "claimed = 5", "[common]: claimed must be a setting of one of the methods"),
-        ('panels = ["a", "b"]', "", "[[run]] 1: panels must be given as a list"),
-        ('panels = ["a", "b"]', "panels = []", "list of different texts, got panels=[]"),
-        ('panels = ["a", "b"]', 'panels = ["b", "b"]', "list of different texts"),
-        ('group = "ablation"', 'group = "x"', "[[run]] 2: group must be one of paper, proven"),
+        ('panels = ["a", "b"]', "", "[[run]] 1: panels must be given"),
+        ('panels = ["a", "b"]', "panels = []", "[[run]] 1: panels must have at least 1 item"),
+        ('panels = ["a", "b"]', 'panels = ["b", "b"]', "got name='plain' twice in 'b'"),
+        (
+            'group = "ablation"',
+            'group = "x"',
+            "[[run]] 2: group must be 'paper'",
+        ),
         ('name = "sketch"', 'name = "plain"', "got name='plain' twice in 'a'"),
         ('method = "none"', 'method = "non"', "[[run]] 1: method must be one of"),
         ('method = "none"', 'method = "none"\nrows = 2', "[[run]] 1 (plain): rows must not be"),
@@ -162,3 +195,72 @@ def test_files_with_nothing_to_do(folder: Path) -> None:
     tiny.write(folder, "tiny", "title =")
     with pytest.raises(DataError, match=r"tiny\.toml: not a TOML file"):
         load("tiny", reduced=False, folder=folder)
+
+
+CHOICES = [(name, reduced) for name in names() for reduced in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[tuple[str, bool], Experiment]:
+    return {choice: load(choice[0], reduced=choice[1]) for choice in CHOICES}
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    """The data of each task, read once."""
+    return functools.cache(load_task)
+
+
+def test_all_figures_and_measurements_are_there() -> None:
+    for name in FIGURES:
+        assert callable(function_of(FIGURES[name]))
+    for name in MEASUREMENTS:
+        assert callable(function_of(MEASUREMENTS[name]))
+
+
+@pytest.mark.parametrize("name", names())
+def test_runs_can_be_built(
+    name: str,
+    loaded: dict[tuple[str, bool], Experiment],
+    task: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "load_task", task)
+    seen = set()
+    for reduced in (False, True):
+        experiment = loaded[name, reduced]
+        assert experiment.jobs
+        for variant in experiment.variants:
+            (job, *_) = experiment.runs(variant)
+            if job not in seen:
+                seen.add(job)
+                build.build(RunConfig(**variant.settings, seed=0))
+
+
+@pytest.mark.parametrize("name", names())
+def test_quick_is_less(name: str, loaded: dict[tuple[str, bool], Experiment]) -> None:
+    full, less = (loaded[name, reduced] for reduced in (False, True))
+    assert (full.reduced, less.reduced) == (False, True)
+    assert len(less.jobs) <= len(full.jobs)
+    rounds = [
+        max((int(str(one.settings["rounds"])) for one in some.variants), default=0)
+        for some in (full, less)
+    ]
+    assert rounds[1] <= rounds[0]
+    # Of a figure that was left out nothing would be seen.
+    assert {one.name for one in less.measurements} == {one.name for one in full.measurements}
+
+
+def test_costs_grow_with_the_work() -> None:
+    def seconds(**settings: str | int) -> float:
+        return seconds_of(Job("run", settings, 0))
+
+    assert seconds(rounds=100) < seconds(rounds=1000)
+    assert seconds(rounds=100) < seconds(rounds=100, padding=10000)
+    assert seconds(rounds=100) < seconds(rounds=100, correction="shared")
+    assert seconds(rounds=100) < seconds(rounds=100, task="shakespeare")
+    lstm = seconds(rounds=100, task="shakespeare")
+    assert lstm < seconds(rounds=100, task="shakespeare", model="gru")
+    jobs = [Job("run", {"rounds": 1000}, seed) for seed in range(4)]
+    assert wall_seconds(jobs, 1) > wall_seconds(jobs, 2) > wall_seconds(jobs, 4)
+    assert wall_seconds(jobs, 4) == wall_seconds(jobs, 100)
