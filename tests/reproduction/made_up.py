@@ -7,9 +7,15 @@ from typing import Any
 
 from diffsketch.pages.checks import check_plot, check_table
 from diffsketch.pages.exhibits import Plot
+from diffsketch.reproduction.experiments import Experiment
 from diffsketch.reproduction.figures import Figure
 
 MESSAGE = 664  # bytes of a table of 7 x 22
+
+
+def experiment_of(name: str, drawing: str, **more: Any) -> Experiment:
+    """An experiment with the least text."""
+    return Experiment(name=name, title="t", place="p", says="s", drawing=drawing, **more)
 
 
 def curve_of(accuracies: Sequence[float], *, up: int, down: int, **more: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from diffsketch.reproduction.figures_private import (
     epsilon_of,
 )
 from diffsketch.reproduction.measurements import measure_local_epsilon
-from tests.reproduction.made_up import checked
+from tests.reproduction.made_up import checked, experiment_of
 
 COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}
 BARE = {**COMMON, "case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha"}
@@ -32,10 +32,8 @@ INVERSION: dict[str, Any] = {"case": "inversion", "images": 1}
 
 def audits() -> Experiment:
     named = {"bare-known": BARE, "proven": PROVEN, "client": CLIENT, "inversion": INVERSION}
-    return Experiment(
-        "audit", "t", "p", "s", "audit", {}, seeds=1,
-        measurements=tuple(Measurement(name, "audit", one) for name, one in named.items()),
-    )  # fmt: skip
+    cases = tuple(Measurement(name, "audit", one) for name, one in named.items())
+    return experiment_of("audit", "audit", seeds=1, measurements=cases)
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,8 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.experiments import (
-    Experiment,
     Job,
     Measurement,
-    Results,
     Variant,
     load,
 )
@@ -30,7 +28,7 @@ from diffsketch.reproduction.figures_trained import (
     line_of,
     points_of,
 )
-from tests.reproduction.made_up import MESSAGE, checked, curve_of, run_of
+from tests.reproduction.made_up import MESSAGE, checked, curve_of, experiment_of, run_of
 
 PANEL = "50x, epsilon 1"
 CLAIMED = {"basis": "claimed", "unit": "coordinate", "value": 1.0, "rounds": 1}
@@ -44,26 +42,18 @@ def made_up(
     return run_of(curve, method=method, message=message, **more)
 
 
-def experiment_of(
-    runs: dict[str, list[dict[str, Any]]], **groups: str
-) -> tuple[Experiment, Results]:
+def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
     variants = tuple(
         Variant(name, (PANEL,), {"method": name}, groups.get(name.partition(",")[0], "paper"))  # type: ignore[arg-type]
         for name in runs
     )
+    options = {"ours": "ours", "baseline": "base", "subject": "Accuracy"}
     seeds = len(next(iter(runs.values())))
-    experiment = Experiment(
-        name="made-up", title="t", place="p", says="s", drawing="curves", paper={}, seeds=seeds,
-        variants=variants, options={"ours": "ours", "baseline": "base", "subject": "Accuracy"},
-    )  # fmt: skip
+    experiment = experiment_of("made-up", "curves", seeds=seeds, variants=variants, options=options)
     results: dict[Job, Any] = {}
     for variant in variants:
         results |= dict(zip(experiment.runs(variant), runs[variant.name], strict=True))
-    return experiment, results
-
-
-def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
-    return checked(draw_curves(*experiment_of(runs, **groups)))
+    return checked(draw_curves(experiment, results))
 
 
 def test_lines_and_facts_are_means_over_the_seeds() -> None:
@@ -101,12 +91,10 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
 def test_lead_changes_with_the_numbers() -> None:
     """The control: nothing in it is fixed beforehand."""
     runs = {"ours": [made_up([0.1, 0.3])], "base": [made_up([0.1, 0.9])]}
-    assert "30.0% against 90.0%" in drawn_of(runs).lead
-
-
-def test_one_seed_has_no_band() -> None:
-    line = drawn_of({"ours": [made_up([0.1, 0.5])]}).exhibits[0].series[0]
-    assert (line.kind, line.low, line.high) == ("line", (), ())
+    drawn = drawn_of(runs)
+    assert "30.0% against 90.0%" in drawn.lead
+    line = drawn.exhibits[0].series[0]
+    assert (line.kind, line.low, line.high) == ("line", (), ())  # one seed has no band
 
 
 def test_divergence_is_marked_and_the_line_ends_with_the_first_seed() -> None:
@@ -120,13 +108,10 @@ def test_divergence_is_marked_and_the_line_ends_with_the_first_seed() -> None:
     table = drawn.exhibits[-1]
     assert isinstance(table, Table)
     assert table.rows[0][-1] == "1 of 2 seeds diverged"
-
-
-def test_what_ends_worse_than_it_was_is_diverging() -> None:
-    drawn = drawn_of({"ours": [made_up([0.1, 0.5, 0.2], diverging=True)]})
-    assert drawn.exhibits[0].series[0].ended == "diverging"
-    assert drawn.facts[f"diverged/{PANEL}/ours"] == 1
-    assert drawn.facts[f"accuracy/{PANEL}/ours"] == 0.2
+    worse = drawn_of({"ours": [made_up([0.1, 0.5, 0.2], diverging=True)]})
+    assert worse.exhibits[0].series[0].ended == "diverging"
+    facts = worse.facts
+    assert (facts[f"diverged/{PANEL}/ours"], facts[f"accuracy/{PANEL}/ours"]) == (1, 0.2)
 
 
 def test_no_accuracy_where_every_seed_diverged() -> None:
@@ -196,18 +181,15 @@ def test_equal_communication_is_read_between_evaluations() -> None:
     assert accuracy_at(points, 150.0) == pytest.approx(0.4)
     assert accuracy_at(points, 99.0) is None
     assert accuracy_at(points, 500.0) == 0.6
-    small, large = made_up([0.1, 0.5, 0.9]), made_up([0.1, 0.3, 0.5], message=31448, method="none")
+    small = made_up([0.1, 0.5, 0.9], config={"padding": 157_000})
+    large = made_up([0.1, 0.3, 0.5], message=31448, method="none")
     facts = drawn_of({"ours": [small], "whole": [large]}).facts
     assert facts[f"at-bytes/{PANEL}/ours"] == 0.9
     assert facts[f"at-bytes/{PANEL}/whole"] is None  # not evaluated so early
     assert facts[f"target/{PANEL}"] == pytest.approx(0.45)
     assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 664 * 10
     assert facts[f"bytes-to/{PANEL}/whole"] == 20 * 31448 * 10
-
-
-def test_padding_is_told_in_lengths_of_the_vector() -> None:
-    run = made_up([0.1, 0.5], config={"padding": 157_000})
-    assert drawn_of({"ours": [run]}).facts[f"padding/{PANEL}/ours"] == 20.0
+    assert facts[f"padding/{PANEL}/ours"] == 20.0  # in lengths of the vector
 
 
 def test_points_have_only_rounds_that_all_seeds_have() -> None:
@@ -256,27 +238,22 @@ def curve(accuracy: float, *, size: int) -> list[Any]:
     return curve_of([0.0, accuracy / 2, accuracy], up=size, down=size, drift=0.25)
 
 
-def corrected(accuracy: float, *, correction: str) -> dict[str, Any]:
-    size = MESSAGE if correction == "off" else MESSAGE + MASK
-    config = {"correction": correction, "workers": 10}
-    return run_of(curve(accuracy, size=size), method="sketch", config=config)
-
-
 def correction_of(off: float, shared: float, control: float) -> Figure:
     accuracies = {"off": off, "shared": shared}
     variants = tuple(
         Variant(name, ("fresh hashes",), {"correction": name}, "ablation") for name in accuracies
     )
     measurement = Measurement("noise, shared masks", "masks", {"correction": "shared"})
-    experiment = Experiment(
-        name="correction", title="t", place="p", says="s", drawing="correction", paper={}, seeds=2,
-        variants=variants, measurements=(measurement,),
-    )  # fmt: skip
+    experiment = experiment_of(
+        "correction", "correction", seeds=2, variants=variants, measurements=(measurement,)
+    )
     results: dict[Job, Any] = {}
     for variant in variants:
         for seed, job in enumerate(experiment.runs(variant)):
-            value = accuracies[variant.name] + 0.02 * seed
-            results[job] = corrected(value, correction=variant.name)
+            size = MESSAGE + MASK * (variant.name != "off")
+            config = {"correction": variant.name, "workers": 10}
+            found = curve(accuracies[variant.name] + 0.02 * seed, size=size)
+            results[job] = run_of(found, method="sketch", config=config)
     for seed, job in enumerate(experiment.measured(measurement)):
         value = control + 0.02 * seed
         results[job] = {
@@ -287,7 +264,8 @@ def correction_of(off: float, shared: float, control: float) -> Figure:
 
 
 def test_the_control_is_drawn_beside_the_sketch() -> None:
-    plot = correction_of(0.8, 0.7, 0.6).exhibits[0]
+    drawn = correction_of(0.8, 0.7, 0.6)
+    plot = drawn.exhibits[0]
     assert isinstance(plot, Plot)
     assert [series.name for series in plot.series] == ["off", "shared", "noise, shared masks"]
     shared, control = plot.series[1:]
@@ -295,10 +273,6 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
     assert control.y == pytest.approx((0.305, 0.61))
     (axis,) = plot.other_x
     assert shared.other_x[axis.label] == (10 * 2 * 1694, 20 * 2 * 1694)  # with the masks
-
-
-def test_lead_and_facts_have_the_numbers() -> None:
-    drawn = correction_of(0.8, 0.7, 0.6)
     assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
     assert "Noise, shared masks: 61.0%." in drawn.lead
     assert "A mask takes 1,030 bytes, the sketch 664." in drawn.lead
@@ -318,10 +292,8 @@ def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) 
                                  "cols": size})
         for name, (_, size) in accuracies.items()
     )  # fmt: skip
-    experiment = Experiment(
-        name="made-up", title="t", place="p", says="s", drawing="accuracy-compression", paper={},
-        seeds=seeds, variants=variants,
-    )  # fmt: skip
+    drawing = "accuracy-compression"
+    experiment = experiment_of("made-up", drawing, seeds=seeds, variants=variants)
     results: dict[Job, Any] = {}
     for variant in variants:
         value, size = accuracies[variant.name]
@@ -347,11 +319,8 @@ def test_last_accuracies_are_over_the_ratio_of_the_messages() -> None:
     assert final.marks[0].value == pytest.approx(0.91)
     assert "small 81.0%, big 71.0%, uncompressed 91.0%" in drawn.lead
     assert drawn.facts[f"accuracy/{SKETCHED}/big"] == pytest.approx(0.71)
-
-
-def test_one_seed_has_no_spread_over_the_ratio() -> None:
-    final = [one for one in compression_of(RUNS, seeds=1).exhibits if isinstance(one, Plot)][-1]
-    assert (final.series[0].low, final.series[0].kind) == ((), "line")
+    once = [one for one in compression_of(RUNS, seeds=1).exhibits if isinstance(one, Plot)][-1]
+    assert (once.series[0].low, once.series[0].kind) == ((), "line")
 
 
 def test_runs_of_the_other_figures_are_shared() -> None:

@@ -19,7 +19,7 @@ from diffsketch.pages.markdown import image_link, table_markdown
 from diffsketch.pages.write import Pictures, forms_of
 from diffsketch.reproduction.claims import Standing, Verdicts
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
-from diffsketch.reproduction.figures import Fact, Figure, texts
+from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
 from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
 _TRUE = "What is true: "
@@ -215,64 +215,33 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
         own = {key: value for key, value in settings.items() if key not in without}
         return ", ".join(f"{key} = {cell(value)}" for key, value in own.items())
 
-    seeds = experiment.seeds
-    commands = [("all of it", command_of([experiment.name], reduced=experiment.reduced))]
-    commands += [(one.name, run_command(one.settings, seed=0)) for one in experiment.variants]
-    found: dict[str, tuple[str, tuple[str, ...], list[tuple[Cell, ...]], str]] = {
-        "Settings of all runs": (
-            "common",
-            ("setting", "value"),
-            [(name, cell(value)) for name, value in shared.items()],
-            "What is not written in the settings file comes from the task or the method.",
-        ),
-        "Settings of each run": (
-            "each",
-            ("run", "drawn in", "group", "seeds", "settings"),
-            [
-                (one.name, ", ".join(one.panels), one.group, seeds, listed(one.settings, shared))
-                for one in experiment.variants
-            ],
-            "",
-        ),
-        "Measurements": (
-            "measured",
-            ("name", "measurement", "seeds", "settings"),
-            [
-                (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
-                for one in experiment.measurements
-            ],
-            "",
-        ),
-        "The paper's values": (
-            "paper-values",
-            ("value", "in the paper"),
-            list(experiment.paper.items()),
-            "",
-        ),
-        _DEVIATIONS: (
-            "deviations",
-            ("what is otherwise", "why"),
-            [(one.what, one.why) for one in experiment.deviations],
-            "",
-        ),
-        _COMMANDS: (
-            "commands",
-            ("what", "command"),
-            list(commands),
-            f"Seeds are 0 to {seeds - 1}." if experiment.variants and seeds > 1 else "",
-        ),
+    seeds, variants = experiment.seeds, experiment.variants
+    rows: dict[str, Rows] = {
+        "common": [(name, cell(value)) for name, value in shared.items()],
+        "each": [
+            (one.name, ", ".join(one.panels), one.group, seeds, listed(one.settings, shared))
+            for one in variants
+        ],
+        "measured": [
+            (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
+            for one in experiment.measurements
+        ],
+        "paper-values": list(experiment.paper.items()),
+        "deviations": [(one.what, one.why) for one in experiment.deviations],
+        "commands": [
+            ("all of it", command_of([experiment.name], reduced=experiment.reduced)),
+            *((one.name, run_command(one.settings, seed=0)) for one in variants),
+        ],
     }
+    said = f"Seeds are 0 to {seeds - 1}." if variants and seeds > 1 else ""
     return {
-        heading: Table(
-            f"{experiment.name}-details-{name}",
-            f"{experiment.place}: {name.replace('-', ' ')}",
-            columns,
-            tuple(rows),
-            caption,
+        texts()[f"details-{kind}"]["heading"]: table(
+            f"details-{kind}", f"{experiment.name}-details-{kind}", some,
+            place=experiment.place, seeds=said,
         )
-        for heading, (name, columns, rows, caption) in found.items()
-        if rows
-    }
+        for kind, some in rows.items()
+        if some
+    }  # fmt: skip
 
 
 # --- the page as Markdown, to be read where there is no browser ------------------------------

@@ -245,9 +245,8 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
         hint = nearest(name, known)
         raise ArgumentError(f"name must be that of an experiment, got name={name!r}; {hint}")
     path = folder / f"{name}.toml"
-    full = _checked(_read(path), path)
-    less = _less(full, path)  # checked also if it is not wanted
-    found = less if reduced else full
+    found = _checked(_read(path), path)
+    found = _less(found) if reduced else found
     if complete:
         variants = _complete(found, path)
     else:
@@ -310,93 +309,79 @@ def mistake_text(error: ValidationError, levels: Mapping[str, Collection[str]]) 
     return f"{where}{key} {condition}, got {key}={value!r}"
 
 
+def _require(good: bool, path: Path, text: str) -> None:
+    if not good:
+        raise DataError(f"{path}: {text}")
+
+
 def _checked(found: Experiment, path: Path) -> Experiment:
     """The experiment, if its parts fit together; with settings in their types."""
-    if found.drawing not in FIGURES:
-        raise DataError(
-            f"{path}: drawing must be the name of one, got drawing={found.drawing!r}; "
-            f"{nearest(found.drawing, FIGURES)}"
-        )
-    for number, one in enumerate(found.measurements, start=1):
-        if one.kind not in MEASUREMENTS:
-            raise DataError(
-                f"{path}: [[measure]] {number}: kind must be the name of a measurement, "
-                f"got kind={one.kind!r}; {nearest(one.kind, MEASUREMENTS)}"
-            )
-    if not found.variants and not found.measurements:
-        raise DataError(f"{path}: must have a [[run]] or a [[measure]] at least, and has none")
-    if found.common and not found.variants:
-        key, value = next(iter(found.common.items()))
-        raise DataError(f"{path}: [common]: must not be without a [[run]], got {key}={value!r}")
-    places = Counter((panel, one.name) for one in found.variants for panel in one.panels)
+    drawing, variants, measurements = found.drawing, found.variants, found.measurements
+    hint = nearest(drawing, FIGURES)
+    _require(drawing in FIGURES, path, f"drawing must be one of them, got {drawing=!r}; {hint}")
+    for number, one in enumerate(measurements, start=1):
+        kind, hint = one.kind, nearest(one.kind, MEASUREMENTS)
+        where = f"[[measure]] {number}: kind must be the name of a measurement"
+        _require(kind in MEASUREMENTS, path, f"{where}, got {kind=!r}; {hint}")
+    some = bool(variants or measurements)
+    _require(some, path, "must have a [[run]] or a [[measure]] at least, and has none")
+    for key, value in found.common.items():
+        text = f"[common]: must not be without a [[run]], got {key}={value!r}"
+        _require(bool(variants), path, text)
+    places = Counter((panel, one.name) for one in variants for panel in one.panels)
     for (panel, name), count in places.items():
-        if count > 1:
-            raise DataError(
-                f"{path}: [[run]]: name must differ within a panel, got name={name!r} twice in "
-                f"{panel!r}"
-            )
-    for name, count in Counter(one.name for one in found.measurements).items():
-        if count > 1:
-            raise DataError(f"{path}: [[measure]]: name must differ, got name={name!r} twice")
-    variants = tuple(
-        replace(one, settings=_run_settings(one.settings, f"{path}: [[run]] {number}:"))
-        for number, one in enumerate(found.variants, start=1)
-    )
-    quick = replace(
-        found.quick, common=_run_settings(found.quick.common, f"{path}: [quick]: [common]:")
-    )
-    common = _run_settings(found.common, f"{path}: [common]:")
-    return replace(found, variants=variants, common=common, quick=quick)
+        text = f"[[run]]: name must differ within a panel, got {name=!r} twice in {panel!r}"
+        _require(count == 1, path, text)
+    for name, count in Counter(one.name for one in measurements).items():
+        _require(count == 1, path, f"[[measure]]: name must differ, got {name=!r} twice")
+    every = {panel: None for one in variants for panel in one.panels}
+    for panel in found.quick.panels:
+        text = f"[quick]: panels must be those of a [[run]], got {panel!r}; {nearest(panel, every)}"
+        _require(panel in every, path, text)
+    for key, value in found.quick.measure.items():
+        known = any(key in one.settings for one in measurements)
+        text = f"[quick]: measure must have keys of a [[measure]]'s settings, got {key}={value!r}"
+        _require(known, path, text)
+
+    def settings(table: Mapping[str, Any], where: str) -> dict[str, Value]:
+        text = f"{where} seed must not be given, since there are as many as seeds says"
+        _require("seed" not in table, path, f"{text}, got seed={table.get('seed')!r}")
+        return checked_table(table, f"{path}: {where}")
+
+    runs = [
+        replace(one, settings=settings(one.settings, f"[[run]] {number}:"))
+        for number, one in enumerate(variants, start=1)
+    ]
+    less = settings(found.quick.common, "[quick]: [common]:")
+    common, quick = settings(found.common, "[common]:"), replace(found.quick, common=less)
+    return replace(found, variants=tuple(runs), common=common, quick=quick)
 
 
-def _run_settings(table: Mapping[str, Any], where: str) -> dict[str, Value]:
-    if "seed" in table:
-        raise DataError(
-            f"{where} seed must not be given, since there are as many as seeds says, "
-            f"got seed={table['seed']!r}"
-        )
-    return checked_table(table, where)
-
-
-def _less(full: Experiment, path: Path) -> Experiment:
+def _less(full: Experiment) -> Experiment:
     """The experiment as `--quick` has it.
 
     Runs that are left out keep their panels until settings are completed: common settings may be
     theirs alone.
     """
-    quick, every = full.quick, {panel: None for one in full.variants for panel in one.panels}
-    for panel in quick.panels:
-        if panel not in every:
-            raise DataError(
-                f"{path}: [quick]: panels must be those of a [[run]], got {panel!r}; "
-                f"{nearest(panel, every)}"
-            )
-    for key, value in quick.measure.items():
-        if not any(key in one.settings for one in full.measurements):
-            raise DataError(
-                f"{path}: [quick]: measure must have keys of a [[measure]]'s settings, "
-                f"got {key}={value!r}"
-            )
-    seeds = quick.seeds or full.seeds
+    quick, seeds = full.quick, full.quick.seeds or full.seeds
 
     def replaced(settings: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
         return {key: instead.get(key, value) for key, value in settings.items()}
 
+    variants = [
+        replace(one, settings=replaced(one.settings, quick.common)) for one in full.variants
+    ]
+    measurements = [
+        replace(one, settings=replaced(one.settings, quick.measure),
+                seeds=one.seeds and min(one.seeds, seeds))
+        for one in full.measurements
+    ]  # fmt: skip
     return replace(
         full,
         seeds=seeds,
         common={**full.common, **quick.common},
-        variants=tuple(
-            replace(one, settings=replaced(one.settings, quick.common)) for one in full.variants
-        ),
-        measurements=tuple(
-            replace(
-                one,
-                settings=replaced(one.settings, quick.measure),
-                seeds=one.seeds and min(one.seeds, seeds),
-            )
-            for one in full.measurements
-        ),
+        variants=tuple(variants),
+        measurements=tuple(measurements),
         reduced=True,
     )
 
