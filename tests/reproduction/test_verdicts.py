@@ -63,7 +63,8 @@ def run(flip: Flip) -> ClaimVerdict:
 
 def test_every_rule_is_shown_to_come_out_both_ways() -> None:
     found: dict[str, set[Standing]] = {each.name: set() for each in statements() if not each.why}
-    assert {each.rule or each.name for each in statements() if not each.why} == set(RULES)
+    ruled = {each.rule or each.name for each in statements() if not each.why and not each.hits}
+    assert ruled == set(RULES)
     for flip in FLIPS:
         found[flip.claim].add(flip.expected)
     one_sided = [name for name, seen in found.items() if len(seen) < 2 or HOLDS not in seen]

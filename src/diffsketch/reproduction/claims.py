@@ -41,6 +41,9 @@ class Statement:
     rule: str = ""  # the name of its rule; its own name if empty
     values: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""  # nothing measures it; empty if something does
+    read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
+    each: str = ""  # in place of `read`: "experiment prefix", each fact that begins so as `value`
+    hits: Sequence[str] = ()  # conditions on them, in place of a rule
     measured: str = ""
     case: str = ""  # A case in it
     part: str = ""  # why it holds only in part; `{hits}` and `{total}` count the cases

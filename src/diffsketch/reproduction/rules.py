@@ -68,11 +68,6 @@ def bits(claim: Statement, _: Facts) -> Cases:
         yield {"hit": hit, "count": count, "ratio": 32 / count, "stated": stated}
 
 
-def histogram_text(claim: Statement, _: Facts) -> Cases:
-    """The text and the caption of a figure must state the same requirement."""
-    return [{"hit": claim.values["text"] == claim.values["caption"]}]
-
-
 def full_bins(claim: Statement, _: Facts) -> Cases:
     """The probability that no bin of a row is empty must be 99% or more for every size."""
     for dim, cols in claim.values["sizes"]:
@@ -364,13 +359,6 @@ def gaussian(claim: Statement, facts: Facts) -> Graded:
     return [], [sum(good) >= 2, all(good)], {**found, "why": why}
 
 
-def bounded(_: Statement, facts: Facts) -> Graded:
-    """At most one coordinate in a thousand may exceed alpha; in part up to 11%."""
-    beyond = facts.number("gradients", "above-alpha")
-    largest = facts.number("gradients", "largest")
-    return [], [beyond <= 1e-3, beyond <= 0.11], {"beyond": beyond, "largest": largest}
-
-
 def similar(claim: Statement, facts: Facts) -> Cases:
     """From the first to the last vector, alpha / sigma and kurtosis may change by 25% at most."""
     for experiment in claim.experiments:
@@ -638,17 +626,6 @@ def correction_helps(_: Statement, facts: Facts) -> Cases:
         yield {"hit": hit, "panel": panel.name, "lines": ", ".join(lines)}
 
 
-def correction_private(_: Statement, facts: Facts) -> Cases:
-    """With noise in place of the sketch, shared masks must teach the model nothing: 5 points."""
-    control = "accuracy/control/noise instead of the sketch, "
-    without, shared, mask, sketch = (
-        facts.number("correction", name)
-        for name in (f"{control}no masks", f"{control}shared masks", "mask-bytes", "sketch-bytes")
-    )
-    numbers = {"without": without, "shared": shared, "mask": mask, "sketch": sketch}
-    return [{"hit": shared - without < 0.05, **numbers}]
-
-
 # --- what compression costs, and how training converges: Figures 3 to 5, Theorem 2 -----------
 
 
@@ -758,25 +735,6 @@ def datasets(claim: Statement, facts: Facts) -> Cases:
         yield {"hit": exact and near, "name": name, **dict(zip(names, found, strict=True))}
 
 
-def theorem_2(_: Statement, facts: Facts) -> Graded:
-    """The measured gap must be below the bound after every round looked at, with every seed.
-
-    In part if it is so in nine cases of ten.
-    """
-    share, gap, bound = (
-        facts.number("convergence", name) for name in ("bound-holds", "gap", "bound")
-    )
-    return [], [share >= 1, share >= 0.9], {"share": share, "gap": gap, "bound": bound}
-
-
-def same_rate(_: Statement, facts: Facts) -> Cases:
-    """On logarithmic axes, the gap must fall at most 0.1 more slowly than without a sketch."""
-    sketch, plain = (
-        facts.number("convergence", f"slope/{name}") for name in ("sketch", "uncompressed")
-    )
-    return [{"hit": sketch <= plain + 0.1, "sketch": sketch, "plain": plain}]
-
-
 # --- how much noise DiffSketch needs, and the epsilons it counts -----------------------------
 
 
@@ -824,18 +782,6 @@ def histogram(claim: Statement, facts: Facts) -> Graded:
     }
     enough = [name for name, share in shares.items() if share > 0.5]
     return _at(shares), [bool(enough), "none" in enough], {"enough": "".join(enough[:1])}
-
-
-def most_rounds(claim: Statement, facts: Facts) -> Graded:
-    """At every ratio, most messages must need no Laplace noise."""
-    shares = facts.numbers(claim.experiments[0], "noised/")
-    return _at(shares), [share < 0.5 for share in shares.values()], {}
-
-
-def averages(claim: Statement, facts: Facts) -> Graded:
-    """Every message must have an epsilon, or they have no average; in part if at some ratios."""
-    shares = facts.numbers(claim.experiments[0], "finite/")
-    return _at(shares), [share >= 1 for share in shares.values()], {}
 
 
 def compression_privacy(_: Statement, facts: Facts) -> Graded:

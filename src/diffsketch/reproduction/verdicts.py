@@ -90,7 +90,10 @@ def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, ClaimVerd
 
 def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
     """The verdict of a claim's rule."""
-    found = RULES[statement.rule or statement.name](statement, facts)
+    if statement.hits:
+        found: Cases | Graded = _by_conditions(statement, facts)
+    else:
+        found = RULES[statement.rule or statement.name](statement, facts)
     hits: Sequence[bool] | None
     if isinstance(found, tuple):
         cases, hits, fields = list(found[0]), found[1], found[2]
@@ -118,6 +121,22 @@ def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
     return verdict(Standing.FAILS, statement.none)
 
 
+def _by_conditions(statement: Statement, facts: Facts) -> Graded:
+    """Grade a claim by the conditions that are written beside it."""
+
+    def hits(fields: Mapping[str, Any]) -> list[bool]:
+        # Texts of this package's own file, with nothing but the fields in reach.
+        known = {**statement.values, **fields}
+        return [bool(eval(text, {"__builtins__": {}}, known)) for text in statement.hits]  # noqa: S307
+
+    if statement.each:
+        found = facts.numbers(*statement.each.split(" ", 1))
+        cases = [{"name": name, "value": value} for name, value in found.items()]
+        return cases, [hit for case in cases for hit in hits(case)], {}
+    read = {name: facts.number(*place.split(" ", 1)) for name, place in statement.read.items()}
+    return [], hits(read), read
+
+
 # --- the claims and their tables -------------------------------------------------------------
 
 _COLUMNS = ("claim", "where", "verdict", "what we measured")
@@ -131,7 +150,7 @@ def _content() -> dict[str, Any]:
     data = tomllib.loads(text)
     data["claim"] = tuple(Statement(**each) for each in data["claim"])
     for one in data["claim"]:
-        has_rule = (one.rule or one.name) in RULES
+        has_rule = bool(one.hits) or (one.rule or one.name) in RULES
         if one.topic not in data["topics"] or has_rule is bool(one.why):
             raise DataError(
                 f"claims.toml: {one.name} must have a topic of the file, and either a rule or a "
