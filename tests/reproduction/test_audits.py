@@ -90,6 +90,7 @@ def test_neighbours_differ_as_they_are_called() -> None:
         neighbours_of(both, "other")
 
 
+@pytest.mark.slow
 def test_a_coordinate_beyond_alpha_breaks_the_paper_s_claims() -> None:
     """12 is some 7 alphas: the true epsilon of the Laplace noise is 7 where 1 is claimed.
 
@@ -105,16 +106,17 @@ def test_a_coordinate_beyond_alpha_breaks_the_paper_s_claims() -> None:
         assert float(result.measured.lower_bound) > 0.2  # the attack sees something in both
 
 
+@pytest.mark.slow
 def test_proven_methods_stand_and_less_noise_is_found() -> None:
     """A false alarm has probability 1e-3; the seed is fixed. The control has half of the noise."""
     good = ProvenDiffSketch(DIM, 2, 6, padding=400, clip=1.0, std=0.5)
     case = of_method(vectors(), good, change="largest", title="t")
     assert isinstance(case.claim, ProvenClaim)
-    result = audit(case, trials=20_000, confidence=0.999, seed=1)
+    result = audit(case, trials=6_000, confidence=0.999, seed=1)
     assert result.verdict is Verdict.CONSISTENT
     assert float(result.measured.lower_bound) > 0.1
     bad = of_method(vectors(), replace(good, std=0.25), change="largest", title="t")
-    found = audit(replace(bad, claim=case.claim), trials=20_000, confidence=0.999, seed=1)
+    found = audit(replace(bad, claim=case.claim), trials=6_000, confidence=0.999, seed=1)
     assert found.verdict is Verdict.CONTRADICTED
 
 

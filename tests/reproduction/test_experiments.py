@@ -218,6 +218,7 @@ def test_all_figures_and_measurements_are_there() -> None:
         assert callable(function_of(MEASUREMENTS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_runs_can_be_built(
     name: str,

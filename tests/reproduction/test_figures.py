@@ -43,6 +43,7 @@ def results_of(experiment: Experiment) -> Results:
     }
 
 
+@pytest.mark.slow
 def test_distributions() -> None:
     measurement = Measurement("gradients", "distributions", SHAPES)
     experiment = Experiment(
@@ -110,6 +111,7 @@ def test_drawing_of_cpsgd() -> None:
     assert bases == {Basis.NONE, Basis.PROVEN}
 
 
+@pytest.mark.slow
 def test_data_sets_have_the_paper_s_sizes() -> None:
     experiment = load("datasets", reduced=False)
     results = results_of(experiment)

@@ -52,6 +52,7 @@ def audited() -> dict[Any, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_drawing(audited: dict[Any, Any]) -> None:
     drawn = checked(draw_audits(audits(), audited))
     facts = drawn.facts
@@ -67,6 +68,7 @@ def test_drawing(audited: dict[Any, Any]) -> None:
     assert names == ["audit-proven-claims", "audit-proven-cases"]
 
 
+@pytest.mark.slow
 def test_a_proven_bound_that_is_exceeded_is_said(audited: dict[Any, Any]) -> None:
     changed = {}
     for job, data in audited.items():
@@ -80,6 +82,7 @@ def test_a_proven_bound_that_is_exceeded_is_said(audited: dict[Any, Any]) -> Non
     assert facts["broken"] == 1  # of the claims
 
 
+@pytest.mark.slow
 def test_epsilons_keep_their_words(audited: dict[Any, Any]) -> None:
     data = audited[audits().jobs[2]]
     measured = epsilon_of(data["measured_lower_bound"])

@@ -21,11 +21,11 @@ from diffsketch.reproduction.experiments import (
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.figures_trained import (
     CurvePoint,
+    TrainedLine,
     accuracy_at,
     draw_compression,
     draw_correction,
     draw_curves,
-    line_of,
     points_of,
 )
 from tests.reproduction.made_up import MESSAGE, checked, curve_of, experiment_of, run_of
@@ -162,7 +162,7 @@ def test_appended_noise_costs_a_round_what_repeated_costs_the_run() -> None:
         [0.1, 0.5], method="diffsketch-proven",
         epsilon={"basis": "proven", "unit": "coordinate", "value": total, "rounds": 100},
     )  # fmt: skip
-    epsilon, words = line_of(Variant("v", (PANEL,), {}), (run,)).per_round
+    epsilon, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
     assert float(epsilon) == pytest.approx(1.0, abs=1e-4)  # that of a multiplier of 3.7306
     assert words.endswith("a round at delta 1e-05, on average")
 
@@ -172,7 +172,7 @@ def test_a_clients_epsilon_is_that_of_the_run() -> None:
         [0.1, 0.5], method="sketch-skellam",
         epsilon={"basis": "proven", "unit": "client", "value": 4.9, "rounds": 3},
     )  # fmt: skip
-    epsilon, words = line_of(Variant("v", (PANEL,), {}), (run,)).per_round
+    epsilon, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
     assert (float(epsilon), epsilon.rounds, epsilon.scope.unit, words) == (4.9, 3, Unit.CLIENT, "")
 
 

@@ -165,11 +165,13 @@ def masks(**more: Any) -> dict[str, Any]:
     return measure_masks({**MASKS, **more}, seed=0, on_progress=lambda _: None)
 
 
+@pytest.mark.slow
 def test_noise_teaches_nothing_without_masks() -> None:
     """Chance is 0.1 and the first model has 0.098; seed fixed, so this fails never or always."""
     assert masks()["accuracy"] < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", ["shared", "drift"])
 def test_masks_teach_without_any_sketch(correction: str) -> None:
     """Also the negative control of the test above: something would be found."""
@@ -358,6 +360,7 @@ def test_iterates_are_plain_sgd_with_batches_from_each_own_examples() -> None:
         assert 0 < size <= 0.5 / i**0.5 * float(squares.max()) ** 0.5 + 1e-6
 
 
+@pytest.mark.slow
 def test_gradients_of_random_batches_are_unbiased() -> None:
     """The mean of 4,000 first gradients is that of all examples, within 5 standard errors.
 

@@ -77,6 +77,7 @@ def test_a_second_run_only_draws(folder: Path, tmp_path: Path, steps: list[int])
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.slow
 def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     printed = run(output, folder)
@@ -169,6 +170,7 @@ def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None
     assert not (output / "data" / "two-all.csv").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_and_continued_it_is_the_same(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_interrupted_and_continued_it_is_the_same(
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(one, folder, "one")
@@ -203,6 +206,7 @@ def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
     assert (one / "results.json").read_bytes() == (two / "results.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(output, folder)
@@ -216,6 +220,7 @@ def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
     assert (output / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_failures_take_nothing_from_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:

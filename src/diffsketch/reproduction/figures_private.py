@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
@@ -35,16 +34,20 @@ _CHANGES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
 class AuditedCase:
-    """An audit."""
+    """An audit: what is stated, what was measured, and what the best attack reaches.
 
-    name: str  # that of the measurement
-    settings: Mapping[str, Any]  # those of the measurement
-    data: Mapping[str, Any]  # what was measured
-    stated: Epsilon  # claimed, proven, or infinite where nobody says anything
-    measured: Epsilon  # the lower bound
-    limit: float | None
+    Of a measurement it is the first seed's. A bound carries its own confidence; several seeds would
+    only be more audits.
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.name, self.settings, self.data = measured.name, measured.settings, measured.first
+        self.stated = epsilon_of(self.data["claimed"])  # infinite where nobody says anything
+        self.measured = epsilon_of(self.data["measured_lower_bound"])
+        best = self.data["best_possible"]  # None where it is not known
+        unlimited = best is not None and best["epsilon"] is None
+        self.limit = math.inf if unlimited else best and float(best["epsilon"])
 
     @property
     def refuted(self) -> bool:
@@ -66,21 +69,9 @@ def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
 
 
 def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:
-    """The audits of an experiment, but the inversion: of each measurement its first seed's.
-
-    A bound carries its own confidence; several seeds would only be more audits.
-    """
-    found = []
-    for each in measured_of(experiment, results, "audit"):
-        data = each.first
-        if "inversion" in data:
-            continue
-        limit = None
-        if (best := data["best_possible"]) is not None:
-            limit = math.inf if best["epsilon"] is None else float(best["epsilon"])
-        stated, measured = (epsilon_of(data[name]) for name in ("claimed", "measured_lower_bound"))
-        found.append(AuditedCase(each.name, each.settings, data, stated, measured, limit))
-    return found
+    """The audits of an experiment, but the inversion."""
+    found = measured_of(experiment, results, "audit")
+    return [AuditedCase(each) for each in found if "inversion" not in each.first]
 
 
 def draw_audits(experiment: Experiment, results: Results) -> Figure:
@@ -235,6 +226,14 @@ def _audit_text(cases: Sequence[AuditedCase], *, reduced: bool) -> tuple[str, ..
     return (trials, entry["gradients"], *((entry["reduced"],) if reduced else ()))
 
 
+def _facts_of_audits(audits: Sequence[AuditedCase]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for case in audits:
+        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
+        facts[f"lower/{case.name}"] = float(case.measured)
+    return facts
+
+
 def _audit_facts(experiment: Experiment, cases: Sequence[AuditedCase]) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"seeds": 1, "confidence": _confidence(cases) if cases else None}
     for case in cases:
@@ -293,19 +292,25 @@ def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 # --- what Theorem 1 claims for every message -------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class MessageClaims:
     """What Theorem 1 claims for the messages of one table and padding, over the seeds."""
 
-    found: tuple[Mapping[str, Any], ...]  # that of each seed, as the measurement has them
-    cols: int  # columns of the table
-    length: int  # of the appended noise, in lengths of the vector
-    padding: str  # the same as a text; "none" without
-    compression: float  # coordinates of the vector to a cell
-    median: float | None  # mean over the seeds of the median claim; None if one of them is infinite
-    finite_mean: float | None  # of the mean over messages with a claim; None where a seed has none
-    finite: float  # share of messages that something is claimed for
-    proven: Epsilon | None  # what is proven of the repaired padding: the most over hashes and seeds
+    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
+        self.found, first = found, found[0]
+        self.cols, self.compression = int(first["cols"]), float(first["compression"])
+        self.length = int(first["padding"])  # of the appended noise, in lengths of the vector
+        self.padding = f"{self.length}n" if self.length else "none"
+        # Over the seeds; None where one of them has no finite median, or no message with a claim.
+        self.median = mean_or_none([each["median"] for each in found])
+        self.finite_mean = mean_or_none([each["finite_mean"] for each in found])
+        self.finite = 1 - statistics.fmean(each["without"] for each in found)
+        proven = [each["proven"] for each in found if each["proven"] is not None]
+        self.proven: Epsilon | None = (
+            None  # of the repaired padding: the most over hashes and seeds
+        )
+        if proven:
+            most = max(value["most"] for value in proven)
+            self.proven = Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, _SCOPE)
 
     @property
     def claimed(self) -> Epsilon | None:
@@ -317,17 +322,18 @@ class MessageClaims:
         return mean_and_spread([each["needs_noise"][requirement] for each in self.found])
 
 
-@dataclass(frozen=True, eq=False)
 class MessageRun:
     """A training whose messages were looked at."""
 
-    name: str  # that of the measurement
-    found: tuple[Mapping[str, Any], ...]  # the result of each seed
-    rows: int  # rows of the tables
-    requirements: list[str]  # epsilons that messages are held against
-    tables: list[MessageClaims]  # for each table and padding
-    noised: float | None
-    ratio: float  # mean of alpha / sigma
+    def __init__(self, measured: Measured) -> None:
+        self.name, self.found = measured.name, measured.found
+        self.rows = int(measured.first["table_rows"])
+        self.requirements = list(measured.first["tables"][0]["needs_noise"])
+        tables = zip(*(each["tables"] for each in self.found), strict=True)
+        self.tables = [MessageClaims(each) for each in tables]
+        # Share of messages that got Laplace noise in the run itself; None if it adds none.
+        self.noised = mean_or_none([each["noised"] for each in self.found])
+        self.ratio = statistics.fmean(each["ratio"]["mean"] for each in self.found)
 
     @property
     def by_padding(self) -> dict[str, list[MessageClaims]]:
@@ -340,37 +346,6 @@ class MessageRun:
 
 def _claim(value: float) -> Epsilon:
     return Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE)
-
-
-def _claims_of(found: tuple[Mapping[str, Any], ...]) -> MessageClaims:
-    first = found[0]
-    proven = [each["proven"] for each in found if each["proven"] is not None]
-    most = max((value["most"] for value in proven), default=0.0)
-    return MessageClaims(
-        found=found,
-        cols=int(first["cols"]),
-        length=int(first["padding"]),
-        padding=f"{int(first['padding'])}n" if first["padding"] else "none",
-        compression=float(first["compression"]),
-        median=mean_or_none([each["median"] for each in found]),
-        finite_mean=mean_or_none([each["finite_mean"] for each in found]),
-        finite=1 - statistics.fmean(each["without"] for each in found),
-        proven=Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, _SCOPE) if proven else None,
-    )
-
-
-def _run_of(measured: Measured) -> MessageRun:
-    found, first = measured.found, measured.first
-    tables = zip(*(each["tables"] for each in found), strict=True)
-    return MessageRun(
-        name=measured.name,
-        found=found,
-        rows=int(first["table_rows"]),
-        requirements=list(first["tables"][0]["needs_noise"]),
-        tables=[_claims_of(each) for each in tables],
-        noised=mean_or_none([each["noised"] for each in found]),
-        ratio=statistics.fmean(each["ratio"]["mean"] for each in found),
-    )
 
 
 def _claims_table(experiment: Experiment, runs: Sequence[MessageRun]) -> Table:
@@ -391,14 +366,6 @@ def _claims_table(experiment: Experiment, runs: Sequence[MessageRun]) -> Table:
     return table("claims", f"{experiment.name}-claims", rows, columns)
 
 
-def _facts_of_audits(audits: Sequence[AuditedCase]) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {}
-    for case in audits:
-        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
-        facts[f"lower/{case.name}"] = float(case.measured)
-    return facts
-
-
 def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
     """The histogram of the claims of all messages, and the share that needs noise.
 
@@ -408,11 +375,9 @@ def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
     Guarantees (`tests/reproduction/test_figures_private.py`): shares are means over the seeds; a
     message without a claim needs noise.
     """
-    runs = [_run_of(one) for one in measured_of(experiment, results, "local-epsilon")]
+    runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
     audits, first, name = audited_of(experiment, results), runs[0], experiment.name
-    proven: list[Exhibit] = [
-        plot("by-padding", f"{name}-proven", _series_by_padding(runs)),
-    ]
+    proven: list[Exhibit] = [plot("by-padding", f"{name}-proven", _series_by_padding(runs))]
     if audits:
         proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
     bare, most = first.tables[0], first.tables[-1]
@@ -555,7 +520,7 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
     Guarantees (`tests/reproduction/test_figures_private.py`): a mean is over the messages with a
     claim, and is left out where there are none.
     """
-    runs = [_run_of(one) for one in measured_of(experiment, results, "local-epsilon")]
+    runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
     audits, name = audited_of(experiment, results), experiment.name
     exhibits: list[Exhibit] = []
     proven: list[Exhibit] = []

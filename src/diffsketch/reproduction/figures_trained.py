@@ -57,40 +57,47 @@ class CurvePoint:
     both: float  # bytes up and down
 
 
-@dataclass(frozen=True, eq=False)
 class TrainedLine:
     """The runs of a variant, one for each seed, and their means."""
 
-    variant: Variant  # the variant
-    summaries: list[Mapping[str, Any]]  # that of each run
-    points: tuple[CurvePoint, ...]
-    accuracies: list[float]  # of each run after its last round; of one that diverged, before it did
-    accuracy: float | None  # their mean; None where all runs diverged
-    spread: float | None  # their standard deviation
-    diverged: int
-    ended: str  # which seeds did not end well; empty if all did
-    noised: float | None
-    up: float  # bytes that all workers sent in a run, headers included
-    both: float  # bytes that were sent up and down in a run
-    compression: float
-    share: float  # message over vector in float32: the paper's ratio, without any header
-    seconds: float | None  # time of a round of training, where it was measured
-
-    @property
-    def name(self) -> str:
-        """The name of the variant."""
-        return self.variant.name
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The settings that the runs used, with those that were not given."""
-        config: Mapping[str, Any] = self.summaries[0]["config"]
-        return config
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return str(self.config["method"])
+    def __init__(self, variant: Variant, runs: Sequence[Mapping[str, Any]]) -> None:
+        found: list[Mapping[str, Any]] = [run["summary"] for run in runs]
+        count, first = len(runs), found[0]
+        self.variant, self.name, self.summaries = variant, variant.name, found
+        self.config: Mapping[str, Any] = first["config"]  # with settings that were not given
+        self.method = str(self.config["method"])
+        self.points = points_of([run["curve"] for run in runs])
+        # After the last round; of a run that diverged, before it did.
+        self.accuracies: list[float] = [one["accuracy"] for one in found]
+        self.accuracy: float | None
+        self.accuracy, self.spread = mean_and_spread(self.accuracies)
+        stopped = sum(one["outcome"] == "diverged" for one in found)
+        if stopped == count:
+            self.accuracy = self.spread = None
+        # Those that stopped, or ended worse than they began and than they had been.
+        self.diverged = sum(one["outcome"] == "diverged" or one["diverging"] for one in found)
+        ends = (
+            (stopped, "diverged"),
+            (self.diverged - stopped, "diverging"),
+            (sum(one["outcome"] == "budget" for one in found), "out of budget"),
+        )
+        self.ended = ", ".join(
+            word if number == count == 1 else f"{number} of {count} seeds {word}"
+            for number, word in ends
+            if number
+        )
+        # Share of the messages that needed noise, for those that Theorem 1 validates.
+        self.noised = mean_or_none([one["noised_share"] for one in found])
+        # Bytes of all workers in a run, headers included.
+        self.up = statistics.fmean(one["bytes_up"] for one in found)
+        self.both = statistics.fmean(one["bytes_up"] + one["bytes_down"] for one in found)
+        uncompressed = sum(int(one["uncompressed_bytes_up"]) for one in found)
+        self.compression = uncompressed / max(1, sum(int(one["bytes_up"]) for one in found))
+        # Message over vector in float32: the paper's ratio, without any header.
+        self.share = float((first["message_bytes"] - HEADER_BYTES) / (4 * first["dim"]))
+        times = [run.get("times", {}).get("training") for run in runs]
+        rounds = sum(one["rounds"] for one in found)
+        self.seconds = sum(times) / rounds if rounds and None not in times else None  # of a round
 
     @property
     def shown(self) -> str:
@@ -131,53 +138,11 @@ class TrainedLine:
         return epsilon, f"{epsilon.shown()} a round"
 
 
-def line_of(variant: Variant, runs: Sequence[Mapping[str, Any]]) -> TrainedLine:
-    """The line of a variant, from the results of its runs."""
-    found, count = [run["summary"] for run in runs], len(runs)
-
-    def mean(*names: str) -> float:
-        return statistics.fmean(sum(one[name] for name in names) for one in found)
-
-    stopped = sum(one["outcome"] == "diverged" for one in found)
-    diverged = sum(one["outcome"] == "diverged" or one["diverging"] for one in found)
-    ends = (
-        (stopped, "diverged"),
-        (diverged - stopped, "diverging"),
-        (sum(one["outcome"] == "budget" for one in found), "out of budget"),
-    )
-    ended = [
-        word if number == count == 1 else f"{number} of {count} seeds {word}"
-        for number, word in ends
-        if number
-    ]
-    accuracies = [one["accuracy"] for one in found]
-    accuracy, spread = mean_and_spread(accuracies)
-    times = [run.get("times", {}).get("training") for run in runs]
-    rounds = sum(one["rounds"] for one in found)
-    uncompressed = sum(int(one["uncompressed_bytes_up"]) for one in found)
-    return TrainedLine(
-        variant=variant,
-        summaries=found,
-        points=points_of([run["curve"] for run in runs]),
-        accuracies=accuracies,
-        accuracy=None if stopped == count else accuracy,
-        spread=None if stopped == count else spread,
-        diverged=diverged,
-        ended=", ".join(ended),
-        noised=mean_or_none([one["noised_share"] for one in found]),
-        up=mean("bytes_up"),
-        both=mean("bytes_up", "bytes_down"),
-        compression=uncompressed / max(1, sum(int(one["bytes_up"]) for one in found)),
-        share=float((found[0]["message_bytes"] - HEADER_BYTES) / (4 * found[0]["dim"])),
-        seconds=sum(times) / rounds if rounds and None not in times else None,
-    )
-
-
 def panels_of(experiment: Experiment, results: Results) -> dict[str, list[TrainedLine]]:
     """The lines by the panels that they are drawn in, in their order."""
     panels: dict[str, list[TrainedLine]] = {}
     for variant in experiment.variants:
-        line = line_of(variant, [results[job] for job in experiment.runs(variant)])
+        line = TrainedLine(variant, [results[job] for job in experiment.runs(variant)])
         for panel in variant.panels:
             panels.setdefault(panel, []).append(line)
     return panels
