@@ -69,7 +69,7 @@ def bytes_to(experiment: str, ours: float | None, raw: float | None, total: floa
 
 
 def ratios(*rows: tuple[str, float | None, float, float | None]) -> Made:
-    """Of accuracy-compression: name, accuracy, ratio, bytes."""
+    """Facts of accuracy-compression: name, accuracy, ratio, bytes."""
     panel = "MNIST, sketch without privacy"
     return {"accuracy-compression": figure(
         {panel: {name: accuracy for name, accuracy, _, _ in rows}},
@@ -107,7 +107,7 @@ def masks(plain: float, shared: float, *, fixed: float = 0.6) -> Made:
 
 
 def audited(best: float | None = None, **cases: tuple[float | None, float]) -> Made:
-    """By name: what is claimed, and what was measured. Two underscores are a comma."""
+    """Facts of audits by name: claimed, and measured. Two underscores are a comma."""
     facts: dict[str, Any] = {"seeds": 1}
     for given, (claimed, lower) in cases.items():
         name = given.replace("__", ", ").replace("_", "-")

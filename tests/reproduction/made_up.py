@@ -30,7 +30,7 @@ def curve_of(accuracies: Sequence[float], *, up: int, down: int, **more: Any) ->
 def run_of(
     curve: Sequence[Any], *, method: str, message: int = MESSAGE, **more: Any
 ) -> dict[str, Any]:
-    """What a run of ten workers on MNIST came to; `more` is its summary's, where it is another."""
+    """The result of a run of ten workers on MNIST; `more` is its summary's, where it is another."""
     epsilon = {
         "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
         "unit": "client", "value": None, "rounds": 10, **more.pop("epsilon", {}),

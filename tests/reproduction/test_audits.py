@@ -1,4 +1,4 @@
-"""What is audited is what the methods send."""
+"""Audits: the messages are those that the methods send, and attacks find what is wrong."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_bare_tables_tell_everything_and_padding_hides_as_the_formula_says() -> 
 
 
 def test_every_case_of_the_settings_file_can_be_made() -> None:
-    """With vectors that Theorem 1 accepts in the tables of the file: one stands out."""
+    """Vectors that Theorem 1 accepts in the tables of the file: one stands out."""
     vectors = torch.randn(2, 7850, generator=torch.Generator().manual_seed(0))
     vectors[0, :20] = 60.0
     cases = {

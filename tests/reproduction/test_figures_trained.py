@@ -324,7 +324,7 @@ def test_last_accuracies_are_over_the_ratio_of_the_messages() -> None:
 
 
 def test_runs_of_the_other_figures_are_shared() -> None:
-    """With the same settings they are the same jobs, which are done once."""
+    """Runs with the same settings are the same jobs, which are done once."""
     own = set(load("accuracy-compression", reduced=False).jobs)
     for name, count in (("mnist", 5), ("shakespeare", 5)):
         other = load(name, reduced=False)

@@ -94,7 +94,7 @@ def test_training_is_the_same_as_if_nobody_looked() -> None:
 
 
 def test_vectors_are_those_that_were_sent() -> None:
-    """Of the uncompressed method the sum of the messages is the sum of the vectors."""
+    """For the uncompressed method the sum of the messages is the sum of the vectors."""
     simulation = simulation_of({"task": "mnist", "method": "none", "rounds": 3}, seed=0)
     for each in observe(simulation, range(3)):
         assert each.vectors.shape == (10, 7850)
@@ -216,7 +216,7 @@ OWN = {"table_rows": 7, "widths": "15", "paddings": "2", "requirements": "0.1, 4
 
 
 def test_claims_are_those_of_the_method() -> None:
-    """What the method itself said about its messages, at the padding that it had."""
+    """Those that the method itself states about its messages, at the padding that it had."""
     said = [
         each.result.summed.claimed
         for each in observe(simulation_of(RUN, seed=3), range(4))
@@ -346,7 +346,7 @@ def test_bounds_are_those_of_the_measured_constants(converged: dict[str, Any]) -
 
 
 def test_iterates_are_plain_sgd_with_batches_from_each_own_examples() -> None:
-    """With whole batches of one example each, the steps are those of a loop by hand."""
+    """For whole batches of one example each, the steps are those of a loop by hand."""
     devices = small()
     trainer = trainer_for(LogisticRegression(4, 2))
     found = list(

@@ -55,7 +55,7 @@ def results_of(output: Path) -> Any:
 
 
 def text_of(output: Path) -> str:
-    """What a reader sees of the page."""
+    """The text that a reader sees of the page."""
     page = (output / "index.html").read_text()
     return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
 

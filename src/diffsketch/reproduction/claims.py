@@ -110,14 +110,14 @@ class Facts:
         return found
 
     def __getitem__(self, experiment: str) -> str:
-        """How many seeds an experiment has, as a sentence: `{seeds[mnist]}` in a text."""
+        """The number of seeds of an experiment, as a sentence: `{seeds[mnist]}` in a text."""
         count = int(self.number(experiment, "seeds"))
         return "One seed." if count == 1 else f"{count} seeds."
 
 
 Case: TypeAlias = Mapping[str, Any]
 Cases: TypeAlias = Iterable[Case]
-"""What a rule looked at: each with whether it is a `hit`, and with fields for the texts."""
+"""The cases of a rule: each with whether it is a `hit`, and with fields for the texts."""
 Graded: TypeAlias = tuple[Cases, Sequence[bool] | None, Mapping[str, Any]]
 """Cases, what is graded in their place (None if the claim is not measured), and further fields."""
 
@@ -144,7 +144,7 @@ def times(ratio: float) -> str:
 
 
 def meaning(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: float = 0.0) -> str:
-    """What an epsilon is worth, to stand behind one or several.
+    """Say what an epsilon is worth, to stand behind one or several.
 
     >>> meaning(Basis.CLAIMED)
     '(claimed; coordinate unit, replace, local trust; one round)'
@@ -225,7 +225,7 @@ class Panel:
         return _found(r"(\d+(?:\.\d+)?)x\b", self.name)
 
     def gap(self, ours: str, other: str) -> Gap | None:
-        """How much better `ours` is; None unless the panel has both and both finished."""
+        """The lead of `ours`; None unless the panel has both and both finished."""
         first, second = self.lines.get(ours), self.lines.get(other)
         if first is None or second is None:
             return None

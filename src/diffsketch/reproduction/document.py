@@ -98,7 +98,7 @@ def notice_of(
     left_out: Sequence[str],
     failed: Sequence[str] = (),
 ) -> str:
-    """What a reader has to know first: what is reduced, left out, or went wrong."""
+    """A notice for the reader to see first: what is reduced, left out, or went wrong."""
     parts = []
     if any(one.reduced for one in shown):
         less = [reductions(*both) for both in zip(full, shown, strict=True)]
@@ -118,7 +118,7 @@ def notice_of(
 
 
 def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
-    """What `--quick` has reduced in an experiment: by name, how much is left."""
+    """Reductions by `--quick` in an experiment: by name, how much is left."""
     found = {}
     before, after = (_most_seeds(one) for one in (full, less))
     if before != after:

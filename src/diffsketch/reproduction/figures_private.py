@@ -56,7 +56,7 @@ class AuditedCase:
 
     @property
     def excess(self) -> float:
-        """How many times more was measured than is stated."""
+        """The measured epsilon over the stated one."""
         return float(self.measured) / float(self.stated)
 
 
@@ -293,7 +293,7 @@ def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 
 
 class MessageClaims:
-    """What Theorem 1 claims for the messages of one table and padding, over the seeds."""
+    """Theorem 1's claims for the messages of one table and padding, over the seeds."""
 
     def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
         self.found, first = found, found[0]

@@ -106,7 +106,7 @@ class TrainedLine:
 
     @property
     def epsilon(self) -> Epsilon:
-        """That of the run that cost most: of all its rounds if proven, of one if claimed."""
+        """The epsilon of the run that cost most: of all its rounds if proven, of one if claimed."""
         every = [(epsilon_from_data(one["epsilon"]), one["rounds"]) for one in self.summaries]
         most, rounds = max(every, key=lambda each: float(each[0]))
         once = most.rounds == 1 and most.scope.unit is not Unit.COORDINATE
@@ -115,7 +115,7 @@ class TrainedLine:
 
     @property
     def per_round(self) -> tuple[Epsilon, str]:
-        """What one message guarantees or claims to, and its value as a text.
+        """The epsilon that one message guarantees or claims, and its value as a text.
 
         For what is proven about a client it is the epsilon of the whole run, without a text: the
         run is what such a number is for. For appended noise, whose guarantee depends on the
@@ -183,7 +183,7 @@ def accuracy_at(points: Sequence[CurvePoint], up: float) -> float | None:
 
 
 def _round_of(total: Epsilon) -> Epsilon:
-    """That of one of `rounds` equal releases with Gaussian noise that together have this one."""
+    """The epsilon of one of `rounds` equal releases with Gaussian noise that together have this."""
     value, delta = float(total), total.delta
 
     def excess(shift: float) -> float:
@@ -360,7 +360,7 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
 
 
 def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> str:
-    """What `ours` and `baseline` came to, and the best of the proven ones that send no more."""
+    """Compare `ours` and `baseline`, and the best of the proven ones that send no more."""
     ours, baseline = experiment.options.get("ours"), experiment.options.get("baseline")
     parts: list[str] = []
     meanings: dict[str, None] = {}

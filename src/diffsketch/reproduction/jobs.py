@@ -130,7 +130,7 @@ class Store:
 
 
 def made_by(kind: str) -> dict[str, str]:
-    """What the results of jobs of a kind depend on besides their settings."""
+    """Versions and source that the results of jobs of a kind depend on besides their settings."""
     here = versions()
     parts = _COMPUTING if kind == RUN else (*_COMPUTING, *_MEASURING)
     compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}

@@ -352,7 +352,7 @@ def measure_cpsgd(
 
 
 def _of_sum(mechanism: BinomialMechanism, target: float) -> dict[str, Any]:
-    """What the theorem says of the sum of so many messages, and what it would take."""
+    """Apply the theorem to the sum of so many messages, and find what it would take."""
     trials = least_trials(mechanism, target)
     enough = None if trials is None else replace(mechanism, trials=trials)
     shift, _ = mechanism.shifts()
@@ -462,7 +462,7 @@ def measure_local_epsilon(
 def claims_of(
     ratios: Numbers, sketch: CountSketch, *, padding: int, requirements: Sequence[float]
 ) -> dict[str, Any]:
-    """What Theorem 1 claims for messages whose vectors have these alpha / sigma."""
+    """Theorem 1's claims for messages whose vectors have these alpha / sigma."""
     size = (sketch.dim + padding, sketch.rows, sketch.cols)
     bound, spread = torch.from_numpy(ratios), torch.ones(len(ratios), dtype=torch.float64)
     claimed = claimed_per_round(*size, alpha=bound, sigma=spread).numpy()
@@ -494,7 +494,7 @@ def claims_of(
 def proven_of(
     sketch: CountSketch, settings: LocalEpsilonSettings, *, padding: int, seed: int
 ) -> dict[str, Any] | None:
-    """What is proven of the repaired padding: the least and the most over the hashes tried.
+    """The epsilon proven of the repaired padding: the least and the most over the hashes tried.
 
     Coordinates are clipped to `ratio` times the standard deviation of the appended numbers, both
     fixed beforehand. None where nothing is proven, or was asked for.

@@ -383,7 +383,7 @@ class _Audited:
 
     @property
     def refuted(self) -> bool:
-        """By a measurement, or by a calculation that needs no trials."""
+        """Whether a measurement, or a calculation that needs no trials, exceeds the claim."""
         return max(self.lower, self.best or 0.0) > self.claimed
 
     def __str__(self) -> str:

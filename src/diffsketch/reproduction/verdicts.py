@@ -166,7 +166,7 @@ def statements() -> tuple[Statement, ...]:
 
 
 def count_standings(verdicts: Verdicts) -> dict[str, int]:
-    """How many claims have which standing: all four, in their order."""
+    """Count the claims by standing: all four, in their order."""
     counts = Counter(verdict.standing for verdict in verdicts.values())
     return {standing.value: counts[standing] for standing in Standing}
 
