@@ -124,6 +124,10 @@ def test_results_of_other_versions_are_not_used(
 def test_source_of_measurements_does_not_matter_to_runs() -> None:
     assert made_by("run")["source"] != made_by("tiny")["source"]
     assert {**made_by("run"), "source": ""} == {**made_by("tiny"), "source": ""}
+    # A folder that was renamed would silently be left out of the digest.
+    package = Path(jobs.__file__).parents[1]
+    for part in (*jobs._COMPUTING, *jobs._MEASURING):
+        assert (package / part).exists(), part
 
 
 def test_runs_of_other_versions_are_begun_again(store: Store, steps: list[int]) -> None:
