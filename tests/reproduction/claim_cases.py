@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from diffsketch.reproduction.verdicts.verdict import Standing
+from diffsketch.reproduction.claims import Standing
+from diffsketch.sketch import CountSketch
 
 HOLDS, PART, FAILS = Standing.HOLDS, Standing.IN_PART, Standing.FAILS
+OURS, SKETCH, RAW, WHOLE = (
+    "DiffSketch", "Laplace on sketches", "Laplace on raw gradients", "uncompressed",
+)  # fmt: skip
+PANELS = ("20x, epsilon 1", "20x, epsilon 5")
 Made = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Flip:
-    """A rule, what it is fed, and what it must say.
+class Flip(NamedTuple):
+    """A claim, its expected verdict, facts by experiment, and values instead of some of its own.
 
-    Attributes:
-        rule: Its name.
-        expected: Its verdict.
-        facts: By experiment.
-        values: Instead of some of the claim's own.
-        patches: By dotted name below the package: what stands in for a calculator.
+    `patches` has, by its name in `rules`, what stands in for a calculator.
     """
 
-    rule: str
+    claim: str
     expected: Standing
-    facts: Made = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    patches: Mapping[str, Any] = field(default_factory=dict)
+    facts: Made = {}  # noqa: RUF012
+    values: Mapping[str, Any] = {}
+    patches: Mapping[str, Any] = {}
 
     def __str__(self) -> str:
-        return f"{self.rule} {self.expected}"
+        return f"{self.claim} {self.expected}"
 
 
 def figure(lines: Mapping[str, Mapping[str, float | None]], **others: Any) -> dict[str, Any]:
@@ -46,11 +44,6 @@ def figure(lines: Mapping[str, Mapping[str, float | None]], **others: Any) -> di
         for (panel, name), value in values.items():
             facts[f"{what.replace('_', '-')}/{panel}/{name}"] = value
     return facts
-
-
-OURS, SKETCH, RAW, WHOLE = (
-    "DiffSketch", "Laplace on sketches", "Laplace on raw gradients", "uncompressed",
-)  # fmt: skip
 
 
 def cpsgd(ours: float, theirs: float, whole: float = 0.9) -> Made:
@@ -76,7 +69,7 @@ def bytes_to(experiment: str, ours: float | None, raw: float | None, total: floa
 
 
 def ratios(*rows: tuple[str, float | None, float, float | None]) -> Made:
-    """Of accuracy-compression: name, accuracy, ratio, bytes."""
+    """Facts of accuracy-compression: name, accuracy, ratio, bytes."""
     panel = "MNIST, sketch without privacy"
     return {"accuracy-compression": figure(
         {panel: {name: accuracy for name, accuracy, _, _ in rows}},
@@ -114,7 +107,7 @@ def masks(plain: float, shared: float, *, fixed: float = 0.6) -> Made:
 
 
 def audited(best: float | None = None, **cases: tuple[float | None, float]) -> Made:
-    """By name: what is claimed, and what was measured. Two underscores are a comma."""
+    """Facts of audits by name: claimed, and measured. Two underscores are a comma."""
     facts: dict[str, Any] = {"seeds": 1}
     for given, (claimed, lower) in cases.items():
         name = given.replace("__", ", ").replace("_", "-")
@@ -170,3 +163,234 @@ def converged(share: float, slope: float) -> Made:
 def rising_theorem(dim: int, rows: int, cols: int, **_: float) -> Any:
     """A Theorem 1 that is the other way round."""
     return SimpleNamespace(epsilon=lambda **_: dim * 1e-12 + 1 / (rows * cols))
+
+
+class Squares(CountSketch):
+    """No sketch: not linear."""
+
+    def encode(self, vector: Any, seed: Any, **_: Any) -> Any:
+        return super().encode(vector, seed).square() + 1e3
+
+
+class Shrinking(CountSketch):
+    """A sketch whose estimates are half of what they should be."""
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:
+        return super().query(table, seed) / 2
+
+
+class Exact(CountSketch):
+    """A sketch whose tables are small, and whose estimates are right: what the paper hopes for."""
+
+    def encode(self, vector: Any, seed: Any, **_: Any) -> Any:
+        table: Any = super().encode(vector, seed) * 0
+        table.whole = vector
+        return table
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:  # noqa: ARG002
+        return table.whole
+
+
+class Rough(Exact):
+    """Estimates that are 70% off."""
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:  # noqa: ARG002
+        return table.whole * 0.3
+
+
+FLIPS = [
+    # Sizes and text
+    Flip("sizes-mnist", HOLDS),
+    Flip("sizes-mnist", PART, values={"tables": [[7, 22, 50], [7, 15, 20]]}),
+    Flip("sizes-mnist", FAILS, values={"tables": [[7, 22, 75], [7, 15, 50]]}),
+    Flip("sizes-shakespeare", FAILS),
+    Flip("sizes-shakespeare", HOLDS, values={"tables": [[10, 245, 16], [10, 190, 20]]}),
+    Flip("bits", PART),
+    Flip("bits", HOLDS, values={"rows": [[4, 8], [5, 6]]}),
+    Flip("bits", FAILS, values={"rows": [[4, 10]]}),
+    Flip("histogram-text", FAILS),
+    Flip("histogram-text", HOLDS, values={"text": 0.1}),
+    Flip("full-bins", HOLDS),
+    Flip("full-bins", FAILS, values={"sizes": [[30, 22]]}),
+    Flip("lemma-2", HOLDS),
+    Flip("lemma-2", FAILS, patches={"_inverses": min}),
+    # Formulas
+    Flip("longer-vectors", FAILS),
+    Flip("longer-vectors", HOLDS, values={"smaller_when": "larger"}),
+    Flip("longer-vectors", HOLDS, patches={"theorem1": rising_theorem}),
+    Flip("vanishing", PART),
+    Flip("vanishing", HOLDS, values={"change": 0.0}),
+    Flip("vanishing", FAILS, patches={"theorem1": rising_theorem}),
+    Flip("smaller-tables", HOLDS),
+    Flip("smaller-tables", FAILS, patches={"theorem1": rising_theorem}),
+    Flip("longer-padding", HOLDS),
+    Flip("longer-padding", PART, patches={"theorem1": rising_theorem}),
+    Flip("less-noise", PART),
+    Flip("less-noise", HOLDS, values={"panels": [[7850, 7, 15, 0.1]]}),
+    Flip("less-noise", FAILS, values={"panels": [[39720, 10, 190, 1.0]]}),
+    Flip("every-round", FAILS),
+    Flip("every-round", HOLDS, values={"per_round": 0.01}),
+    Flip("weaker-unit", HOLDS),
+    Flip("weaker-unit", FAILS, values={"dim": 1}),
+    Flip("more-devices", PART),
+    Flip("more-devices", HOLDS, values={"in_a_round": 1000}),
+    Flip("more-devices", FAILS, values={"cohorts": [11]}),
+    Flip("cpsgd-parameters", PART),
+    Flip("cpsgd-parameters", HOLDS, values={"cohort": 6000, "rows": [[5.0, 4, 12, 4]]}),
+    Flip("cpsgd-parameters", FAILS, values={"rows": [[5.0, 4, 23, 9]]}),
+    Flip("tighter-bound", HOLDS),
+    Flip("tighter-bound", FAILS, values={"cols": [88, 22], "rows": [11, 7]}),
+    # Count Sketch
+    Flip("linear", HOLDS),
+    Flip("linear", FAILS, patches={"CountSketch": Squares}),
+    Flip("lemma-1", HOLDS),
+    Flip("lemma-1", FAILS, patches={"lemma1_error": lambda *_, **__: 0.001}),
+    Flip("unbiased", HOLDS, values={"trials": 300}),
+    Flip("unbiased", FAILS, values={"trials": 300}, patches={"CountSketch": Shrinking}),
+    Flip("recovered", FAILS),
+    Flip("recovered", PART, patches={"CountSketch": Rough}),
+    Flip("recovered", HOLDS, patches={"CountSketch": Exact}),
+    Flip("bounded-bins", FAILS),
+    Flip("bounded-bins", HOLDS, patches={"CountSketch": Exact}),
+    # Baselines
+    Flip("five-to-fifty", HOLDS, cpsgd(0.9, 0.5) | against("mnist", (0.8, 0.7), (0.9, 0.8))
+         | against("shakespeare", (0.4, 0.3))),
+    Flip("five-to-fifty", PART, cpsgd(0.9, 0.5) | against("mnist", (0.8, 0.7), (0.9, 0.9))
+         | against("shakespeare", (0.4, 0.4))),
+    Flip("five-to-fifty", FAILS, cpsgd(0.9, 0.9) | against("mnist", (0.8, 0.79))
+         | against("shakespeare", (0.4, 0.4))),
+    Flip("over-cpsgd", HOLDS, cpsgd(0.9, 0.45)),
+    Flip("over-cpsgd", PART, cpsgd(0.9, 0.8)),
+    Flip("over-cpsgd", FAILS, cpsgd(0.9, 0.89)),
+    Flip("cpsgd-panels", HOLDS, cpsgd(0.9, 0.8)),
+    Flip("cpsgd-panels", FAILS, cpsgd(0.9, 0.899)),
+    Flip("cpsgd-smaller", Standing.NOT_MEASURED, cpsgd(0.9, 0.8)),
+    Flip("cpsgd-smaller", FAILS, cpsgd(0.9, 0.8), values={"below": 6.0}),
+    Flip("cpsgd-smaller", HOLDS, {"cpsgd": figure({
+        "4 bits (10x), epsilon 10": {"cpSGD": 0.8}, "4 bits (10x), epsilon 5": {"cpSGD": 0.7}})}),
+    Flip("cpsgd-smaller", HOLDS, {"cpsgd": figure({
+        "4 bits (10x), epsilon 10": {"cpSGD": 0.8}, "4 bits (10x), epsilon 5": {"cpSGD": None}})}),
+    Flip("combination", HOLDS, cpsgd(0.9, 0.8)),
+    Flip("combination", FAILS, cpsgd(0.9, 0.89)),
+    Flip("mnist-communication", HOLDS, bytes_to("mnist", 1e4, 5e5)),
+    Flip("mnist-communication", HOLDS, bytes_to("mnist", 1e4, None)),
+    Flip("mnist-communication", FAILS, bytes_to("mnist", 1e4, 5e4)),
+    Flip("mnist-communication", FAILS, bytes_to("mnist", None, 5e5)),
+    Flip("shakespeare-communication", HOLDS, bytes_to("shakespeare", 1e4, 5e5)),
+    Flip("shakespeare-communication", HOLDS, bytes_to("shakespeare", 1e4, 8e4)),
+    Flip("shakespeare-communication", FAILS, bytes_to("shakespeare", 1e4, 1e4)),
+    Flip("shakespeare-communication", FAILS, bytes_to("shakespeare", None, None)),
+    Flip("mnist-accuracy", HOLDS, against("mnist", (0.8, 0.7), (0.9, 0.88))),
+    Flip("mnist-accuracy", PART, against("mnist", (0.8, 0.7), (0.88, 0.9))),
+    Flip("mnist-accuracy", FAILS, against("mnist", (0.7, 0.8), (0.88, 0.879))),
+    Flip("mnist-smaller", HOLDS, against("mnist", (0.8, 0.7), (0.9, 0.88))),
+    Flip("mnist-smaller", FAILS, against("mnist", (0.8, 0.78), (0.9, 0.8))),
+    Flip("shakespeare-accuracy", HOLDS, against("shakespeare", (0.4, None), (0.4, 0.3))),
+    Flip("shakespeare-accuracy", FAILS, against("shakespeare", (0.4, 0.4), (None, 0.3))),
+    Flip("shakespeare-diverging", HOLDS, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: None, RAW: None}},
+        diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 3})}),
+    Flip("shakespeare-diverging", PART, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: None, RAW: 0.3}},
+        diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 0})}),
+    Flip("shakespeare-diverging", Standing.NOT_MEASURED, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.3, RAW: 0.3}}, diverged={(PANELS[0], SKETCH): 0})}),
+    Flip("shakespeare-diverging", FAILS, values={"below": 2.0}, facts={"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.3, RAW: 0.3}, PANELS[1]: {SKETCH: None, RAW: None}},
+        diverged={(PANELS[0], SKETCH): 0, (PANELS[0], RAW): 1, (PANELS[1], SKETCH): 5})}),
+    Flip("correction-helps", HOLDS, masks(0.8, 0.9)),
+    Flip("correction-helps", PART, masks(0.89, 0.87)),
+    Flip("correction-helps", FAILS, masks(0.89, 0.87, fixed=0.88)),
+    Flip("correction-private", FAILS, masks(0.89, 0.82)),
+    Flip("correction-private", HOLDS, masks(0.89, 0.12)),
+    # Trade-offs
+    Flip("marginal", HOLDS, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.88, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {OURS: 0.41, WHOLE: 0.42}})}),
+    Flip("marginal", PART, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.88, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {OURS: 0.31, WHOLE: 0.42}})}),
+    Flip("marginal", FAILS, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.7, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {OURS: None, WHOLE: 0.42}})}),
+    Flip("federated", HOLDS, {"shakespeare": figure({PANELS[0]: {OURS: 0.4, WHOLE: 0.42}})}),
+    Flip("federated", PART, {"shakespeare": figure(
+        {PANELS[0]: {OURS: 0.2, WHOLE: 0.42}, PANELS[1]: {OURS: 0.4, WHOLE: 0.42}})}),
+    Flip("federated", FAILS, {"shakespeare": figure({PANELS[0]: {OURS: None, WHOLE: 0.42}})}),
+    Flip("light-weight", HOLDS, timed(1.5, 1.0)),
+    Flip("light-weight", PART, timed(5.0, 1.0)),
+    Flip("light-weight", FAILS, timed(50.0, 1.0)),
+    Flip("minor", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.885, 47, 1e6))),
+    Flip("minor", PART, ratios(
+        (WHOLE, 0.89, 1, 9e6), ("25x", 0.89, 25, 1e6), ("50x", 0.8, 47, 1e6))),
+    Flip("minor", FAILS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.87, 47, 1e6))),
+    Flip("faster", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.89, 47, 1e6))),
+    Flip("faster", PART, ratios(
+        (WHOLE, 0.89, 1, 9e6), ("50x", 0.89, 47, 1e6), ("75x", 0.89, 70, None))),
+    Flip("faster", FAILS, ratios((WHOLE, 0.89, 1, 9e5), ("50x", 0.89, 47, 1e6))),
+    Flip("lower", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", 0.87, 400, 1e6))),
+    Flip("lower", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", None, 400, None))),
+    Flip("lower", FAILS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", 0.892, 400, 1e6))),
+    # Noise
+    Flip("little-noise", HOLDS, noised(0.01, 0)),
+    Flip("little-noise", FAILS, noised(0.01, 400)),
+    Flip("little-noise", FAILS, noised(1.0, 0)),
+    Flip("free", HOLDS, local(0.9, {})),
+    Flip("free", PART, local(0.3, {})),
+    Flip("free", FAILS, local(0.0, {})),
+    Flip("histogram", HOLDS, local(0.0, {"none": 0.9, "20n": 1.0})),
+    Flip("histogram", PART, local(0.0, {"none": 0.0, "20n": 0.1, "200n": 0.99})),
+    Flip("histogram", FAILS, local(0.0, {"none": 0.0, "20n": 0.1})),
+    Flip("most-rounds", HOLDS, by_ratio(noised=(0.4, 0.1))),
+    Flip("most-rounds", PART, by_ratio(noised=(0.9, 0.1))),
+    Flip("most-rounds", FAILS, by_ratio(noised=(1.0, 0.8))),
+    Flip("compression-privacy", HOLDS, by_ratio(epsilon=(5.0, 2.0))),
+    Flip("compression-privacy", FAILS, by_ratio(epsilon=(2.0, 5.0))),
+    Flip("averages", HOLDS, by_ratio(finite=(1.0, 1.0))),
+    Flip("averages", PART, by_ratio(finite=(0.9, 1.0))),
+    Flip("averages", FAILS, by_ratio(finite=(0.0, 0.5))),
+    # Assumptions
+    Flip("gaussian-gradients", HOLDS, shaped()),
+    Flip("gaussian-gradients", PART, shaped(zeros=0.5)),
+    Flip("gaussian-gradients", FAILS, shaped(zeros=0.5, ks=0.4)),
+    Flip("gaussian-gradients", FAILS, shaped(zeros=0.5, ks=0.4, kurtosis=9.0)),
+    Flip("gaussian-updates", HOLDS, shaped("updates")),
+    Flip("gaussian-updates", FAILS, shaped("updates", ks=0.2, kurtosis=9.0)),
+    Flip("bounded", HOLDS, shaped(above_alpha=0.0)),
+    Flip("bounded", PART, shaped()),
+    Flip("bounded", FAILS, shaped(above_alpha=0.2)),
+    Flip("similar", HOLDS, shaped() | shaped("updates")),
+    Flip("similar", PART, shaped(kurtosis__last=9.0) | shaped("updates")),
+    Flip("similar", FAILS, shaped(kurtosis__last=9.0, ratio__last=1.0)
+         | shaped("updates", kurtosis__last=9.0, ratio__last=1.0)),
+    # Audits
+    Flip("proof-issues", HOLDS, audited(bare_known=(0.2, 8.0), bare_unknown=(0.2, 0.1))),
+    Flip("proof-issues", FAILS, audited(bare_known=(0.2, 0.1), bare_unknown=(0.2, 0.1))),
+    Flip("inherent", FAILS, audited(bare_known=(0.2, 8.0), bare_unknown=(0.2, 0.1))),
+    Flip("inherent", PART, audited(bare_known=(0.2, 0.1), bare_unknown=(0.2, 0.4))),
+    Flip("inherent", HOLDS, audited(bare_known=(0.2, 0.1), bare_unknown=(0.2, 0.1))),
+    Flip("theorem-1", FAILS, audited(bare_known=(0.2, 0.1), bare_unknown=(0.2, 0.4))),
+    Flip("theorem-1", FAILS, audited(0.9, padded=(1.0, 0.1), bare_unknown=(0.2, 0.1))),
+    Flip("theorem-1", PART, audited(bare_known=(0.2, 8.0), bare_unknown=(0.2, 0.1))),
+    Flip("theorem-1", HOLDS, audited(padded=(0.2, 0.1), bare_unknown=(0.2, 0.1))),
+    Flip("local-model", FAILS, audited(padded__client=(None, 9.0))),
+    Flip("local-model", PART, audited(padded__client=(None, 9.0),
+                                            Laplace__client=(None, 0.5))),
+    Flip("local-model", HOLDS, audited(padded__client=(None, 0.5))),
+    Flip("same-privacy", HOLDS, audited(Laplace__alpha=(1.0, 0.9))),
+    Flip("same-privacy", PART, audited(Laplace__alpha=(1.0, 0.9),
+                                             Laplace__largest=(1.0, 4.0))),
+    Flip("same-privacy", FAILS, audited(Laplace__largest=(1.0, 4.0))),
+    Flip("inputs-hidden", HOLDS, inverted(0.05, 0.1)),
+    Flip("inputs-hidden", PART, inverted(0.5, 0.4)),
+    Flip("inputs-hidden", FAILS, inverted(0.5, 1.0)),
+    # Data sets and Theorem 2
+    Flip("datasets", HOLDS, counted(39720)),
+    Flip("datasets", PART, counted(39408)),
+    Flip("datasets", FAILS, counted(39408, mnist=7840)),
+    Flip("theorem-2", HOLDS, converged(1.0, -0.5)),
+    Flip("theorem-2", PART, converged(0.95, -0.5)),
+    Flip("theorem-2", FAILS, converged(0.5, -0.5)),
+    Flip("same-rate", HOLDS, converged(1.0, -0.45)),
+    Flip("same-rate", FAILS, converged(1.0, -0.2)),
+]  # fmt: skip

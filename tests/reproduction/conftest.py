@@ -1,4 +1,4 @@
-"""What several tests of experiments ask for."""
+"""Fixtures of several tests of the reproduction."""
 
 from __future__ import annotations
 

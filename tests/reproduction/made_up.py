@@ -1,14 +1,21 @@
-"""Results of training runs that nobody made, and checks of what is drawn from them."""
+"""Results of training runs that nobody made, and checks of what is figure from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from diffsketch.pages.exhibits import Plot, check_exhibit
-from diffsketch.reproduction.drawings.drawn import Drawn
+from diffsketch.pages.checks import check_plot, check_table
+from diffsketch.pages.exhibits import Plot
+from diffsketch.reproduction.experiments import Experiment
+from diffsketch.reproduction.figures import Figure
 
 MESSAGE = 664  # bytes of a table of 7 x 22
+
+
+def experiment_of(name: str, drawing: str, **more: Any) -> Experiment:
+    """An experiment with the least text."""
+    return Experiment(name=name, title="t", place="p", says="s", drawing=drawing, **more)
 
 
 def curve_of(accuracies: Sequence[float], *, up: int, down: int, **more: Any) -> list[Any]:
@@ -23,7 +30,7 @@ def curve_of(accuracies: Sequence[float], *, up: int, down: int, **more: Any) ->
 def run_of(
     curve: Sequence[Any], *, method: str, message: int = MESSAGE, **more: Any
 ) -> dict[str, Any]:
-    """What a run of ten workers on MNIST came to; `more` is its summary's, where it is another."""
+    """The result of a run of ten workers on MNIST; `more` is its summary's, where it is another."""
     epsilon = {
         "delta": 1e-5, "relation": "replace", "trust": "local", "basis": "none",
         "unit": "client", "value": None, "rounds": 10, **more.pop("epsilon", {}),
@@ -41,11 +48,11 @@ def run_of(
     return {"summary": summary, "times": {"training": 2.0}, "curve": list(curve)}
 
 
-def checked(drawn: Drawn) -> Drawn:
+def checked(figure: Figure) -> Figure:
     """The same, if all of it can be shown."""
-    for exhibit in (*drawn.exhibits, *drawn.proven):
+    for exhibit in (*figure.exhibits, *figure.proven):
         if isinstance(exhibit, Plot):
-            check_exhibit(exhibit)
+            check_plot(exhibit)
         else:
-            check_exhibit(exhibit)
-    return drawn
+            check_table(exhibit)
+    return figure

@@ -12,9 +12,9 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
 from diffsketch.pages.page import pictures_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.reproduction.claims import statements, summary
+from diffsketch.reproduction.claims import ClaimVerdict, Standing
 from diffsketch.reproduction.document import document, write_document
-from diffsketch.reproduction.verdicts.verdict import Standing, Verdict
+from diffsketch.reproduction.verdicts import count_standings, statements
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
                   Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip
@@ -35,9 +35,9 @@ PAGE = Page("Run again", "What came out.", (SECTION,), origin={"Versions": "torc
 
 
 STANDINGS = [Standing.HOLDS, *[Standing.IN_PART] * 2, *[Standing.FAILS] * 3]
-VERDICTS = dict.fromkeys(statements(), Verdict(Standing.NOT_MEASURED, ""))
+VERDICTS = dict.fromkeys(statements(), ClaimVerdict(Standing.NOT_MEASURED, ""))
 VERDICTS |= {
-    statement: Verdict(standing, "")
+    statement: ClaimVerdict(standing, "")
     for statement, standing in zip(statements(), STANDINGS, strict=False)
 }
 
@@ -66,7 +66,7 @@ def test_the_counts_are_those_of_the_claims() -> None:
     assert match is not None
     total, *counts = map(int, match.groups())
     assert total == sum(counts)
-    assert counts == list(summary(VERDICTS).values())
+    assert counts == list(count_standings(VERDICTS).values())
     assert counts == [1, 2, 3, len(statements()) - 6]
 
 

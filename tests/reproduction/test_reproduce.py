@@ -19,22 +19,23 @@ from rich.console import Console
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
 from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.reproduction import claims
-from diffsketch.reproduction.drawings.drawn import Drawn
-from diffsketch.reproduction.experiment import Experiment
-from diffsketch.reproduction.jobs import Results
+from diffsketch.reproduction.claims import ClaimVerdict, Standing, Statement
+from diffsketch.reproduction.experiments import Experiment, Results
+from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
-from diffsketch.reproduction.verdicts.verdict import Standing, Statement, Verdict
+from diffsketch.reproduction.verdicts import judged, statements
 from diffsketch.training.simulation import Simulation
 from tests.reproduction import tiny
+
+HERE = "diffsketch.reproduction.reproduce"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.register(monkeypatch)
     # The formulas of some of the rules take seconds; `test_verdicts.py` has them.
-    verdict = Verdict(Standing.NOT_MEASURED, "Nothing.")
-    monkeypatch.setattr(claims, "judged", lambda _: dict.fromkeys(claims.statements(), verdict))
+    verdict = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.")
+    monkeypatch.setattr(f"{HERE}.judged", lambda _: dict.fromkeys(statements(), verdict))
     return tiny.both(tmp_path / "settings")
 
 
@@ -54,7 +55,7 @@ def results_of(output: Path) -> Any:
 
 
 def text_of(output: Path) -> str:
-    """What a reader sees of the page."""
+    """The text that a reader sees of the page."""
     page = (output / "index.html").read_text()
     return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
 
@@ -76,6 +77,7 @@ def test_a_second_run_only_draws(folder: Path, tmp_path: Path, steps: list[int])
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.slow
 def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     printed = run(output, folder)
@@ -107,21 +109,22 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
 def test_a_full_run_judges_once_and_draws_each_picture_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, drawn, real, asked = tmp_path / "out", list[str](), claims.judged, list[Any]()
+    output, drawn, asked = tmp_path / "out", list[str](), list[Any]()
+    plain = tiny.draw
 
-    def with_plot(experiment: Experiment, results: Results) -> Drawn:
+    def with_plot(experiment: Experiment, results: Results) -> Figure:
         line = Series("line", (1.0, 2.0), (0.5, 0.8))
         plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
-        return replace(tiny.draw(experiment, results), exhibits=(plot,))
+        return replace(plain(experiment, results), exhibits=(plot,))
 
-    def judged(facts: Any) -> dict[Statement, Verdict]:
+    def judge_all(facts: Any) -> dict[Statement, ClaimVerdict]:
         asked.append(facts)
-        return real(facts)
+        return judged(facts)
 
     for form in ("svg", "png"):
         picture = partial(_picture, drawn=drawn, form=form)
-        monkeypatch.setattr(f"diffsketch.pages.page.to_{form}", picture)
-    monkeypatch.setattr(claims, "judged", judged)
+        monkeypatch.setattr(f"diffsketch.pages.write.to_{form}", picture)
+    monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
     run(output, folder)
     assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]
@@ -167,13 +170,9 @@ def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None
     assert not (output / "data" / "two-all.csv").exists()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_interrupted_and_continued_it_is_the_same(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    status: int,
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run(whole, folder)
@@ -183,12 +182,12 @@ def test_interrupted_and_continued_it_is_the_same(
         nonlocal rounds
         rounds += 1
         if rounds == 9:  # in the second run
-            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGTERM)
         return real(self)
 
     with monkeypatch.context() as patched:
         patched.setattr(Simulation, "step", step)
-        printed = run(parts, folder, status=status)
+        printed = run(parts, folder, status=143)
         assert "Interrupted; what is done is kept. Continue with the same command." in printed
         assert not (parts / "results.json").exists()
         assert rounds == 9
@@ -198,6 +197,7 @@ def test_interrupted_and_continued_it_is_the_same(
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     run(one, folder, "one")
@@ -206,6 +206,7 @@ def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
     assert (one / "results.json").read_bytes() == (two / "results.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     run(output, folder)
@@ -219,6 +220,7 @@ def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
     assert (output / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_failures_take_nothing_from_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from diffsketch.pages.exhibits import Table
-from diffsketch.reproduction.drawings.drawn import Drawn
-from diffsketch.reproduction.drawings.registry import DRAWINGS, Draw
-from diffsketch.reproduction.experiment import Experiment
-from diffsketch.reproduction.jobs import Results
-from diffsketch.reproduction.measurements.registry import MEASUREMENTS
+from diffsketch.reproduction.experiments import FIGURES, MEASUREMENTS, Experiment, Results
+from diffsketch.reproduction.figures import Figure
 
 HEAD = 'title = "Tiny"\nplace = "Figure 0"\nsays = "It is small."\ndrawing = "tiny"\n'
 COMMON = (
@@ -54,7 +49,7 @@ def both(folder: Path) -> Path:
     return folder
 
 
-def draw(experiment: Experiment, results: Results) -> Drawn:
+def draw(experiment: Experiment, results: Results) -> Figure:
     runs = [(one, job) for one in experiment.variants for job in experiment.runs(one)]
     measured = [job for one in experiment.measurements for job in experiment.measured(one)]
     rows = [(one.name, job.seed, results[job]["summary"]["accuracy"]) for one, job in runs]
@@ -62,7 +57,7 @@ def draw(experiment: Experiment, results: Results) -> Drawn:
     table = Table(f"{experiment.name}-all", "All", ("name", "seed", "value"), tuple(rows))
     proven = Table(f"{experiment.name}-true", "Proven", ("name",), (("nothing",),))
     facts = {f"value/{name}/{seed}": value for name, seed, value in rows}
-    return Drawn("Small it is.", (table,), proven=(proven,), facts={**facts, "most": float("inf")})
+    return Figure("Small it is.", (table,), proven=(proven,), facts={**facts, "most": float("inf")})
 
 
 def measure(
@@ -72,18 +67,9 @@ def measure(
     return {"sum": sum(settings["numbers"]) + seed}
 
 
-def register(
-    patch: pytest.MonkeyPatch,
-    *,
-    measure: Callable[..., Mapping[str, Any]] = measure,
-    draw: Draw = draw,
-) -> None:
-    """Make the drawing and the measurement known, in this process."""
-    for kind, known, function in (
-        ("drawings", DRAWINGS, ("draw", draw)),
-        ("measurements", MEASUREMENTS, ("measure", measure)),
-    ):
-        module = ModuleType("tiny")
-        setattr(module, *function)
-        patch.setitem(sys.modules, f"diffsketch.reproduction.{kind}.tiny", module)
-        patch.setitem(known, "tiny", f"tiny:{function[0]}")
+def register(patch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
+    """Make the drawing and the measurement known, in this process; or others in their place."""
+    patch.setitem(FIGURES, "tiny", f"{__name__}:draw")
+    patch.setitem(MEASUREMENTS, "tiny", f"{__name__}:measure")
+    for name, function in functions.items():
+        patch.setattr(f"{__name__}.{name}", function)

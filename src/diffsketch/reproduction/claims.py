@@ -1,161 +1,299 @@
-"""The paper's claims, one by one, with what was measured."""
+"""The paper's claims as `claims.toml` has them, the facts they are judged by, and verdicts."""
 
 from __future__ import annotations
 
-import tomllib
-from collections import Counter
-from collections.abc import Mapping
-from functools import cache
-from importlib import resources
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, TypeAlias
 
-from diffsketch.errors import DataError
-from diffsketch.pages.exhibits import Cell, Exhibit, Table
-from diffsketch.reproduction.drawings.drawn import Fact
-from diffsketch.reproduction.verdicts.verdict import (
-    Facts,
-    MissingFactError,
-    Standing,
-    Statement,
-    Verdict,
-    Verdicts,
-)
+from diffsketch.errors import DiffSketchError
+from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_up
+from diffsketch.reproduction.figures import Fact
 
-__all__ = ["in_short", "in_tables", "in_words", "judged", "statements", "summary"]
-
-_FILE = "claims.toml"
-_COLUMNS = ("claim", "where", "verdict", "what we measured")
-_OF_PANELS = (
-    "An epsilon in the name of a panel is the paper's: of one round, claimed; coordinate unit, "
-    "replace, local trust (for cpSGD: client unit, replace, distributed trust). Points are "
-    "percentage points of test accuracy; ± is the standard deviation over the seeds. The paper "
-    "does not say how much noise DiffSketch appends: its accuracy is that of the better of two "
-    "readings, with the noise appended that Theorem 1 needs, and with none."
-)
-_TRAINED = {"cpsgd", "mnist", "shakespeare", "accuracy-compression", "correction"}
-_REDUCED = "These are the verdicts of a reduced run: fewer seeds and rounds, so they may change. "
+OURS = "DiffSketch"
+BARE = f"{OURS} without padding"
+COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+"""The scope of the paper's epsilons."""
+_CLEAR = 2.0  # standard errors
 
 
-def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, Verdict]:
-    """Each claim with its verdict, in the order of the file.
+class Standing(StrEnum):
+    """The four verdicts on a claim."""
 
-    Verdicts are computed by the rules of `verdicts`, each of which states its thresholds; some of
-    them take seconds. A claim whose experiment was not run is "not measured".
+    HOLDS = "holds"
+    IN_PART = "holds in part"
+    FAILS = "fails"
+    NOT_MEASURED = "not measured"
 
-    Guarantees (`tests/reproduction/test_verdicts.py`): each rule can come out either way, and does
-    as its facts do.
 
-    Args:
-        facts: By experiment, as the drawings give them.
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A claim of the paper, as `claims.toml` has it."""
+
+    name: str  # unique
+    topic: str  # which table it is shown in
+    quote: str  # the paper's words
+    where: str  # in the paper
+    experiments: Sequence[str] = ()  # whose facts its rule reads
+    rule: str = ""  # the name of its rule; its own name if empty
+    values: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""  # nothing measures it; empty if something does
+    read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
+    each: str = ""  # in place of `read`: "experiment prefix", each fact that begins so as `value`
+    hits: Sequence[str] = ()  # conditions on them, in place of a rule
+    measured: str = ""
+    case: str = ""  # A case in it
+    part: str = ""  # why it holds only in part; `{hits}` and `{total}` count the cases
+    none: str = ""  # why it fails
+    unmeasured: str = ""  # why the rule finds nothing to judge it by
+    missing: str = "..."  # the fact that is missing where there is no case
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """The verdict on a claim: its standing, the numbers as a text, and a few words on why."""
+
+    standing: Standing
+    measured: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.why:
+            return str(self.standing)
+        return f"{self.standing}{' ' if self.why.startswith('(') else ': '}{self.why}"
+
+
+Verdicts: TypeAlias = Mapping[Statement, ClaimVerdict]
+"""The verdicts on the claims, in their order."""
+
+
+class MissingFactError(DiffSketchError):
+    """A rule asked for a fact that no experiment gave."""
+
+    def __init__(self, experiment: str, name: str) -> None:
+        super().__init__(f"{experiment} has no fact {name!r}")
+        self.experiment, self.name = experiment, name
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts by experiment and name; asking for one that is missing raises a `MissingFactError`."""
+
+    by_experiment: Mapping[str, Mapping[str, Fact]]
+
+    def get(self, experiment: str, name: str) -> Fact:
+        """A fact, None if it was measured that there is none."""
+        facts = self.by_experiment.get(experiment, {})
+        if name not in facts:
+            raise MissingFactError(experiment, name)
+        return facts[name]
+
+    def number(self, experiment: str, name: str) -> float:
+        """A fact that is a number."""
+        value = self.get(experiment, name)
+        if value is None or isinstance(value, str):
+            raise MissingFactError(experiment, name)
+        return float(value)
+
+    def numbers(self, experiment: str, prefix: str) -> dict[str, float]:
+        """All numbers whose names begin so, by the rest of their names; one at least."""
+        found = {
+            name.removeprefix(prefix): float(fact)
+            for name, fact in self.by_experiment.get(experiment, {}).items()
+            if name.startswith(prefix) and fact is not None and not isinstance(fact, str)
+        }
+        if not found:
+            raise MissingFactError(experiment, f"{prefix}...")
+        return found
+
+    def __getitem__(self, experiment: str) -> str:
+        """The number of seeds of an experiment, as a sentence: `{seeds[mnist]}` in a text."""
+        count = int(self.number(experiment, "seeds"))
+        return "One seed." if count == 1 else f"{count} seeds."
+
+
+Case: TypeAlias = Mapping[str, Any]
+Cases: TypeAlias = Iterable[Case]
+"""The cases of a rule: each with whether it is a `hit`, and with fields for the texts."""
+Graded: TypeAlias = tuple[Cases, Sequence[bool] | None, Mapping[str, Any]]
+"""Cases, what is graded in their place (None if the claim is not measured), and further fields."""
+
+
+def percent(share: float) -> str:
+    """A share.
+
+    >>> percent(0.8912), percent(0.00012), percent(1.0), percent(0.99996)
+    ('89.1%', '0.012%', '100%', '99.996%')
     """
-    asked = Facts(facts)
-    return {statement: _verdict(statement, asked) for statement in statements()}
+    digits = 2 if 0 < abs(share) < 0.01 else 3
+    while 0 < share < 1 and float(f"{100 * share:.{digits}g}") == 100:
+        digits += 1  # not all
+    return f"{float(f'{100 * share:.{digits}g}'):.15g}%"
 
 
-def in_tables(verdicts: Verdicts, *, reduced: bool) -> tuple[Exhibit, ...]:
-    """Tables of all claims: how many stand how, then one table for each topic.
+def times(ratio: float) -> str:
+    """A ratio.
 
-    Guarantees (`tests/reproduction/test_claims.py`): every claim of the file is shown once.
-
-    Args:
-        verdicts: Of `judged`.
-        reduced: Whether they are those of a reduced run.
+    >>> times(50.97), times(1234.5), times(7.8)
+    ('51x', '1,234x', '7.8x')
     """
-    note = _REDUCED if reduced else ""
-    tables = [_counts(verdicts, note)]
-    for topic, title in _content()[1].items():
-        rows = tuple(
-            (f"“{statement.quote}”", statement.where, str(verdict), verdict.measured)
-            for statement, verdict in verdicts.items()
-            if statement.topic == topic
-        )
-        runs = any(each.topic == topic and _TRAINED & set(each.experiments) for each in verdicts)
-        caption = note + (_OF_PANELS if runs else "")
-        tables.append(Table(f"claims-{topic}", title, _COLUMNS, rows, caption.strip()))
-    return tuple(tables)
+    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
-def summary(verdicts: Verdicts) -> dict[str, int]:
-    """How many claims stand how: all four words, in their order."""
-    counts = Counter(verdict.standing for verdict in verdicts.values())
-    return {standing.value: counts[standing] for standing in Standing}
+def meaning(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: float = 0.0) -> str:
+    """Say what an epsilon is worth, to stand behind one or several.
 
-
-def in_words(verdicts: Verdicts) -> str:
-    """The same as a sentence.
-
-    >>> in_words(dict.fromkeys(statements(), Verdict(Standing.HOLDS, ""))).partition(" hold,")[0]
-    'Of 65 claims of the paper: 65'
+    >>> meaning(Basis.CLAIMED)
+    '(claimed; coordinate unit, replace, local trust; one round)'
     """
-    holds, part, fails, without = summary(verdicts).values()
-    return (
-        f"Of {len(verdicts)} claims of the paper: {holds} hold, {part} hold in part, {fails} "
-        f"fail, and {without} are not measured."
-    )
+    span = "one round" if rounds == 1 else f"{rounds:,} rounds"
+    at = f"; delta = {delta:g}" if delta else ""
+    return f"({basis}; {scope}; {span}{at})"
 
 
-def in_short(verdicts: Verdicts) -> Table:
-    """A table of the few claims that the paper is about."""
-    named = {statement.name: statement for statement in verdicts}
-    few = [named[name] for name in _content()[2]]
-    rows = tuple((f"“{statement.quote}”", str(verdicts[statement])) for statement in few)
-    return Table("claims-short", "In short", (_COLUMNS[0], _COLUMNS[2]), rows)
+SPECS: dict[str, Callable[[float], str]] = {
+    "percent": percent,
+    "times": times,
+    "points": lambda difference: f"{100 * difference:+.1f} points",
+    "epsilon": lambda value: "no claim" if math.isinf(value) else rounded_up(value),
+}
 
 
-def statements() -> tuple[Statement, ...]:
-    """The claims, in the order of the file."""
-    return _content()[0]
+@dataclass(frozen=True)
+class Gap:
+    """The difference of two lines: its mean over the seeds, and the standard error of that."""
+
+    mean: float
+    error: float
+
+    def above(self, least: float) -> bool:
+        """Whether it is so much, and more than two standard errors above 0."""
+        return self.mean >= least and self.mean > _CLEAR * self.error
+
+    def __str__(self) -> str:
+        sure = f" (standard error {100 * self.error:.1f})" if self.error else ""
+        return SPECS["points"](self.mean) + sure
 
 
-@cache
-def _content() -> tuple[tuple[Statement, ...], dict[str, str], tuple[str, ...]]:
-    """The claims, the titles of their topics, and the names of those to begin with."""
-    from diffsketch.reproduction.verdicts.registry import RULES
+@dataclass(frozen=True)
+class LineFacts:
+    """The facts of a variant in a panel: `spread`, `noised`, `bytes-to`, ...
 
-    text = resources.files("diffsketch.reproduction").joinpath(_FILE).read_text("utf-8")
-    data = tomllib.loads(text)
-    topics: dict[str, str] = data["topics"]
-    found = tuple(
-        Statement(**{**each, "experiments": tuple(each.get("experiments", ()))})
-        for each in data["claim"]
-    )
-    for statement in found:
-        if statement.topic not in topics or (statement.name in RULES) is bool(statement.why):
-            raise DataError(
-                f"{_FILE}: {statement.name} must have a topic of the file, and either a rule or a "
-                f"reason why nothing measures it"
-            )
-    return found, topics, tuple(data["short"])
+    Its accuracy is the mean over the seeds at the end; None if all of them diverged.
+    """
 
+    facts: Mapping[str, Fact]
 
-def _verdict(statement: Statement, facts: Facts) -> Verdict:
-    from diffsketch.reproduction.verdicts.registry import RULES
+    def number(self, what: str) -> float | None:
+        """A fact, None if there is no number."""
+        value = self.facts.get(what)
+        return None if value is None or isinstance(value, str) else float(value)
 
-    if statement.why:
-        return Verdict(Standing.NOT_MEASURED, "Nothing.", statement.why)
-    try:
-        return RULES[statement.name](statement, facts)
-    except MissingFactError as missing:
-        name = missing.experiment
-        why = f"(run `diffsketch reproduce {name}`)"
-        if facts.by_experiment.get(name):
-            why = f"({name} has no number for it: {missing.name})"
-        return Verdict(Standing.NOT_MEASURED, "Nothing.", why)
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the seeds at the end."""
+        return self.number("accuracy")
+
+    def __str__(self) -> str:
+        if self.accuracy is None:
+            return "diverged"
+        spread = self.number("spread")
+        return percent(self.accuracy) + (f" ± {100 * spread:.1f}" if spread is not None else "")
 
 
-def _counts(verdicts: Verdicts, note: str) -> Table:
-    counts = Counter((each.topic, verdict.standing) for each, verdict in verdicts.items())
-    rows: list[tuple[Cell, ...]] = [
-        (title, *(counts[topic, standing] for standing in Standing))
-        for topic, title in _content()[1].items()
-    ]
-    totals = [sum(counts[topic, each] for topic in _content()[1]) for each in Standing]
-    rows.append(("All", *totals))
-    return Table(
-        "claims",
-        "The paper's claims",
-        ("topic", *(str(standing) for standing in Standing)),
-        tuple(rows),
-        f"{note}Every claim that an experiment or a calculation can speak to, and those that "
-        "nothing here measures. The authors write that they know of issues in their proof; these "
-        "tables say where they are.",
-    )
+@dataclass(frozen=True)
+class Panel:
+    """A plot of a training figure."""
+
+    experiment: str  # the figure
+    name: str  # as the settings have it, such as "50x, epsilon 0.1"
+    lines: Mapping[str, LineFacts]  # by variant
+    gaps: Mapping[str, Gap]  # differences between two of them, seed by seed, by `<ours> - <other>`
+    seeds: int  # how many
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon in its name."""
+        return _found(r"epsilon (\d+(?:\.\d+)?)", self.name)
+
+    @property
+    def ratio(self) -> float | None:
+        """The compression in its name."""
+        return _found(r"(\d+(?:\.\d+)?)x\b", self.name)
+
+    def gap(self, ours: str, other: str) -> Gap | None:
+        """The lead of `ours`; None unless the panel has both and both finished."""
+        first, second = self.lines.get(ours), self.lines.get(other)
+        if first is None or second is None:
+            return None
+        unpaired = gap_of(first, second, self.seeds)
+        return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
+
+    def compared(self, ours: str, other: str) -> Case:
+        """A case: the two lines and their difference."""
+        gap = self.gap(ours, other)
+        return {
+            "experiment": self.experiment,
+            "panel": self.name,
+            "ours": self.lines[ours],
+            "other": self.lines[other],
+            "gap": "" if gap is None else f", {gap}",
+        }
+
+    def at_best(self) -> Panel:
+        """The panel with the more accurate of DiffSketch's two readings as DiffSketch.
+
+        The paper does not say how much noise it appends. With what Theorem 1 needs, hardly any
+        message gets Laplace noise; with none, nearly all do. Its claims are judged by the better.
+        """
+        readings = [name for name in (OURS, BARE) if name in self.lines]
+        if not readings:
+            return self
+        best = max(readings, key=lambda name: self.lines[name].accuracy or 0.0)
+        gaps = {name: gap for name, gap in self.gaps.items() if not name.startswith(f"{OURS} ")}
+        for name, gap in self.gaps.items():
+            if name.startswith(f"{best} - "):
+                gaps[f"{OURS} - {name.removeprefix(f'{best} - ')}"] = gap
+        return replace(self, lines={**self.lines, OURS: self.lines[best]}, gaps=gaps)
+
+
+def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
+    """The difference of two lines that were not paired by seed; None if one did not finish."""
+    if first.accuracy is None or second.accuracy is None:
+        return None
+    spreads = [line.number("spread") or 0.0 for line in (first, second)]
+    return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds))
+
+
+def _found(pattern: str, text: str) -> float | None:
+    match = re.search(pattern, text)
+    return None if match is None else float(match[1])
+
+
+def panels_in(facts: Facts, experiment: str, *names: str, best: bool = False) -> list[Panel]:
+    """The panels of a training figure that have all of these lines; one at least."""
+    seeds = int(facts.number(experiment, "seeds"))
+    lines: dict[str, dict[str, dict[str, Fact]]] = {}
+    gaps: dict[str, dict[str, Gap]] = {}
+    given = facts.by_experiment[experiment]
+    for name, value in given.items():
+        what, _, place = name.partition("/")
+        panel, _, variant = place.partition("/")
+        if what == "paired" and value is not None:
+            spread = given.get(f"paired-spread/{place}")
+            error = 0.0 if spread is None else float(spread) / math.sqrt(seeds)
+            gaps.setdefault(panel, {})[variant] = Gap(float(value), error)
+        elif variant and f"accuracy/{place}" in given:
+            lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
+    if not lines:
+        raise MissingFactError(experiment, "accuracy/...")
+    panels = [Panel(experiment, one, {name: LineFacts(each) for name, each in own.items()},
+                    gaps.get(one, {}), seeds) for one, own in lines.items()]  # fmt: skip
+    panels = [panel.at_best() for panel in panels] if best else panels
+    found = [panel for panel in panels if set(names) <= set(panel.lines)]
+    if not found:
+        raise MissingFactError(experiment, f"accuracy/.../{names[0]}")
+    return found

@@ -1,37 +1,250 @@
-"""The page as a Markdown document with pictures, to be read where there is no browser."""
+"""The page of all experiments, the same as a Markdown document, and the numbers as JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Exhibit, Page, Plot, Section, Table, check_page
-from diffsketch.pages.page import Pictures, forms_of
-from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import summary
-from diffsketch.reproduction.verdicts.verdict import Standing, Verdicts
+from diffsketch.pages.checks import check_page
+from diffsketch.pages.exhibits import Cell, Exhibit, Page, Plot, Section, Table
+from diffsketch.pages.markdown import image_link, table_markdown
+from diffsketch.pages.write import Pictures, forms_of
+from diffsketch.reproduction.claims import Standing, Verdicts
+from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
+from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
+from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
-__all__ = ["document", "write_document"]
-
-_NAME = "reproduction.md"
-_FOLDER = "images/reproduction"
+_TRUE = "What is true: "
+_NOT_SAID = ("evaluate_every",)  # not less of anything
+_NAMED = {"fedavg_rounds": "rounds"}
+_SAID = {"seeds": 0, "rounds": 1, "panels": 2}  # first
 _DEVIATIONS = "Where this is not as in the paper"
 _COMMANDS = "Commands"
-_SMALL = 40  # rows of a table that is worth reading here
+_FOLDER = "images/reproduction"
+_SMALL = 40  # rows of a table that is worth reading in the document
+_CURVE = ("round", "loss", "accuracy", "bytes_up", "bytes_down", "noised_share", "left_out")
 
-_HOW = """## How to run it
 
-```bash
-diffsketch reproduce            # everything; continue with the same command if interrupted
-diffsketch reproduce --quick    # a reduced run of a few minutes, to see that it works
-diffsketch reproduce mnist      # one figure; `diffsketch reproduce --list` has their names
-```
+def page_of(
+    figures: Sequence[tuple[Experiment, Figure]],
+    verdicts: Verdicts,
+    *,
+    reduced: Mapping[str, Mapping[str, str]],
+    notice: str,
+    versions: Mapping[str, str],
+    names: Sequence[str],
+) -> Page:
+    """The page: the claims, how to read it, and a section for each experiment."""
+    text, less = texts()["page"], any(one.reduced for one, _ in figures)
+    most = max((_most_seeds(one) for one, _ in figures), default=1)
+    known = ", ".join(
+        f"{one} {versions[one]}" for one in ("diffsketch", "torch", "numpy", "python")
+    )
+    first = Section(
+        name="claims",
+        title=text["claims"],
+        lead=summary_text(verdicts),
+        text=(text["claims-text"],),
+        exhibits=claim_tables(verdicts, reduced=less),
+    )
+    reading = Section(name="reading", title=text["reading"], text=tuple(text["reading-text"]))
+    sections = [section_of(*each, reduced=reduced.get(each[0].name, {})) for each in figures]
+    return Page(
+        title=text["title"],
+        lead=text["lead"],
+        sections=(first, reading, *sections),
+        notice=notice,
+        origin={
+            "Command": f"`{command_of(names, reduced=less)}`",
+            "Versions": known,
+            "Source": f"digest {versions['source']} of the package's modules",
+            "Machine": f"{versions['machine']}, one thread for each run",
+            "Seeds": "0" if most == 1 else f"0 to {most - 1}",
+            "Settings": "those of the package, folded away below each figure",
+        },
+    )
 
-It writes an interactive page with the same figures, all numbers as CSV, and the settings of every \
-run. This document was made by the same command, from the numbers of a run; nothing in it is \
-written by hand."""
+
+def section_of(experiment: Experiment, figure: Figure, *, reduced: Mapping[str, str]) -> Section:
+    """The section of an experiment: the paper's figure, then what is true, then its details."""
+    said = [f"The paper: {experiment.says}"]
+    if reduced:
+        listed = ", ".join(f"{name} {text}" for name, text in reduced.items())
+        said.append(f"Reduced by `--quick`: {listed}.")
+    true = [replace(exhibit, title=f"{_TRUE}{exhibit.title}") for exhibit in figure.proven]
+    return Section(
+        name=experiment.name,
+        title=experiment.title,
+        lead=figure.lead,
+        exhibits=(*figure.exhibits, *true),
+        text=(*said, *figure.text),
+        details=details_of(experiment),
+        badge=experiment.place,
+    )
+
+
+def notice_of(
+    full: Sequence[Experiment],
+    shown: Sequence[Experiment],
+    *,
+    left_out: Sequence[str],
+    failed: Sequence[str] = (),
+) -> str:
+    """A notice for the reader to see first: what is reduced, left out, or went wrong."""
+    parts = []
+    if any(one.reduced for one in shown):
+        less = [reductions(*both) for both in zip(full, shown, strict=True)]
+        what = {name: text for found in reversed(less) for name, text in found.items()}
+        named = "; ".join(
+            f"{name} ({text})" if all(found.get(name, text) == text for found in less) else name
+            for name, text in sorted(what.items(), key=lambda item: _SAID.get(item[0], 9))
+        )
+        fewer = f"There are fewer {named}. How many is said with each experiment."
+        said = fewer if named else "What is shown here is not reduced."
+        parts.append(texts()["page"]["reduced"].format(what=said))
+    if left_out:
+        parts.append(f"Not asked for, so left out: {', '.join(left_out)}.")
+    if failed:
+        parts.append(f"Left out after an error: {', '.join(failed)}.")
+    return " ".join(parts)
+
+
+def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
+    """Reductions by `--quick` in an experiment: by name, how much is left."""
+    found = {}
+    before, after = (_most_seeds(one) for one in (full, less))
+    if before != after:
+        found["seeds"] = f"{after} instead of {before}"
+    changed: dict[str, tuple[list[Any], list[Any]]] = {}
+    for whole, part in _pairs(full, less):
+        for key, value in part.items():
+            if value != whole.get(key) and key not in _NOT_SAID:
+                olds, news = changed.setdefault(_NAMED.get(key, key), ([], []))
+                olds.append(whole.get(key))
+                news.append(value)
+    for key, (olds, news) in changed.items():
+        found[key.replace("_", " ")] = f"{_ends(news)} instead of {_ends(olds)}"
+    panels = [{panel for one in some.variants for panel in one.panels} for some in (full, less)]
+    if panels[0] != panels[1]:
+        found["panels"] = f"{len(panels[1])} instead of {len(panels[0])}"
+    return found
+
+
+def _most_seeds(experiment: Experiment) -> int:
+    return max((job.seed for job in experiment.jobs), default=0) + 1
+
+
+def _pairs(
+    full: Experiment, less: Experiment
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Settings of each run and measurement that is left, before and after."""
+    for part in less.variants:
+        for whole in full.variants:
+            if whole.name == part.name and set(part.panels) <= set(whole.panels):
+                yield whole.settings, part.settings
+    for one, other in zip(full.measurements, less.measurements, strict=True):
+        yield one.settings, other.settings
+
+
+def _ends(values: Sequence[Any]) -> str:
+    """One value, or the least and the largest of them.
+
+    >>> _ends([1500, 1500]), _ends([80, 1500, 200])
+    ('1,500', '80 to 1,500')
+    """
+    numbers = all(isinstance(one, int | float) for one in values)
+    ends = sorted(values) if numbers else values
+    first, *others = dict.fromkeys(f"{one:,}" if isinstance(one, int) else str(one) for one in ends)
+    return f"{first} to {others[-1]}" if others else first
+
+
+# --- what is folded away below a figure ------------------------------------------------------
+
+
+def command_of(names: Sequence[str], *, reduced: bool) -> str:
+    """The command that makes a page again, but for where it is written.
+
+    >>> command_of(["mnist"], reduced=True)
+    'diffsketch reproduce mnist --quick'
+    """
+    return " ".join(["diffsketch reproduce", *names, *(["--quick"] if reduced else [])])
+
+
+def run_command(settings: Mapping[str, Value], *, seed: int) -> str:
+    """The command of a training run alone, with what its task does not have anyway.
+
+    >>> run_command({"task": "mnist", "method": "none", "rounds": 10, "workers": 10}, seed=3)
+    'diffsketch run --method none --rounds 10 --seed 3'
+    """
+    known = describe(RunConfig)
+    usual = TASK_DEFAULTS[str(settings.get("task", "mnist"))]
+    words = ["diffsketch", "run"]
+    for name, value in settings.items():
+        default, flag = known[name].default, known[name].flag
+        if value == default or (default is None and value == usual.get(name)):
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
+    return shlex.join([*words, "--seed", str(seed)])
+
+
+def details_of(experiment: Experiment) -> dict[str, Table]:
+    """Tables of settings, the paper's values, deviations and commands, by heading; none empty."""
+    first, *others = [dict(one.settings) for one in experiment.variants] or [{}]
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(key in one and one[key] == value for one in others)
+    }
+
+    def cell(value: Any) -> Cell:
+        found: Cell = str(value).lower() if isinstance(value, bool) else value
+        return found
+
+    def listed(settings: Mapping[str, Any], without: Mapping[str, Any] = {}) -> str:
+        own = {key: value for key, value in settings.items() if key not in without}
+        return ", ".join(f"{key} = {cell(value)}" for key, value in own.items())
+
+    seeds, variants = experiment.seeds, experiment.variants
+    rows: dict[str, Rows] = {
+        "common": [(name, cell(value)) for name, value in shared.items()],
+        "each": [
+            (one.name, ", ".join(one.panels), one.group, seeds, listed(one.settings, shared))
+            for one in variants
+        ],
+        "measured": [
+            (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
+            for one in experiment.measurements
+        ],
+        "paper-values": list(experiment.paper.items()),
+        "deviations": [(one.what, one.why) for one in experiment.deviations],
+        "commands": [
+            ("all of it", command_of([experiment.name], reduced=experiment.reduced)),
+            *((one.name, run_command(one.settings, seed=0)) for one in variants),
+        ],
+    }
+    said = f"Seeds are 0 to {seeds - 1}." if variants and seeds > 1 else ""
+    return {
+        texts()[f"details-{kind}"]["heading"]: table(
+            f"details-{kind}", f"{experiment.name}-details-{kind}", some,
+            place=experiment.place, seeds=said,
+        )
+        for kind, some in rows.items()
+        if some
+    }  # fmt: skip
+
+
+# --- the page as Markdown, to be read where there is no browser ------------------------------
 
 
 def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None = None) -> str:
@@ -41,32 +254,62 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
     Tables of more than 40 rows are left to the page, except for those of the claims. The same page
     and verdicts give the same text.
 
-    Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon has its
-    words, and text cannot break out of a table.
-
-    Args:
-        page: What to show, as `sections.page_of` makes it.
-        verdicts: About the claims, for their count.
-        links: By name of the plot, its picture from where the document is; SVG if not given.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
+    Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon says
+    what it is worth, and text cannot break out of a table.
     """
     check_page(page)
-    if links is None:
-        links = {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
+    links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
+    counts = count_standings(verdicts)
+    counted = (
+        f"{counts[Standing.HOLDS]} hold, {counts[Standing.IN_PART]} hold in part, "
+        f"{counts[Standing.FAILS]} fail, {counts[Standing.NOT_MEASURED]} were not measured"
+    )
     parts = [f"# {_prose(page.title)}"]
     if page.notice:
         parts.append(f"> **{_prose(page.notice)}**")
-    parts += [_prose(page.lead), _counted(verdicts), _HOW]
+    parts.append(_prose(page.lead))
+    parts.append(f"**{sum(counts.values())} claims of the paper: {counted}.**")
+    parts.append(texts()["page"]["how"])
     for section in page.sections:
-        parts += _section(section, links)
+        badge = f" ({section.badge})" if section.badge else ""
+        parts.append(f"## {_prose(section.title + badge)}")
+        if section.lead:
+            parts.append(f"**{_prose(section.lead)}**")
+        parts += [_prose(text) for text in section.text]
+        for exhibit in section.exhibits:
+            parts += [f"### {_prose(exhibit.title)}", _shown(exhibit, links)]
+            parts.append(_prose(exhibit.caption))
+        if (deviations := section.details.get(_DEVIATIONS)) is not None:
+            parts += [f"### {_DEVIATIONS}: {_prose(section.title)}", table_markdown(deviations)]
+        if (commands := section.details.get(_COMMANDS)) is not None:
+            parts.append(f"Made by `{commands.rows[0][1]}`.")
     if page.origin:
-        rows = tuple(page.origin.items())
-        made = Table("origin", "", ("what", "value"), rows)
+        made = Table("origin", "", ("what", "value"), tuple(page.origin.items()))
         parts += ["## What made this document", table_markdown(made)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _shown(exhibit: Exhibit, links: Mapping[str, str]) -> str:
+    if isinstance(exhibit, Plot):
+        return image_link(exhibit.title, links[exhibit.name])
+    if len(exhibit.rows) > _SMALL and not exhibit.name.startswith("claims"):
+        return f"{len(exhibit.rows)} rows: on the page, and in `data/{exhibit.name}.csv` beside it."
+    return table_markdown(exhibit)
+
+
+def _plots(page: Page) -> list[str]:
+    """The names of the plots, in the order of the page."""
+    exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
+    return [exhibit.name for exhibit in exhibits if isinstance(exhibit, Plot)]
+
+
+def _prose(text: str) -> str:
+    """Text as it is, in one line, in which backquotes mark code."""
+    parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
+    return "".join(
+        part if index % 2 else re.sub(r"([\\*_\[\]<>])", r"\\\1", part)
+        for index, part in enumerate(parts)
+    )
 
 
 def write_document(
@@ -81,7 +324,7 @@ def write_document(
         page: What to show.
         verdicts: About the claims.
         directory: Such as `docs`; made if it does not exist.
-        pictures: Of the page, as `pictures_of` draws them.
+        pictures: Those of the page, as `pictures_of` draws them.
 
     Returns:
         The files, the document first.
@@ -103,7 +346,7 @@ def write_document(
         contents[directory / links[name]] = forms[best]
         outdated += [directory / f"{_FOLDER}/{name}.{form}" for form in forms if form != best]
     text = document(page, verdicts, links=links)
-    files = {directory / _NAME: text.encode("utf-8"), **contents}
+    files = {directory / "reproduction.md": text.encode("utf-8"), **contents}
     for folder in sorted({path.parent for path in files}):
         prepare_output(folder)
     replace_files(files)
@@ -112,50 +355,83 @@ def write_document(
     return list(files)
 
 
-def _counted(verdicts: Verdicts) -> str:
-    counts = summary(verdicts)
-    words = (
-        f"{counts[Standing.HOLDS]} hold, {counts[Standing.IN_PART]} hold in part, "
-        f"{counts[Standing.FAILS]} fail, {counts[Standing.NOT_MEASURED]} were not measured"
-    )
-    return f"**{sum(counts.values())} claims of the paper: {words}.**"
+# --- results.json ----------------------------------------------------------------------------
 
 
-def _section(section: Section, links: Mapping[str, str]) -> list[str]:
-    badge = f" ({section.badge})" if section.badge else ""
-    parts = [f"## {_prose(section.title + badge)}"]
-    if section.lead:
-        parts.append(f"**{_prose(section.lead)}**")
-    parts += [_prose(text) for text in section.text]
-    for exhibit in section.exhibits:
-        parts += _exhibit(exhibit, links)
-    if (deviations := section.details.get(_DEVIATIONS)) is not None:
-        parts += [f"### {_DEVIATIONS}: {_prose(section.title)}", table_markdown(deviations)]
-    if (commands := section.details.get(_COMMANDS)) is not None:
-        parts.append(f"Made by `{commands.rows[0][1]}`.")
-    return parts
+def records(
+    figures: Sequence[tuple[Experiment, Figure]],
+    results: Results,
+    *,
+    command: str,
+    versions: Mapping[str, str],
+    verdicts: Verdicts,
+) -> bytes:
+    """The content of `results.json`: everything that was measured, facts and verdicts.
+
+    No times of the clock are in it but in the facts, so that the same work gives the same bytes.
+    """
+
+    def fact(value: Fact) -> Fact:
+        # JSON has no word for what is not finite.
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    content = {
+        "format": FORMAT,
+        "command": command,
+        "versions": dict(versions),
+        "reduced": any(experiment.reduced for experiment, _ in figures),
+        "claims": [
+            {
+                "name": statement.name,
+                "claim": statement.quote,
+                "where": statement.where,
+                "verdict": str(verdict),
+                "measured": verdict.measured,
+            }
+            for statement, verdict in verdicts.items()
+        ],
+        "experiments": {
+            experiment.name: {
+                "place": experiment.place,
+                "facts": {name: fact(value) for name, value in figure.facts.items()},
+                "runs": [
+                    {
+                        "name": variant.name,
+                        "panels": list(variant.panels),
+                        "group": variant.group,
+                        "seed": job.seed,
+                        "key": job.key,
+                        **_run_record(results[job]),
+                    }
+                    for variant in experiment.variants
+                    for job in experiment.runs(variant)
+                ],
+                "measurements": [
+                    {
+                        "name": item.name,
+                        "kind": item.kind,
+                        "settings": dict(item.settings),
+                        "seed": job.seed,
+                        "key": job.key,
+                        "result": results[job],
+                    }
+                    for item in experiment.measurements
+                    for job in experiment.measured(item)
+                ],
+            }
+            for experiment, figure in figures
+        },
+    }
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _exhibit(exhibit: Exhibit, links: Mapping[str, str]) -> list[str]:
-    heading, caption = f"### {_prose(exhibit.title)}", _prose(exhibit.caption)
-    if isinstance(exhibit, Plot):
-        return [heading, image_link(exhibit.title, links[exhibit.name]), caption]
-    if len(exhibit.rows) > _SMALL and not exhibit.name.startswith("claims"):
-        rows = f"{len(exhibit.rows)} rows: on the page, and in `data/{exhibit.name}.csv` beside it."
-        return [heading, rows, caption]
-    return [heading, table_markdown(exhibit), caption]
-
-
-def _plots(page: Page) -> list[str]:
-    """Their names, in the order of the page."""
-    exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
-    return [exhibit.name for exhibit in exhibits if isinstance(exhibit, Plot)]
-
-
-def _prose(text: str) -> str:
-    """Text as it is, in one line, in which backquotes mark code."""
-    parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
-    return "".join(
-        part if index % 2 else re.sub(r"([\\*_\[\]<>])", r"\\\1", part)
-        for index, part in enumerate(parts)
-    )
+def _run_record(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A run; its curve has a list for each quantity, a third of the bytes of a record a round."""
+    curve = result["curve"]
+    columns = {name: [one.get(name) for one in curve] for name in _CURVE}
+    columns["epsilon"] = [one["epsilon"]["value"] for one in curve]
+    if any("drift" in one for one in curve):
+        columns["drift"] = [one.get("drift") for one in curve]
+    # The versions are those of all; every other run would repeat them.
+    summary = {name: value for name, value in result["summary"].items() if name != "versions"}
+    return {"summary": summary, "curve": columns}

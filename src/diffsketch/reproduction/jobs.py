@@ -1,55 +1,306 @@
-"""Pieces of work: what is run or measured once, and kept under a digest of its settings."""
+"""Jobs of experiments, done several at a time; results are kept, so that nothing is done twice.
+
+Below a directory: `results/KEY.json`, a file with a digest for each job that is done, and
+`runs/KEY/`, the run directory of each training run, with its checkpoint while it is under way.
+
+Which results are used again: those of the same job (kind, settings and seed make the key) that
+were made with the same versions of diffsketch, PyTorch and NumPy on the same kind of machine, by
+the same source of all that computes them. The source of what only shows them (figures, pages,
+commands) is not compared, so that a changed figure is drawn from the old results. Any other result,
+and one whose file is damaged, is made again, and a note says why.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+import shutil
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from diffsketch.app.settings import Value
+from diffsketch.app.compare import Contender, Member, run_one
+from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
+from diffsketch.app.pool import Stop, Tell, run_all
+from diffsketch.app.session import threads
+from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.files import prepare_output, replace_file
+from diffsketch.reproduction.experiments import (
+    MEASUREMENTS,
+    RUN,
+    Experiment,
+    Job,
+    Results,
+    function_of,
+    seconds_of,
+)
+from diffsketch.training.aggregate import NonFiniteUpdate
 
-__all__ = ["RUN", "Job", "Results"]
-
-RUN = "run"
-"""The kind of a training run; all other kinds are measurements."""
-
-_FORMAT = "diffsketch reproduction 1"
+_FORMAT = "diffsketch result 1"
+_COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
+_MEASURING = ("auditing", "reproduction/measurements.py", "reproduction/audits.py")
+_LONG = 0.02  # of what each process has to do: longer jobs come first
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A piece of work. Two with the same kind, settings and seed are the same.
+class _Interrupted(Exception):  # noqa: N818 - not an error
+    """Raised through a measurement that is to stop."""
 
-    Attributes:
-        kind: `run`, or one of `diffsketch.reproduction.measurements`.
-        settings: Without the seed.
-        seed: Fixes all random numbers.
+
+class Store:
+    """Results below a directory, which nobody else writes to.
+
+    Guarantees (`tests/reproduction/test_jobs.py`): a file is whole or not there; one that is
+    damaged, was changed or is another job's is not used; a run goes on from its checkpoint, to
+    the same result.
     """
 
-    kind: str
-    settings: Mapping[str, Value]
-    seed: int
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
 
-    @cached_property
-    def key(self) -> str:
-        """A digest of all of it, by which its result is found again."""
-        content = [_FORMAT, self.kind, dict(self.settings), self.seed]
-        text = json.dumps(content, sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+    def file(self, job: Job) -> Path:
+        """The file of a job's result."""
+        return self.directory / "results" / f"{job.key}.json"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and self.key == other.key
+    def run_directory(self, job: Job) -> Path:
+        """The run directory of a training run."""
+        return self.directory / "runs" / job.key
 
-    def __hash__(self) -> int:
-        return hash(self.key)
+    def find(self, job: Job) -> tuple[Mapping[str, Any] | None, str]:
+        """The result of a job; or None, and why one that is there may not be used."""
+        path = self.file(job)
+        try:
+            data = read_sealed(path)
+        except FileNotFoundError:
+            return None, ""
+        except DataError as error:
+            return None, f"{error}; made again"
+        if {name: data.get(name) for name in ("format", "kind", "settings", "seed")} != _head(job):
+            return None, f"{path}: the result of something else; made again"
+        here, there = made_by(job.kind), data.get("made_by")
+        if there != here:
+            found = there if isinstance(there, dict) else {}
+            for name, value in here.items():
+                if found.get(name) != value:
+                    other = f"{name} {found.get(name)} (here {value})"
+                    return None, f"{path}: made by {other}; made again"
+            return None, f"{path}: made by something else; made again"
+        return data["result"], ""
+
+    def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> tuple[bool, str]:
+        """Run or measure it, and keep the result."""
+        if stop():
+            return False, ""
+        note = ""
+        with threads(1):
+            if job.kind == RUN:
+                result, note = self._train(job, command=command, tell=tell, stop=stop)
+            else:
+                result = _measure(job, tell=tell, stop=stop)
+        if result is None:
+            return False, note
+        prepare_output(self.file(job).parent)
+        content = {**_head(job), "made_by": made_by(job.kind), "result": result}
+        try:
+            replace_file(self.file(job), sealed(content))
+        except (TypeError, ValueError) as error:
+            raise DiffSketchError(f"{job.kind} gave what JSON has no word for: {error}") from error
+        return True, note
+
+    def _train(
+        self, job: Job, *, command: list[str], tell: Tell, stop: Stop
+    ) -> tuple[Mapping[str, Any] | None, str]:
+        path = self.run_directory(job)
+        if path.exists() and not has_run(path):
+            shutil.rmtree(path)  # of a process that was killed before the run had begun
+        there, note = path.exists(), ""
+        member = Member(job.key, job.seed, path, Contender(job.key, job.settings).config(job.seed))
+        try:
+            found = run_one(member, command=command, tell=tell, stop=stop)
+        except (DataError, MismatchError) as error:
+            if not there:
+                raise
+            note = f"{error}; begun again"
+            shutil.rmtree(path)
+            found = run_one(member, command=command, tell=tell, stop=stop)
+        if found.summary is None:
+            return None, note
+        return {"summary": found.summary, "times": found.times, "curve": found.curve}, note
 
 
-Results = Mapping[Job, Mapping[str, Any]]
-"""What each job came to, as JSON has it.
+def made_by(kind: str) -> dict[str, str]:
+    """Versions and source that the results of jobs of a kind depend on besides their settings."""
+    here = versions()
+    parts = _COMPUTING if kind == RUN else (*_COMPUTING, *_MEASURING)
+    compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}
+    return {**compared, "source": source_digest(*parts)}
 
-Of a training run: `{"summary": ..., "times": ..., "curve": [...]}`, the content of the run
-directory's `summary.json`, `times.json` and `metrics.jsonl`. Of a measurement: what it returned.
-"""
+
+def _head(job: Job) -> dict[str, Any]:
+    return {"format": _FORMAT, "kind": job.kind, "settings": dict(job.settings), "seed": job.seed}
+
+
+def _measure(job: Job, *, tell: Tell, stop: Stop) -> Mapping[str, Any] | None:
+    def on_progress(share: float) -> None:
+        tell(share)
+        if stop():
+            raise _Interrupted
+
+    try:
+        found: Mapping[str, Any] = function_of(MEASUREMENTS[job.kind])(
+            job.settings, seed=job.seed, on_progress=on_progress
+        )
+    except _Interrupted:
+        return None
+    return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A job with its label, such as "mnist, DiffSketch, seed 3", and its estimated seconds."""
+
+    job: Job
+    label: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that failed: its label, the reason in a line, and the traceback."""
+
+    label: str
+    reason: str
+    trace: str
+
+
+@dataclass(frozen=True)
+class State:
+    """Progress of the work."""
+
+    done: float  # seconds of work that are done, as they were estimated
+    total: float  # seconds of all that is to do
+    experiments: int  # how many have all of their jobs done
+    now: tuple[str, ...]  # labels of the jobs that are under way
+
+
+@dataclass(frozen=True)
+class JobsOutcome:
+    """The end of the work."""
+
+    results: Results  # those of all jobs that are done, now or before
+    made: int  # how many of them were made now
+    notes: tuple[str, ...]  # what was made again, and why
+    failures: tuple[Failure, ...]  # the jobs that failed
+    interrupted: bool  # whether it was stopped before all was done
+
+
+def pieces_of(experiments: Sequence[Experiment]) -> list[Piece]:
+    """All jobs, each once and named by the first experiment that has it."""
+    found: dict[Job, Piece] = {}
+    for experiment in experiments:
+        for name, job in experiment.named_jobs:
+            label = f"{experiment.name}, {name}, seed {job.seed}"
+            found.setdefault(job, Piece(job, label, seconds_of(job)))
+    return list(found.values())
+
+
+def in_order(pieces: Sequence[Piece], processes: int) -> list[Piece]:
+    """The pieces as they are done: long ones first, then one experiment after the other.
+
+    What comes last is short, so that all processes end at about the same time.
+    """
+    limit = _LONG * sum(piece.seconds for piece in pieces) / processes
+    return sorted(pieces, key=lambda piece: -piece.seconds if piece.seconds > limit else 0.0)
+
+
+def do_jobs(
+    experiments: Sequence[Experiment],
+    store: Store,
+    *,
+    processes: int,
+    command: list[str],
+    show: Callable[[State], None],
+    stop: Stop,
+) -> JobsOutcome:
+    """Do what is not in the store, and read the results of all from it.
+
+    Guarantees (`tests/reproduction/test_reproduce.py`): what is in the store is not done again; a
+    job of two experiments is done once; a job that fails takes nothing from the others;
+    interrupted and continued, the results are the same, bit by bit.
+
+    Args:
+        experiments: Those whose jobs are done.
+        store: Where results are kept.
+        processes: How many at a time.
+        command: For the record.
+        show: Told the progress now and then.
+        stop: Asked now and then whether to interrupt.
+
+    Raises:
+        PoolBroken: A process was killed; what is done is kept.
+    """
+    pieces = pieces_of(experiments)
+    found = {piece.job: store.find(piece.job) for piece in pieces}
+    notes = [note for _, note in found.values() if note]
+    rest = in_order([one for one in pieces if found[one.job][0] is None], processes)
+    groups = [frozenset(experiment.jobs) for experiment in experiments]
+
+    def watch(shares: Sequence[float | None]) -> None:
+        both = list(zip(rest, shares, strict=True))
+        left = {piece.job for piece, share in both if share != 1.0}
+        show(
+            State(
+                done=sum(piece.seconds * (share or 0.0) for piece, share in both),
+                total=sum(piece.seconds for piece in rest),
+                experiments=sum(left.isdisjoint(jobs) for jobs in groups),
+                now=tuple(piece.label for piece, share in both if share not in (None, 1.0)),
+            )
+        )
+
+    watch([None] * len(rest))
+    source = {piece.job.kind: made_by(piece.job.kind) for piece in rest}
+    work = partial(_do, directory=store.directory, command=command, source=source)
+    done = run_all(work, rest, processes=processes, watch=watch, stop=stop)
+    failures = []
+    for piece, (made, note, failure) in zip(rest, done, strict=True):
+        notes += [note] if note else []
+        failures += [failure] if failure else []
+        if made:
+            found[piece.job] = store.find(piece.job)
+            if found[piece.job][0] is None:
+                failures.append(Failure(piece.label, f"lost: {found[piece.job][1]}", ""))
+    results = {job: result for job, (result, _) in found.items() if result is not None}
+    return JobsOutcome(
+        results=results,
+        made=sum(piece.job in results for piece in rest),
+        notes=tuple(notes),
+        failures=tuple(failures),
+        interrupted=len(results) + len(failures) < len(pieces),
+    )
+
+
+def _do(
+    piece: Piece,
+    *,
+    directory: Path,
+    command: list[str],
+    source: Mapping[str, Mapping[str, str]],
+    tell: Tell,
+    stop: Stop,
+) -> tuple[bool, str, Failure | None]:
+    """Do one job, in whichever process; a failure is returned and not raised."""
+    try:
+        if made_by(piece.job.kind) != source[piece.job.kind]:
+            # A process reads it later than its parent, which could not use what it makes.
+            raise MismatchError("the source of diffsketch was changed while the command began")
+        with warnings.catch_warnings():
+            # Counted in the summary, and what diverges is drawn so.
+            warnings.simplefilter("ignore", NonFiniteUpdate)
+            done, note = Store(directory).make(piece.job, command=command, tell=tell, stop=stop)
+    except Exception as error:  # whatever it is, the others go on
+        reason = " ".join(str(error).split())
+        if not isinstance(error, DiffSketchError | OSError):
+            reason = f"{type(error).__name__}: {reason}"
+        return False, "", Failure(piece.label, reason, traceback.format_exc())
+    return done, f"{piece.label}: {note}" if note else "", None

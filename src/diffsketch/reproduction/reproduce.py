@@ -1,42 +1,53 @@
-"""All of it: the jobs of the experiments, then the page. For `diffsketch reproduce`."""
+"""The command `diffsketch reproduce`: the jobs of the experiments, then the page."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as PrintedTable
 
 from diffsketch.app.files import locked, read_json, versions
 from diffsketch.app.session import Interrupts
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
-from diffsketch.pages.page import pictures_of, write_page
-from diffsketch.reproduction import claims
-from diffsketch.reproduction.costs import minutes_in_words, wall_seconds
-from diffsketch.reproduction.details import command_of
-from diffsketch.reproduction.document import write_document
-from diffsketch.reproduction.drawings.drawn import Drawn
-from diffsketch.reproduction.drawings.registry import drawing
-from diffsketch.reproduction.experiment import Experiment
-from diffsketch.reproduction.loading import SETTINGS, load, names
-from diffsketch.reproduction.records import records
-from diffsketch.reproduction.sections import notice_of, origin_of, page_of, reductions
-from diffsketch.reproduction.showing import showing
-from diffsketch.reproduction.store import Store
-from diffsketch.reproduction.verdicts.verdict import Standing
-from diffsketch.reproduction.work import Failure, Outcome, do_jobs
-
-__all__ = ["JobsFailed", "reproduce"]
+from diffsketch.pages.write import pictures_of, write_page
+from diffsketch.reproduction.claims import Standing
+from diffsketch.reproduction.document import (
+    command_of,
+    notice_of,
+    page_of,
+    records,
+    reductions,
+    write_document,
+)
+from diffsketch.reproduction.experiments import (
+    FIGURES,
+    FORMAT,
+    SETTINGS,
+    Experiment,
+    function_of,
+    load,
+    minutes_text,
+    names,
+    wall_seconds,
+)
+from diffsketch.reproduction.figures import Figure
+from diffsketch.reproduction.jobs import Failure, JobsOutcome, State, Store, do_jobs
+from diffsketch.reproduction.verdicts import count_standings, judged
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
-_FORMAT = "diffsketch reproduction 1"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
+_LINE_SECONDS = 30.0
+_SPEED_SECONDS = 300.0  # over which the time left is estimated: jobs differ
+_WIDEST = 48  # letters of what is being done
 
 
 class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -88,19 +99,24 @@ def reproduce(
             _print(console, "Interrupted; what is done is kept. Continue with the same command.")
             return interrupts.exit_status
         good = [one for one in experiments if all(job in outcome.results for job in one.jobs)]
-        failed = [one.name for one in experiments if one not in good]
-        notice = notice_of(full, experiments, left_out=left_out, failed=failed)
         if good:
+            failed = [one.name for one in experiments if one not in good]
+            notice = notice_of(full, experiments, left_out=left_out, failed=failed)
+            both = zip(full, experiments, strict=True)
+            less = {new.name: reductions(old, new) for old, new in both}
             asked = chosen if left_out else []
-            less = {
-                new.name: reductions(old, new) for old, new in zip(full, experiments, strict=True)
-            }
             with console.status("Drawing, and writing the page"):
-                stand, written = _write(
-                    good, outcome, output, notice=notice, asked=asked, less=less
-                )
-            seconds = time.monotonic() - begin
-            _say_end(console, stand, outcome, page=written[0], seconds=seconds)
+                counts, page = _write(good, outcome, output, notice=notice, asked=asked, less=less)
+            table = PrintedTable(title="The paper's claims", title_justify="left", pad_edge=False)
+            for standing in Standing:
+                table.add_column(str(standing), justify="right")
+            table.add_row(*(str(counts[standing]) for standing in Standing))
+            console.print(table, highlight=False)
+            seconds, old = time.monotonic() - begin, len(outcome.results) - outcome.made
+            took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+            done = f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}."
+            _print(console, done)
+            _print(console, f"Wrote {page}")
         (output / _ERRORS).unlink(missing_ok=True)
         if outcome.failures:
             _raise(outcome.failures, output)
@@ -114,15 +130,15 @@ def _work(
     *,
     jobs: int,
     interrupts: Interrupts,
-) -> Outcome:
+) -> JobsOutcome:
     pieces = {job for one in experiments for job in one.jobs}
-    estimate = minutes_in_words(wall_seconds(pieces, jobs))
+    estimate = minutes_text(wall_seconds(pieces, jobs))
     _print(
         console,
         f"{_count(len(experiments), 'experiment')}, {_count(len(pieces), 'job')}: about {estimate} "
         f"with {_count(jobs, 'process')}, less what is in {output / _CACHE} already.",
     )
-    with showing(console, experiments=len(experiments)) as show:
+    with _progress(console, experiments=len(experiments)) as show:
         outcome = do_jobs(
             experiments,
             Store(output / _CACHE),
@@ -138,76 +154,93 @@ def _work(
     return outcome
 
 
+@contextmanager
+def _progress(console: Console, *, experiments: int) -> Iterator[Callable[[State], None]]:
+    """Two bars where there is a terminal, a line every half minute elsewhere."""
+    if not console.is_terminal:
+        begin = last = time.monotonic()
+
+        def line(state: State) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < _LINE_SECONDS or state.done <= 0:
+                return
+            last = now
+            left = minutes_text((now - begin) * (state.total - state.done) / state.done)
+            _print(
+                console,
+                f"{state.done / state.total:.0%} of the work, {state.experiments} of "
+                f"{experiments} experiments, about {left} left",
+            )
+
+        yield line
+        return
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[share]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        speed_estimate_period=_SPEED_SECONDS,
+    ) as progress:
+        whole = progress.add_task("experiments", total=experiments, share="")
+        work = progress.add_task("work", total=1.0, share="")
+
+        def bars(state: State) -> None:
+            total, now = max(state.total, 1e-9), "; ".join(state.now)
+            now = now if len(now) <= _WIDEST else f"{now[: _WIDEST - 1]}…"
+            share = f"{state.experiments} of {experiments}"
+            progress.update(whole, completed=state.experiments, share=share)
+            progress.update(
+                work,
+                total=total,
+                completed=state.done,
+                share=f"{state.done / total:.0%}",
+                description=escape(now) or "work",
+            )
+
+        yield bars
+
+
 def _write(
     experiments: Sequence[Experiment],
-    outcome: Outcome,
+    outcome: JobsOutcome,
     output: Path,
     *,
     notice: str,
     asked: Sequence[str],
     less: Mapping[str, Mapping[str, str]],
-) -> tuple[dict[str, int], list[Path]]:
+) -> tuple[dict[str, int], Path]:
     """Draw the experiments, judge the claims, and write the page and `results.json`.
 
-    Of a full run of all of them also `reproduction.md`. How many claims stand how, and the files.
+    Of a full run of all of them also `reproduction.md`. Gives how many claims stand how, and the
+    page.
     """
-    drawn = [(one, _drawn(one, outcome)) for one in experiments]
-    facts = {one.name: figure.facts for one, figure in drawn}
-    reduced = any(one.reduced for one in experiments)
-    here, verdicts = versions(), claims.judged(facts)
-    page = page_of(
-        drawn,
-        reduced=less,
-        claims=(claims.in_short(verdicts), *claims.in_tables(verdicts, reduced=reduced)),
-        result=claims.in_words(verdicts),
-        notice=notice,
-        origin=origin_of(experiments, here, names=asked),
-    )
-    content = records(
-        drawn,
-        outcome.results,
-        command=command_of(asked, reduced=reduced),
-        versions=here,
-        verdicts=verdicts,
-    )
-    replace_file(output / _RESULTS, content)
+    figures = []
+    for one in experiments:
+        try:
+            figure: Figure = function_of(FIGURES[one.drawing])(one, outcome.results)
+        except DiffSketchError as error:
+            error.args = (f"{error} (while drawing {one.name})",)
+            raise
+        figures.append((one, figure))
+    reduced, here = any(one.reduced for one in experiments), versions()
+    verdicts = judged({one.name: figure.facts for one, figure in figures})
+    page = page_of(figures, verdicts, reduced=less, notice=notice, versions=here, names=asked)
+    command = command_of(asked, reduced=reduced)
+    numbers = records(figures, outcome.results, command=command, versions=here, verdicts=verdicts)
+    replace_file(output / _RESULTS, numbers)
     pictures = pictures_of(page)
     written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
     if not reduced and not asked:
         written += write_document(page, verdicts, output, pictures=pictures)
-    _remove_others(output, written)
-    return claims.summary(verdicts), written
-
-
-def _drawn(experiment: Experiment, outcome: Outcome) -> Drawn:
-    try:
-        return drawing(experiment.drawing)(experiment, outcome.results)
-    except DiffSketchError as error:
-        error.args = (f"{error} (while drawing {experiment.name})",)
-        raise
-
-
-def _remove_others(output: Path, written: Sequence[Path]) -> None:
-    """Pictures and numbers of an earlier page that are not on this one."""
-    kept = set(written)
+    # Pictures and numbers of an earlier page that are not on this one.
     for folder in ("figures", "data", "images/reproduction"):
         for path in sorted((output / folder).glob("*")):
-            if path.suffix in (".svg", ".png", ".csv") and path not in kept:
+            if path.suffix in (".svg", ".png", ".csv") and path not in written:
                 path.unlink()
-
-
-def _say_end(
-    console: Console, stand: Mapping[str, int], outcome: Outcome, *, page: Path, seconds: float
-) -> None:
-    table = PrintedTable(title="The paper's claims", title_justify="left", pad_edge=False)
-    for standing in Standing:
-        table.add_column(str(standing), justify="right")
-    table.add_row(*(str(stand[standing]) for standing in Standing))
-    console.print(table, highlight=False)
-    old = len(outcome.results) - outcome.made
-    took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
-    _print(console, f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}.")
-    _print(console, f"Wrote {page}")
+    return count_standings(verdicts), written[0]
 
 
 def _raise(failures: Sequence[Failure], output: Path) -> None:
@@ -227,7 +260,8 @@ def _raise(failures: Sequence[Failure], output: Path) -> None:
 def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
     """Make the directory ours, alone, while the work goes on; raise if it is somebody else's."""
     mark, shown = output / _MARK, str(output)
-    others = [path for path in _entries(output) if not path.name.startswith(f".{_MARK}.")]
+    entries = sorted(output.iterdir()) if output.is_dir() else []
+    others = [path for path in entries if not path.name.startswith(f".{_MARK}.")]
     if others and not mark.is_file():
         raise ArgumentError(
             "output must be new, empty, or of an earlier diffsketch reproduce, got "
@@ -235,9 +269,9 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
         )
     if others:
         found = read_json(mark)
-        if found.get("format") != _FORMAT:
+        if found.get("format") != FORMAT:
             raise MismatchError(
-                f"{mark}: must have the format {_FORMAT!r}, got {found.get('format')!r}"
+                f"{mark}: must have the format {FORMAT!r}, got {found.get('format')!r}"
             )
         if found.get("reduced") != reduced:
             there = "a reduced" if found.get("reduced") else "a full"
@@ -248,15 +282,11 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
     prepare_output(output)
     lock = locked(output)
     try:
-        content = json.dumps({"format": _FORMAT, "reduced": reduced}).encode() + b"\n"
+        content = json.dumps({"format": FORMAT, "reduced": reduced}).encode() + b"\n"
         replace_file(mark, content)
         yield
     finally:
         os.close(lock)
-
-
-def _entries(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def _count(number: int, word: str) -> str:

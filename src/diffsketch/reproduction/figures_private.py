@@ -1,0 +1,641 @@
+"""The figures of privacy: audits, and what Theorem 1 claims for every message of a training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.reproduction.experiments import Experiment, Results
+from diffsketch.reproduction.figures import (
+    Fact,
+    Figure,
+    Measured,
+    Rows,
+    mean_and_spread,
+    mean_or_none,
+    measured_of,
+    plot,
+    slug,
+    table,
+    texts,
+)
+
+_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of Theorem 1 and of the repair
+_CLAIMED = f"claimed; {_SCOPE}"
+_FAR = 10.0
+_CHANGES = {
+    "alpha": "one coordinate: alpha or -alpha",
+    "largest": "one coordinate: the largest, or its negative",
+    "client": "the whole vector: this worker's or another's",
+}
+
+
+class AuditedCase:
+    """An audit: what is stated, what was measured, and what the best attack reaches.
+
+    Of a measurement it is the first seed's. A bound carries its own confidence; several seeds would
+    only be more audits.
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.name, self.settings, self.data = measured.name, measured.settings, measured.first
+        self.stated = epsilon_of(self.data["claimed"])  # infinite where nobody says anything
+        self.measured = epsilon_of(self.data["measured_lower_bound"])
+        best = self.data["best_possible"]  # None where it is not known
+        unlimited = best is not None and best["epsilon"] is None
+        self.limit = math.inf if unlimited else best and float(best["epsilon"])
+
+    @property
+    def refuted(self) -> bool:
+        """Whether more was measured than is stated; never where nothing is stated."""
+        return self.stated.basis is not Basis.NONE and float(self.measured) > float(self.stated)
+
+    @property
+    def excess(self) -> float:
+        """The measured epsilon over the stated one."""
+        return float(self.measured) / float(self.stated)
+
+
+def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
+    """The epsilon that an audit wrote, with all that it means."""
+    scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
+    value = math.inf if data["epsilon"] is None else float(data["epsilon"])
+    simulated = data.get("simulated", False)
+    return Epsilon(value, data["delta"], data["rounds"], Basis(data["basis"]), scope, simulated)
+
+
+def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:
+    """The audits of an experiment, but the inversion."""
+    found = measured_of(experiment, results, "audit")
+    return [AuditedCase(each) for each in found if "inversion" not in each.first]
+
+
+def draw_audits(experiment: Experiment, results: Results) -> Figure:
+    """Bars: what is stated and what was measured; proven mechanisms apart.
+
+    Guarantees (`tests/reproduction/test_figures_private.py`): what is refuted is counted as such,
+    and nothing else.
+    """
+    cases, name = audited_of(experiment, results), experiment.name
+    paper = [case for case in cases if case.stated.basis is not Basis.PROVEN]
+    proven = [case for case in cases if case.stated.basis is Basis.PROVEN]
+    inverted = [
+        one
+        for each in measured_of(experiment, results, "audit")
+        for one in each.first.get("inversion", ())
+    ]
+    groups: dict[str, list[AuditedCase]] = {}
+    for case in paper:
+        group = "laplace" if "Laplace noise" in str(case.data["title"]) else "sketches"
+        if case.measured.scope.unit is Unit.CLIENT:
+            group = "clients"
+        groups.setdefault(group, []).append(case)
+    exhibits: list[Exhibit] = [
+        _bars(f"{name}-{group}", texts()[f"audit-{group}"]["title"], some)
+        for group, some in groups.items()
+    ]
+    if paper:
+        exhibits.append(audit_table(f"{name}-cases", "What the paper sends", paper))
+    if inverted:
+        exhibits.append(_inversion_table(f"{name}-inversion", inverted))
+    beside: tuple[Exhibit, ...] = ()
+    if proven:
+        beside = (
+            _bars(f"{name}-proven-claims", "Proven mechanisms, audited alike", proven),
+            audit_table(f"{name}-proven-cases", "Audits of proven mechanisms", proven),
+        )
+    return Figure(
+        lead=_audit_lead(paper, proven),
+        exhibits=tuple(exhibits),
+        proven=beside,
+        text=_audit_text(cases, reduced=experiment.reduced),
+        facts=_audit_facts(experiment, cases) | _inversion_facts(inverted),
+    )
+
+
+def _bars(name: str, title: str, cases: Sequence[AuditedCase]) -> Plot:
+    """Bars for each case: stated, measured, and what the best attack reaches."""
+    places = tuple(float(place) for place in range(len(cases)))
+    word = "proven" if cases[0].stated.basis is Basis.PROVEN else "claimed"
+
+    def bars(
+        legend: str, values: Sequence[float | None], of: Sequence[Epsilon] = (), text: str = ""
+    ) -> Series:
+        """One set; the legend has what the epsilon is worth, where it is the same for all."""
+        known = [each for each in of if each.basis is not Basis.NONE]
+        same = len({(each.basis, each.scope) for each in known}) == 1
+        # On a logarithmic axis.
+        heights = tuple(v if v is not None and 0 < v < math.inf else None for v in values)
+        return Series(
+            legend,
+            places,
+            heights,
+            kind="bars",
+            dashed=legend != "measured, at least",
+            epsilon=known[0] if same else None,
+            epsilon_text="by case, one message" if same else text,
+            epsilon_along="y",
+        )
+
+    series = []
+    for legend, of in (
+        (word, [case.stated for case in cases]),
+        ("measured, at least", [case.measured for case in cases]),
+    ):
+        found = bars(legend, [float(each) for each in of], of)
+        if any(value is not None for value in found.y):
+            series.append(found)
+    if any(case.limit is not None for case in cases):
+        scopes = {str(case.measured.scope) for case in cases if case.limit is not None}
+        text = f"calculated, one message; {'; or '.join(sorted(scopes))}"
+        series.append(bars("best attack, exact", [case.limit for case in cases], text=text))
+    heights = [value for each in series for value in each.y if value is not None]
+    return plot(
+        "audit-bars",
+        name,
+        series,
+        categories=[case.name for case in cases],
+        # Of bars that are nearly as long, a logarithmic axis shows the ends alone.
+        log_y=bool(heights) and max(heights) > _FAR * min(heights),
+        title=title,
+        word=word,
+        units="; or ".join(sorted({str(case.stated.scope) for case in cases})),
+        confidence=_confidence(cases),
+        deltas=" or ".join(sorted({f"{case.measured.delta:g}" for case in cases})),
+    )
+
+
+def audit_table(name: str, title: str, cases: Sequence[AuditedCase]) -> Table:
+    """A row for each case."""
+    rows: Rows = []
+    for case in cases:
+        limit: float | str | None = case.limit
+        if case.limit is not None:
+            limit = "unlimited" if math.isinf(case.limit) else round(case.limit, 4)
+        rows.append(
+            (
+                case.name,
+                str(case.data["title"]),
+                _CHANGES.get(str(case.data["change"]), "one coordinate"),
+                str(case.data["adversary"]),
+                case.stated,
+                case.measured,
+                limit,
+                int(case.data["trials_per_world"]),
+                float(case.data["confidence"]),
+                str(case.data["verdict"]),
+            )
+        )
+    return table("audits", name, rows, title=title)
+
+
+def _confidence(cases: Sequence[AuditedCase]) -> float:
+    return min(float(case.data["confidence"]) for case in cases)
+
+
+def _audit_lead(paper: Sequence[AuditedCase], proven: Sequence[AuditedCase]) -> str:
+    claims = [case for case in paper if case.stated.basis is Basis.CLAIMED]
+    refuted = [case for case in claims if case.refuted]
+    parts = [f"{len(refuted)} of {len(claims)} claimed epsilons are exceeded by what was measured"]
+    if refuted:
+        worst = max(refuted, key=lambda case: case.excess)
+        parts.append(
+            f"the worst, {worst.name}: claimed {float(worst.stated):.3g}, measured at least "
+            f"{float(worst.measured):.3g} ({worst.stated.scope})"
+        )
+    if proven:
+        wrong = sum(case.refuted for case in proven)
+        parts.append(f"of {len(proven)} proven ones, {wrong or 'none'} is exceeded")
+    return "; ".join(parts) + "."
+
+
+def _audit_text(cases: Sequence[AuditedCase], *, reduced: bool) -> tuple[str, ...]:
+    if not cases:
+        return ()
+    entry = texts()["audits"]
+    tested = [case for case in cases if case.stated.basis is not Basis.NONE]
+    trials = entry["trials"].format(
+        wrong=1 - _confidence(cases),
+        any_wrong=min(1.0, sum(1 - float(case.data["confidence"]) for case in tested)),
+        tested=len(tested),
+    )
+    return (trials, entry["gradients"], *((entry["reduced"],) if reduced else ()))
+
+
+def _facts_of_audits(audits: Sequence[AuditedCase]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for case in audits:
+        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
+        facts[f"lower/{case.name}"] = float(case.measured)
+    return facts
+
+
+def _audit_facts(experiment: Experiment, cases: Sequence[AuditedCase]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {"seeds": 1, "confidence": _confidence(cases) if cases else None}
+    for case in cases:
+        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
+        facts[f"lower/{case.name}"] = float(case.measured)
+        facts[f"measured/{case.name}"] = float(case.measured)
+        facts[f"limit/{case.name}"] = None if case.limit is None else _finite(case.limit)
+        facts[f"refuted/{case.name}"] = case.refuted
+        facts[f"basis/{case.name}"] = str(case.stated.basis)
+    proven = [case for case in cases if case.stated.basis is Basis.PROVEN]
+    claims = [case for case in cases if case.stated.basis is Basis.CLAIMED]
+    facts["broken"] = sum(case.refuted for case in claims)
+    facts["claims"] = len(claims)
+    facts["proven-stands"] = not any(case.refuted for case in proven) if proven else None
+    facts["reduced"] = experiment.reduced
+    return facts
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _inversion_table(name: str, inverted: Sequence[Mapping[str, Any]]) -> Table:
+    rows: Rows = [
+        (
+            str(each["message"]),
+            *(
+                None if (claim := each[key]) is None else epsilon_of(claim)
+                for key in ("claimed_by_theorem_1", "guaranteed")
+            ),
+            *(
+                round(float(each[key]), 3)
+                for key in ("mean_similarity", "least_similarity", "labels_right")
+            ),
+        )
+        for each in inverted
+    ]
+    return table("inversion", name, rows)
+
+
+def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    for each in inverted:
+        # Raw gradients are no sketches; what has a guarantee is not what the paper sends.
+        message, group = str(each["message"]), "inversion-raw"
+        if each["claimed_by_theorem_1"] is not None:
+            group = "inversion"
+        elif each["guaranteed"] is not None:
+            group = "inversion-proven"
+            message += f", epsilon {float(each['guaranteed']['epsilon']):.3g}"
+        facts[f"{group}/similarity/{message}"] = float(each["mean_similarity"])
+        facts[f"{group}/labels/{message}"] = float(each["labels_right"])
+    return facts
+
+
+# --- what Theorem 1 claims for every message -------------------------------------------------
+
+
+class MessageClaims:
+    """Theorem 1's claims for the messages of one table and padding, over the seeds."""
+
+    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
+        self.found, first = found, found[0]
+        self.cols, self.compression = int(first["cols"]), float(first["compression"])
+        self.length = int(first["padding"])  # of the appended noise, in lengths of the vector
+        self.padding = f"{self.length}n" if self.length else "none"
+        # Over the seeds; None where one of them has no finite median, or no message with a claim.
+        self.median = mean_or_none([each["median"] for each in found])
+        self.finite_mean = mean_or_none([each["finite_mean"] for each in found])
+        self.finite = 1 - statistics.fmean(each["without"] for each in found)
+        proven = [each["proven"] for each in found if each["proven"] is not None]
+        self.proven: Epsilon | None = (
+            None  # of the repaired padding: the most over hashes and seeds
+        )
+        if proven:
+            most = max(value["most"] for value in proven)
+            self.proven = Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, _SCOPE)
+
+    @property
+    def claimed(self) -> Epsilon | None:
+        """The median claim as an epsilon; None if it is infinite."""
+        return None if self.median is None else _claim(self.median)
+
+    def needs_noise(self, requirement: str) -> tuple[float, float | None]:
+        """Share of messages that exceed the requirement, or have no claim; and its spread."""
+        return mean_and_spread([each["needs_noise"][requirement] for each in self.found])
+
+
+class MessageRun:
+    """A training whose messages were looked at."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.name, self.found = measured.name, measured.found
+        self.rows = int(measured.first["table_rows"])
+        self.requirements = list(measured.first["tables"][0]["needs_noise"])
+        tables = zip(*(each["tables"] for each in self.found), strict=True)
+        self.tables = [MessageClaims(each) for each in tables]
+        # Share of messages that got Laplace noise in the run itself; None if it adds none.
+        self.noised = mean_or_none([each["noised"] for each in self.found])
+        self.ratio = statistics.fmean(each["ratio"]["mean"] for each in self.found)
+
+    @property
+    def by_padding(self) -> dict[str, list[MessageClaims]]:
+        """The tables by the appended noise, in the order of the compression."""
+        found: dict[str, list[MessageClaims]] = {}
+        for claims in sorted(self.tables, key=lambda claims: claims.compression):
+            found.setdefault(claims.padding, []).append(claims)
+        return {claims.padding: found[claims.padding] for claims in self.tables}
+
+
+def _claim(value: float) -> Epsilon:
+    return Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE)
+
+
+def _claims_table(experiment: Experiment, runs: Sequence[MessageRun]) -> Table:
+    """A row for each training, table and padding."""
+    requirements = runs[0].requirements
+    columns = (
+        "training", "table", "compression", "appended", "median, claimed", "without a claim",
+        *(f"above {value} (needs noise)" for value in requirements),
+        "proven of the repaired padding",
+    )  # fmt: skip
+    rows: Rows = [
+        (run.name, f"{run.rows} x {claims.cols}", round(claims.compression, 1), claims.padding,
+         claims.claimed, round(1 - claims.finite, 4),
+         *(round(claims.needs_noise(value)[0], 4) for value in requirements), claims.proven)
+        for run in runs
+        for claims in run.tables
+    ]  # fmt: skip
+    return table("claims", f"{experiment.name}-claims", rows, columns)
+
+
+def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
+    """The histogram of the claims of all messages, and the share that needs noise.
+
+    The first measurement is the figure's; of others, which differ in the table or in the noise of
+    the training, the numbers are in the table.
+
+    Guarantees (`tests/reproduction/test_figures_private.py`): shares are means over the seeds; a
+    message without a claim needs noise.
+    """
+    runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
+    audits, first, name = audited_of(experiment, results), runs[0], experiment.name
+    proven: list[Exhibit] = [plot("by-padding", f"{name}-proven", _series_by_padding(runs))]
+    if audits:
+        proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
+    bare, most = first.tables[0], first.tables[-1]
+    parts = [
+        f"for a requirement of {value}, in {bare.needs_noise(value)[0]:.1%} of the messages "
+        f"without appended noise and in {most.needs_noise(value)[0]:.1%} with {most.padding} of it"
+        for value in first.requirements
+    ]
+    lead = f"Noise is needed {'; '.join(parts)} ({_CLAIMED})."
+    if refuted := [case for case in audits if case.refuted]:
+        worst = max(refuted, key=lambda case: case.excess)
+        lead += (
+            f" What is claimed is not true either: an audit measures at least "
+            f"{float(worst.measured):.3g} where {float(worst.stated):.3g} is claimed."
+        )
+    ratios = ", ".join(f"{run.ratio:.3g} in {run.name}" for run in runs)
+    text = (
+        "A claim depends on a message only through alpha / sigma of the vector "
+        f"(on average {ratios}), so one training gives the claims for all tables and paddings."
+    )
+    if noised := [f"{run.noised:.1%} in {run.name}" for run in runs if run.noised is not None]:
+        text += f" Messages that got Laplace noise in the training itself: {', '.join(noised)}."
+    return Figure(
+        lead=lead,
+        exhibits=(
+            _histogram(experiment, first),
+            _shares(experiment, runs),
+            _claims_table(experiment, runs),
+        ),
+        proven=tuple(proven),
+        text=(text,),
+        facts=_local_facts(runs) | _facts_of_audits(audits),
+    )
+
+
+def _histogram(experiment: Experiment, run: MessageRun) -> Plot:
+    edges, series = tuple(run.found[0]["edges"]), []
+    messages = sum(int(each["messages"]) for each in run.found)
+    for claims in run.tables:
+        counts = zip(*(each["counts"] for each in claims.found), strict=True)
+        series.append(
+            Series(
+                f"{claims.padding} appended ({1 - claims.finite:.0%} without a claim)",
+                edges,
+                tuple(sum(some) / messages for some in counts),
+                kind="steps",
+                role=f"{claims.padding} appended",
+                epsilon=_claim(0.0),
+                epsilon_text="of each message, one round",
+                epsilon_along="x",
+            )
+        )
+    marks = [
+        Mark(float(value), f"requirement {value}", axis="x", epsilon=_claim(float(value)))
+        for value in run.requirements
+    ]
+    size = f"{run.rows} x {run.tables[0].cols}"
+    return plot("histogram", f"{experiment.name}-histogram", series, marks=marks, table=size,
+                claimed=_CLAIMED, messages=messages, seeds=len(run.found))  # fmt: skip
+
+
+def _shares(experiment: Experiment, runs: Sequence[MessageRun]) -> Plot:
+    """Bars: the share of messages that need noise, for each padding."""
+    series = []
+    for run in runs:
+        for requirement in run.requirements:
+            found = [claims.needs_noise(requirement) for claims in run.tables]
+            spreads = found if len(run.found) > 1 else []
+            series.append(
+                Series(
+                    f"{run.name}: above {requirement}",
+                    tuple(float(place) for place in range(len(found))),
+                    tuple(mean for mean, _ in found),
+                    low=tuple(max(0.0, mean - (spread or 0.0)) for mean, spread in spreads),
+                    high=tuple(min(1.0, mean + (spread or 0.0)) for mean, spread in spreads),
+                    kind="bars",
+                    epsilon=_claim(float(requirement)),
+                )
+            )
+    names = [claims.padding for claims in runs[0].tables]
+    name = f"{experiment.name}-needs-noise"
+    return plot("needs-noise", name, series, categories=names, claimed=_CLAIMED)
+
+
+def _series_by_padding(runs: Sequence[MessageRun]) -> list[Series]:
+    """Claimed and proven epsilon over the length of the appended noise."""
+    series: dict[str, Series] = {}
+    for run in runs:
+        for cols in dict.fromkeys(claims.cols for claims in run.tables):
+            own = [claims for claims in run.tables if claims.cols == cols and claims.length]
+            size, x = f"{run.rows} x {cols}", tuple(float(claims.length) for claims in own)
+            for basis, found in (
+                ("claimed", [claims.claimed for claims in own]),
+                ("proven", [claims.proven for claims in own]),
+            ):
+                y = tuple(None if each is None else float(each) for each in found)
+                known = [each for each in found if each is not None]
+                if known and f"{size}, {basis}" not in series:
+                    series[f"{size}, {basis}"] = Series(
+                        f"{size}, {basis}", x, y, dashed=basis == "claimed", role=size,
+                        epsilon=known[0], epsilon_text="by length, a round", epsilon_along="y",
+                    )  # fmt: skip
+    return list(series.values())
+
+
+def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
+    first = runs[0]
+    facts: dict[str, Fact] = {
+        "seeds": len(first.found),
+        "rounds": int(first.found[0]["rounds"]),
+        "messages": sum(int(each["messages"]) for each in first.found),
+    }
+    for run in runs:
+        facts[f"noised/{run.name}"] = run.noised
+        facts[f"ratio/{run.name}"] = run.ratio
+        for claims in run.tables:
+            padding = claims.padding
+            for value in run.requirements:
+                share, spread = claims.needs_noise(value)
+                name = f"{run.rows}x{claims.cols}/{padding}/{value}"
+                if run is first:
+                    facts[f"share-within/{padding}/{value}"] = 1 - share
+                    facts[f"spread/share-within/{padding}/{value}"] = spread
+                facts.setdefault(f"needs-noise/{name}", share)
+                facts[f"needs-noise/{run.name}/{name}"] = share
+            if run is first:
+                facts[f"finite/{padding}"] = claims.finite
+                facts[f"median/{padding}"] = claims.median
+                facts[f"claimed/{padding}"] = claims.median
+                facts[f"proven/{padding}"] = None if not claims.proven else float(claims.proven)
+    for value in first.requirements:
+        lengths = [each["needed"][value] for each in first.tables[0].found]
+        facts[f"needed/{value}"] = mean_or_none(lengths)
+    return facts
+
+
+def draw_privacy_communication(experiment: Experiment, results: Results) -> Figure:
+    """Epsilon over the compression ratio, claimed beside proven, and the share without a claim.
+
+    Guarantees (`tests/reproduction/test_figures_private.py`): a mean is over the messages with a
+    claim, and is left out where there are none.
+    """
+    runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
+    audits, name = audited_of(experiment, results), experiment.name
+    exhibits: list[Exhibit] = []
+    proven: list[Exhibit] = []
+    for run in runs:
+        place, claimed, without = f"{name}-{slug(run.name)}", [], []
+        for padding, some in run.by_padding.items():
+            x, label = tuple(claims.compression for claims in some), f"{padding} appended"
+            means = [claims.finite_mean for claims in some]
+            if known := [value for value in means if value is not None]:
+                claimed.append(
+                    Series(
+                        label, x, tuple(means), dashed=True, role=label, epsilon=_claim(known[0]),
+                        epsilon_text="mean over messages with a claim, a round",
+                        epsilon_along="y",
+                    )
+                )  # fmt: skip
+            shares = tuple(1 - claims.finite for claims in some)
+            without.append(Series(label, x, shares, role=label))
+        end = "Where a line ends, no message has a claim." if claimed else "No message has one."
+        fields: dict[str, Any] = {"run": run.name, "claimed": _CLAIMED, "end": end}
+        exhibits.append(plot("over-ratio", f"{place}-claimed", claimed, **fields))
+        exhibits.append(plot("without", f"{place}-without", without, **fields))
+        own = audits if run is runs[0] else []
+        said = texts()["proven-over-ratio"]["audited"] if own else ""
+        series = [*_proven_series(run), *_audited_series(own, dim=int(run.found[0]["dim"]))]
+        proven.append(
+            plot("proven-over-ratio", f"{place}-proven", series, run=run.name, audited=said)
+        )
+    exhibits.append(_claims_table(experiment, runs))
+    if audits:
+        proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
+    return Figure(
+        lead=_ratio_lead(runs[0], audits),
+        exhibits=tuple(exhibits),
+        proven=tuple(proven),
+        text=(texts()["proven-over-ratio"]["text"],),
+        facts=_ratio_facts(runs) | _facts_of_audits(audits),
+    )
+
+
+def _proven_series(run: MessageRun) -> list[Series]:
+    series = []
+    for padding, some in run.by_padding.items():
+        found, x = [claims.proven for claims in some], tuple(one.compression for one in some)
+        role = f"{padding} appended"
+        if known := [each for each in found if each is not None]:
+            y = tuple(None if each is None else float(each) for each in found)
+            medians = tuple(claims.median for claims in some)
+            series += [
+                Series(f"{role}, proven", x, y, role=role, epsilon=known[0],
+                       epsilon_text="by ratio, a round", epsilon_along="y"),
+                Series(f"{role}, claimed", x, medians, dashed=True, role=role, epsilon=_claim(0.0),
+                       epsilon_text="median by ratio, a round", epsilon_along="y"),
+            ]  # fmt: skip
+    return series
+
+
+def _audited_series(audits: Sequence[AuditedCase], *, dim: int) -> list[Series]:
+    """The measured bounds of audits of tables, over their ratios."""
+    groups: dict[str, list[tuple[float, AuditedCase]]] = {}
+    for case in audits:
+        given = case.settings
+        if given.get("case") == "padded":
+            how = "bare" if not given["padding"] else f"{given['padding']}n appended"
+            ratio = dim / (int(given["rows"]) * int(given["cols"]))
+            groups.setdefault(f"{how}, {given['change']}", []).append((ratio, case))
+    series = []
+    for name, cases in groups.items():
+        cases.sort(key=lambda pair: pair[0])
+        series.append(
+            Series(f"measured, at least: {name}", tuple(ratio for ratio, _ in cases),
+                   tuple(float(case.measured) for _, case in cases), kind="points",
+                   epsilon=cases[0][1].measured, epsilon_text="lower bounds, a message",
+                   epsilon_along="y")
+        )  # fmt: skip
+    return series
+
+
+def _ratio_lead(run: MessageRun, audits: Sequence[AuditedCase]) -> str:
+    bare = next(iter(run.by_padding.values()))
+    least, most = bare[0], bare[-1]
+    some = [(one.finite_mean, one.compression) for one in bare if one.finite_mean is not None]
+    if not some:
+        return f"{run.name}: Theorem 1 claims nothing for any message, at any of the ratios."
+    text = (
+        f"{run.name}, nothing appended: Theorem 1 claims something for {least.finite:.1%} of the "
+        f"messages at {least.compression:.0f}x and for {most.finite:.1%} at "
+        f"{most.compression:.0f}x. More compression does mean a smaller claim (on average "
+        f"{some[0][0]:.3g} at {some[0][1]:.0f}x, {some[-1][0]:.3g} at {some[-1][1]:.0f}x; "
+        f"{_CLAIMED})."
+    )
+    if refuted := [case for case in audits if case.refuted]:
+        least_bound = min(float(case.measured) for case in refuted)
+        text += (
+            f" That is the formula's: of {len(audits)} audited messages, {len(refuted)} have more "
+            f"than is claimed for them, {least_bound:.2g} at least."
+        )
+    return text
+
+
+def _ratio_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {"seeds": len(runs[0].found)}
+    last = runs[0].requirements[-1]
+    for run in runs:
+        for claims in run.tables:
+            ratio = f"{claims.compression:.0f}x"
+            numbers: dict[str, Fact] = {
+                "epsilon": claims.finite_mean,
+                "median": claims.median,
+                "finite": claims.finite,
+                "noised": claims.needs_noise(last)[0],
+                "proven": None if claims.proven is None else float(claims.proven),
+            }
+            for what, value in numbers.items():
+                facts[f"{run.name}/{claims.padding}/{what}/{ratio}"] = value
+                if run is runs[0] and claims.padding == "none":
+                    facts[f"{what}/{ratio}"] = value
+    return facts

@@ -1,0 +1,794 @@
+"""Rules that judge the paper's claims, of the name of a claim in `claims.toml` or of its `rule`.
+
+A rule is a function of the claim and the facts. It gives the cases that it looked at, each a `hit`
+or not, with fields for the texts of the claim; or cases and what is to be graded in their place. A
+claim holds if all are hits, fails if none is, and holds in part otherwise. The docstring states the
+thresholds. Rules that take no facts calculate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, rounded_down, rounded_up
+from diffsketch.privacy.mechanisms import BinomialMechanism, CoordinateBound, LaplaceMechanism
+from diffsketch.privacy.mechanisms.padding import table_noise_like_padding
+from diffsketch.privacy.theorems import ConvexProblem, lemma1_error, padding_for, theorem1, theorem2
+from diffsketch.reproduction.claims import (
+    BARE,
+    OURS,
+    SPECS,
+    Case,
+    Cases,
+    Facts,
+    Graded,
+    MissingFactError,
+    Panel,
+    Statement,
+    gap_of,
+    meaning,
+    panels_in,
+    percent,
+    times,
+)
+from diffsketch.sketch import CountSketch, SketchKey
+
+_NOISY_SKETCH = "Laplace on sketches"
+_NOISY_VECTOR = "Laplace on raw gradients"
+_UNCOMPRESSED = "uncompressed"
+_CPSGD = "cpSGD"
+_POINT = 0.01
+_ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
+_DELTA = 1e-5
+_KEY = SketchKey.from_integer(5)
+
+
+# --- arithmetic: sizes, ratios, and places where the text contradicts itself -----------------
+
+
+def table_sizes(claim: Statement, _: Facts) -> Cases:
+    """Each stated ratio must be within 10% of parameters over cells."""
+    for rows, cols, stated in claim.values["tables"]:
+        ratio = CountSketch(claim.values["dim"], rows, cols).compression
+        hit = abs(ratio / stated - 1) <= 0.1
+        yield {"hit": hit, "rows": rows, "cols": cols, "ratio": ratio, "stated": stated}
+
+
+def bits(claim: Statement, _: Facts) -> Cases:
+    """Each stated ratio must be within 10% of 32 bits over the bits of a number."""
+    for count, stated in claim.values["rows"]:
+        hit = abs(32 / count / stated - 1) <= 0.1
+        yield {"hit": hit, "count": count, "ratio": 32 / count, "stated": stated}
+
+
+def full_bins(claim: Statement, _: Facts) -> Cases:
+    """The probability that no bin of a row is empty must be 99% or more for every size."""
+    for dim, cols in claim.values["sizes"]:
+        chance = math.fsum(
+            (-1) ** j * math.comb(cols, j) * (1 - j / cols) ** (dim - 1) for j in range(cols)
+        )
+        yield {"hit": chance >= 0.99, "chance": chance, "dim": dim, "cols": cols}
+
+
+def _weight(filling: tuple[int, ...]) -> float:
+    return math.prod(math.factorial(each) for each in filling) * math.sqrt(math.prod(filling))
+
+
+def _inverses(filling: tuple[int, ...]) -> float:
+    return math.fsum(1 / each for each in filling)
+
+
+def lemma_2(claim: Statement, _: Facts) -> Graded:
+    """Both quantities must be least at the most even filling, among all of a few sizes."""
+    cases, hits = [], []
+    for items, bins in claim.values["sizes"]:
+        every = itertools.product(range(1, items + 1), repeat=bins)
+        fillings = [filling for filling in every if sum(filling) == items]
+        even = [each for each in fillings if max(each) - min(each) <= 1]
+        for quantity in (_weight, _inverses):
+            least = quantity(min(fillings, key=quantity))
+            hits.append(all(quantity(each) <= least * (1 + 1e-12) for each in even))
+        cases.append(f"{items} in {bins}")
+    return [], [all(hits)], {"cases": ", ".join(cases)}
+
+
+# --- formulas, computed with the library's calculators ---------------------------------------
+
+
+def _claimed(dim: int, rows: int, cols: int) -> float:
+    claim = theorem1(dim, rows, cols, alpha=_ALPHA, sigma=1.0)
+    return float(claim.epsilon(delta=0.0, rounds=1))
+
+
+def _monotone(values: Iterable[float], *, rising: bool) -> bool:
+    """Strictly, but for those without a claim, which count as larger than all."""
+    ordered = list(values) if rising else list(values)[::-1]
+    some = sum(math.isfinite(value) for value in ordered) >= 2
+    return some and all(a < b or math.isinf(b) for a, b in itertools.pairwise(ordered))
+
+
+def _by(values: Mapping[int, float], name: str = "n") -> str:
+    shown = SPECS["epsilon"]
+    return ", ".join(f"{shown(value)} at {name} = {size:,}" for size, value in values.items())
+
+
+def longer_vectors(claim: Statement, _: Facts) -> Cases:
+    """The formula must move as the text says when the vector gets shorter."""
+    rows, cols = claim.values["table"]
+    claims = {dim: _claimed(dim, rows, cols) for dim in claim.values["dims"]}
+    rising, falling = (_monotone(claims.values(), rising=up) for up in (True, False))
+    moves = "rises" if rising else "falls" if falling else "moves both ways"
+    hit = rising if claim.values["smaller_when"] == "smaller" else falling
+    return [{"hit": hit, "by": _by(claims), "moves": moves}]
+
+
+def vanishing(claim: Statement, _: Facts) -> Graded:
+    """The formula must get below 0.01, and neighbours' tables must not differ for certain.
+
+    In part if only the formula does: whoever knows the hashes and the other coordinates compares
+    two tables.
+    """
+    (rows, cols), dims = claim.values["table"], claim.values["sketched"]
+    claims = {dim: _claimed(dim, rows, cols) for dim in claim.values["dims"]}
+    small = list(claims.values())[-1] < 0.01 and _monotone(claims.values(), rising=False)
+    told = 0
+    for dim in dims:
+        sketch, seed = CountSketch(dim, rows, cols), SketchKey.from_integer(dim).seed(0)
+        first = torch.ones(dim)
+        second = first.clone()
+        second[0] += claim.values["change"]
+        told += not torch.equal(sketch.encode(first, seed), sketch.encode(second, seed))
+    fields = {"by": _by(claims), "pairs": len(dims), "largest": max(dims), "told": told}
+    return [], [small, small and not told], fields
+
+
+def smaller_tables(claim: Statement, _: Facts) -> Cases:
+    """The formula must rise with the rows and with the columns."""
+    dim = claim.values["dim"]
+    by_cols = {cols: _claimed(dim, 7, cols) for cols in claim.values["cols"]}
+    by_rows = {rows: _claimed(dim, rows, 15) for rows in claim.values["rows"]}
+    for name, found in (("k", by_cols), ("t", by_rows)):
+        yield {"hit": _monotone(found.values(), rising=True), "by": _by(found, name)}
+
+
+def longer_padding(claim: Statement, _: Facts) -> Graded:
+    """Both what is claimed and what is proven must fall with the length of the noise."""
+    dim, (rows, cols) = claim.values["dim"], claim.values["table"]
+    lengths, sketch = claim.values["lengths"], CountSketch(dim, rows, cols)
+    claimed = {each: _claimed(dim * (1 + each), rows, cols) for each in lengths}
+    proven = {}
+    for each in lengths:
+        mechanism = table_noise_like_padding(sketch, _ALPHA, padding=each * dim, std=1.0)
+        proven[each] = float(mechanism.claim.epsilon(delta=_DELTA, rounds=1))
+    hits = [_monotone(each.values(), rising=False) for each in (claimed, proven)]
+    return [], hits, {"by_claim": _by(claimed, "L"), "by_proof": _by(proven, "L")}
+
+
+def less_noise(claim: Statement, _: Facts) -> Cases:
+    """The variance that the appended noise adds to a cell must be below that of Laplace noise.
+
+    With the least noise for which Theorem 1 claims the epsilon of the panel, for a Gaussian
+    vector; Laplace noise has the scale `2 alpha t / epsilon`.
+    """
+    for dim, rows, cols, target in claim.values["panels"]:
+        length = padding_for(target, dim, rows, cols, alpha=_ALPHA, sigma=1.0)
+        laplace = 2 * (2 * _ALPHA * rows / target) ** 2
+        ratio = math.inf if isinstance(length, NoClaim) else length / cols / laplace
+        yield {"hit": ratio < 1, "rows": rows, "cols": cols, "target": target, "ratio": ratio}
+
+
+def every_round(claim: Statement, _: Facts) -> Cases:
+    """Laplace noise for the stated epsilon each round must still give 10 or less for a run."""
+    values, rounds = claim.values, claim.values["rounds"]
+    mechanism = LaplaceMechanism(CoordinateBound(1.0, values["rows"]), 1 / values["per_round"])
+    whole = float(mechanism.claim.epsilon(delta=_DELTA, rounds=rounds))
+    run = meaning(Basis.PROVEN, rounds=rounds, delta=_DELTA)
+    return [{"hit": whole <= 10, "whole": whole, "run": run}]
+
+
+def weaker_unit(claim: Statement, _: Facts) -> Cases:
+    """The same noise must give a whole client more than one coordinate.
+
+    For Laplace noise, epsilon is the L1 distance of two tables over the scale. The tables of a
+    vector that has the signs of the first row's hash and of its negative are farthest apart there.
+    """
+    rows, cols = claim.values["table"]
+    sketch, seed = CountSketch(claim.values["dim"], rows, cols), SketchKey.from_integer(0).seed(0)
+    first_row = torch.zeros(rows, cols)
+    first_row[0] = 1.0
+    vector = sketch.query(first_row, seed, combine="mean").sign()
+    distance = float((sketch.encode(vector, seed) - sketch.encode(-vector, seed)).abs().sum())
+    bound = distance / (2 * rows)  # the noise that gives one coordinate of size 1 an epsilon of 1
+    return [{"hit": bound > 1, "rows": rows, "cols": cols, "bound": bound}]
+
+
+def _cpsgd(levels: int, trials: int, cohort: int) -> tuple[BinomialMechanism, float]:
+    """The mechanism of cpSGD on the paper's vectors, and the epsilon that is proven for it."""
+    mechanism = BinomialMechanism(dim=7850, clip=1.0, limit=1.0, levels=levels, trials=trials,
+                                  cohort=cohort, delta=_DELTA)  # fmt: skip
+    claim = mechanism.claim
+    proven = isinstance(claim, ProvenClaim)
+    return mechanism, float(claim.epsilon(delta=_DELTA, rounds=1)) if proven else math.inf
+
+
+def more_devices(claim: Statement, _: Facts) -> Graded:
+    """The epsilon of cpSGD must fall with the devices in the sum, and be finite for a round's.
+
+    In part if it falls, but is not finite for the devices of a round.
+    """
+    values, few = claim.values, claim.values["in_a_round"]
+    bounds = {
+        cohort: _cpsgd(values["levels"], values["trials"], cohort)[1]
+        for cohort in sorted({few, *values["cohorts"]})
+    }
+    falls = _monotone(bounds.values(), rising=False)
+    return [], [falls, falls and math.isfinite(bounds[few])], {"by": _by(bounds, "devices")}
+
+
+def cpsgd_parameters(claim: Statement, _: Facts) -> Graded:
+    """The bits must hold k and m, and cpSGD's theorem give the epsilon for a round's devices.
+
+    In part if only the bits are right.
+    """
+    cases, fits, proven = [], [], []
+    for target, count, levels, trials in claim.values["rows"]:
+        mechanism, value = _cpsgd(levels, trials, claim.values["cohort"])
+        fits.append(mechanism.bits == count)
+        proven.append(value <= target)
+        reason = f"epsilon {value:.3g}"
+        if isinstance(mechanism.claim, NoClaim):
+            reason = mechanism.claim.reason
+        cases.append({"target": target, "bits": count, "reason": reason})
+    both = [a and b for a, b in zip(fits, proven, strict=True)]
+    why = f"{sum(both)} of {len(both)} rows"
+    hits = both
+    if all(fits) and not all(proven):
+        why, hits = "the bits are right, the epsilon is not proven", [True, False]
+    counts = {"fits": sum(fits), "met": sum(proven), "count": len(fits), "why": why}
+    return cases, hits, counts
+
+
+def tighter_bound(claim: Statement, _: Facts) -> Cases:
+    """Theorem 2's bound must fall with the columns and with the rows."""
+    problem = ConvexProblem(claim.values["dim"], 1.0, 1.0, 1.0)
+    for name, symbol in (("cols", "k"), ("rows", "t")):
+        bound = {}
+        for value in claim.values[name]:
+            size = {"rows": 7, "cols": 22, name: value}
+            error = lemma1_error(size["rows"], size["cols"], failure=0.05)
+            bound[value] = theorem2(problem, 1000, error=error)
+        yield {"hit": _monotone(bound.values(), rising=False), "by": _by(bound, symbol)}
+
+
+# --- the Count Sketch itself, on vectors with fixed seeds ------------------------------------
+
+
+def _gaussian(count: int, dim: int) -> Tensor:
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(dim))
+
+
+def _errors(sketch: CountSketch, vector: Tensor, index: int) -> Tensor:
+    """Estimate less vector, with the hashes of an index."""
+    seed = _KEY.seed(index)
+    return sketch.query(sketch.encode(vector, seed), seed) - vector
+
+
+def linear(claim: Statement, _: Facts) -> Graded:
+    """The table of a sum must be the sum of the tables: exactly, for whole numbers."""
+    (rows, cols), dim = claim.values["table"], claim.values["dim"]
+    sketch, vectors = CountSketch(dim, rows, cols), _gaussian(2, dim).mul(100).round()
+    hits = [
+        torch.equal(sketch.encode(vectors.sum(0), seed), sketch.encode(vectors, seed).sum(0))
+        for seed in map(_KEY.seed, range(20))
+    ]
+    return [], hits, {"rows": rows, "cols": cols}
+
+
+def lemma_1(claim: Statement, _: Facts) -> Cases:
+    """The share of coordinates that miss the bound must be at most the stated failure."""
+    (rows, cols), dim, failure = (claim.values[key] for key in ("table", "dim", "failure"))
+    error, sketch = lemma1_error(rows, cols, failure=failure), CountSketch(dim, rows, cols)
+    dense = _gaussian(1, dim)[0]
+    for name, vector in (
+        ("Gaussian", dense),
+        ("a few large", dense * (torch.arange(dim) % 500 == 0)),
+    ):
+        missed = 0.0
+        for index in range(20):
+            wrong = _errors(sketch, vector, index).abs() > error * vector.norm()
+            missed += float(wrong.double().mean()) / 20
+        yield {"hit": missed <= failure, "missed": missed, "vector": name, "error": error,
+               "rows": rows, "cols": cols}  # fmt: skip
+
+
+def unbiased(claim: Statement, _: Facts) -> Cases:
+    """Over the seeds, no coordinate's mean error may be over five standard errors.
+
+    For 60 coordinates in two tables that happens by chance with a probability below 1e-4.
+    """
+    dim, count = 60, claim.values["trials"]
+    vector = _gaussian(1, dim)[0]
+    for rows in claim.values["rows"]:
+        sketch = CountSketch(dim, rows, 8, "pairwise")
+        errors = torch.stack([_errors(sketch, vector, index) for index in range(count)])
+        standard = errors.std(0) / math.sqrt(count)
+        worst = float((errors.mean(0) / standard).abs().max())
+        yield {"hit": worst < 5, "worst": worst, "rows": rows, "dim": dim}
+
+
+def recovered(claim: Statement, _: Facts) -> Graded:
+    """The estimate must be within 50% of the vector (relative L2 error).
+
+    Fails above 100%, where an estimate of zero is nearer; in part between.
+    """
+    cases = []
+    for dim, rows, cols in claim.values["tables"]:
+        vector = _gaussian(1, dim)[0]
+        error = _errors(CountSketch(dim, rows, cols), vector, 0).norm() / vector.norm()
+        cases.append({"error": float(error), "rows": rows, "cols": cols})
+    worst = max(case["error"] for case in cases)
+    return cases, [worst <= 0.5, worst <= 1], {}
+
+
+def bounded_bins(claim: Statement, _: Facts) -> Cases:
+    """At most 1% of the cells may be beyond 2 alpha, for vectors as Theorem 1 assumes them."""
+    for dim, rows, cols in claim.values["tables"]:
+        table = CountSketch(dim, rows, cols).encode(_gaussian(1, dim)[0], _KEY.seed(0))
+        share = float((table.abs() > 2 * _ALPHA).double().mean())
+        yield {"hit": share <= 0.01, "share": share, "rows": rows, "cols": cols, "dim": dim}
+
+
+# --- how gradients and model updates are distributed -----------------------------------------
+
+
+def gaussian(claim: Statement, facts: Facts) -> Graded:
+    """Zeros at most 1%, excess kurtosis within 1, Kolmogorov-Smirnov distance at most 0.05.
+
+    Holds if all three are so, in part if two are.
+    """
+    found = {name: facts.number(claim.experiments[0], name) for name in ("zeros", "kurtosis", "ks")}
+    good = [found["zeros"] <= 0.01, abs(found["kurtosis"]) <= 1.0, found["ks"] <= 0.05]
+    why = "in one of three respects only" if sum(good) == 1 else "far from it"
+    return [], [sum(good) >= 2, all(good)], {**found, "why": why}
+
+
+def similar(claim: Statement, facts: Facts) -> Cases:
+    """From the first to the last vector, alpha / sigma and kurtosis may change by 25% at most."""
+    for experiment in claim.experiments:
+        for name, words in (("ratio", "alpha / sigma"), ("kurtosis", "excess kurtosis")):
+            first, last = (facts.number(experiment, f"{name}/{end}") for end in ("first", "last"))
+            hit = abs(last - first) <= 0.25 * abs(first)
+            yield {"hit": hit, "experiment": experiment, "what": words, "first": first,
+                   "last": last}  # fmt: skip
+
+
+# --- audits, beside what is claimed ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Audited:
+    """An audit: what is claimed (or infinite), measured, and reached by the best attack."""
+
+    case: str
+    claimed: float
+    lower: float
+    best: float | None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a measurement, or a calculation that needs no trials, exceeds the claim."""
+        return max(self.lower, self.best or 0.0) > self.claimed
+
+    def __str__(self) -> str:
+        stated = "no claim" if math.isinf(self.claimed) else f"claimed {rounded_up(self.claimed)}"
+        exact = "" if self.best is None else f" (the best attack reaches {rounded_down(self.best)})"
+        return f"{self.case}: {stated}, measured >= {rounded_down(self.lower)}{exact}"
+
+
+def _audits(facts: Facts, *kinds: str, claims: bool = True) -> list[_Audited]:
+    """The audits whose names begin so, but for what is proven; those with a claim, or all."""
+    found = []
+    for name, lower in facts.numbers("audit", "lower/").items():
+        if name.startswith(kinds) and facts.get("audit", f"basis/{name}") != Basis.PROVEN:
+            claimed = facts.get("audit", f"claimed/{name}")
+            best = facts.by_experiment["audit"].get(f"limit/{name}")
+            if claimed is not None or not claims:
+                stated = math.inf if claimed is None else float(claimed)
+                found.append(_Audited(name, stated, lower, None if best is None else float(best)))
+    if not found:
+        raise MissingFactError("audit", f"lower/{kinds[0]}...")
+    return found
+
+
+def _audit_cases(found: Iterable[_Audited]) -> list[Case]:
+    return [{"hit": not each.refuted, "case": each, "lower": each.lower} for each in found]
+
+
+def proof_issues(_: Statement, facts: Facts) -> Graded:
+    """An attack must exceed what Theorem 1 claims, in one case at least."""
+    found = _audits(facts, "bare-", "padded")
+    refuted = [each for each in found if each.refuted]
+    counts = {"refuted": len(refuted), "audits": len(found)}
+    return _audit_cases(refuted or found), [bool(refuted)], counts
+
+
+def inherent(_: Statement, facts: Facts) -> Graded:
+    """The adversary of the definition, who knows all else, must not exceed the claim.
+
+    In part if only an adversary who does not know the other coordinates does.
+    """
+    known, unknown = (_audits(facts, f"bare-{one}", claims=False) for one in ("known", "unknown"))
+    stands = not any(each.refuted for each in known)
+    hits = [stands, stands and not any(each.refuted for each in unknown)]
+    return _audit_cases([*known, *unknown]), hits, {}
+
+
+def theorem_1(_: Statement, facts: Facts) -> Graded:
+    """No attack may exceed the claim, also under the theorem's own assumption.
+
+    Fails if one does where the other coordinates are unknown and Gaussian; in part if attacks do
+    only where they are known.
+    """
+    assumed, others = _audits(facts, "bare-unknown"), _audits(facts, "bare-known", "padded")
+    refuted = sum(each.refuted for each in others)
+    stands = not any(each.refuted for each in assumed)
+    return _audit_cases(assumed), [stands, stands and not refuted], {
+        "refuted": refuted, "others": len(others)}  # fmt: skip
+
+
+def local_model(_: Statement, facts: Facts) -> Cases:
+    """For whole clients, the unit of local privacy, no attack may show more than 1."""
+    for each in _audits(facts, "padded", "Laplace", claims=False):
+        if each.case.endswith(", client"):
+            yield {"hit": each.lower <= 1, "case": each.case, "lower": each.lower}
+
+
+def same_privacy(_: Statement, facts: Facts) -> Cases:
+    """No attack may exceed what the paper claims for its Laplace noise; in part if some do."""
+    return _audit_cases(_audits(facts, "Laplace"))
+
+
+def inputs_hidden(_: Statement, facts: Facts) -> Graded:
+    """From bare sketches, similarity and labels must be near what luck gives: below 0.2 and 20%.
+
+    Fails where an image is recovered with a similarity of 0.8 or nine labels in ten; in part
+    between.
+    """
+    labels = facts.numbers("audit", "inversion/labels/")
+    similar = facts.numbers("audit", "inversion/similarity/")
+    cases = [
+        {"message": name, "similarity": value, "labels": labels.get(name, 0.0)}
+        for name, value in similar.items()
+    ]
+    best, right = max(similar.values()), max(labels.values())
+    return cases, [best < 0.2 and right < 0.2, best < 0.8 and right < 0.9], {}
+
+
+def _pairs(panels: Sequence[Panel]) -> list[tuple[Panel, Panel]]:
+    """Panels that differ in epsilon only: each with the next smaller one."""
+    groups: dict[str, list[tuple[float, Panel]]] = {}
+    for panel in panels:
+        if panel.epsilon is not None:
+            rest = re.sub(r",? ?epsilon \d+(?:\.\d+)?", "", panel.name).strip(", ")
+            groups.setdefault(rest, []).append((-panel.epsilon, panel))
+    ordered = [sorted(group, key=lambda pair: pair[0]) for group in groups.values()]
+    return [(a, b) for group in ordered for (_, a), (_, b) in itertools.pairwise(group)]
+
+
+# --- accuracy against the baselines: Figures 2 to 4 ------------------------------------------
+
+
+def panels_above(claim: Statement, facts: Facts) -> Cases:
+    """In every panel `ours` must be a point better than `other`, and clearly so."""
+    ours, other = OURS, claim.values["other"]
+    for panel in panels_in(facts, claim.experiments[0], ours, other, best=True):
+        gap = panel.gap(ours, other)
+        beaten = panel.lines[other].accuracy is None or (gap is not None and gap.above(_POINT))
+        finished = panel.lines[ours].accuracy is not None
+        yield {"hit": finished and beaten, **panel.compared(ours, other)}
+
+
+def five_to_fifty(claim: Statement, facts: Facts) -> Graded:
+    """Every panel must be 5 points above the baseline with the same message size, and clearly so.
+
+    The baselines are cpSGD and Laplace noise on sketches. In part if some panels are.
+    """
+    gaps = []
+    for name in claim.experiments:
+        other = _CPSGD if name == "cpsgd" else _NOISY_SKETCH
+        panels = panels_in(facts, name, OURS, other, best=True)
+        gaps += [panel.gap(OURS, other) for panel in panels]
+    hits = [gap is not None and gap.above(claim.values["least"]) for gap in gaps]
+    means = sorted(gap.mean for gap in gaps if gap is not None)
+    span = "in none of which both finished"
+    if means:
+        least, middle, most = (SPECS["points"](means[place]) for place in (0, len(means) // 2, -1))
+        span = f"from {least} to {most}, the middle one {middle}"
+    return [], hits, {"panels": len(gaps), "span": span}
+
+
+def over_cpsgd(claim: Statement, facts: Facts) -> Graded:
+    """The largest difference must be 80% of the stated one; in part from 5 points on."""
+    panels = panels_in(facts, "cpsgd", OURS, _CPSGD, best=True)
+    gaps = [panel.gap(OURS, _CPSGD) for panel in panels]
+    most = max((gap.mean for gap in gaps if gap is not None), default=0.0)
+    # cpSGD by the range X that coordinates are clipped to, where it was tried.
+    ranges = [
+        f"{name.removeprefix(f'{_CPSGD}, ')} {line}"
+        for panel in panels_in(facts, "cpsgd")
+        for name, line in panel.lines.items()
+        if name.startswith(f"{_CPSGD}, X")
+    ]
+    shown = f" cpSGD by its range: {'; '.join(ranges)}." if ranges else ""
+    cases = [panel.compared(OURS, _CPSGD) for panel in panels]
+    hits = [most >= 0.05, most >= 0.8 * claim.values["most"]]
+    return cases, hits, {"largest": most, "ranges": shown}
+
+
+def cpsgd_smaller(claim: Statement, facts: Facts) -> Graded:
+    """At the same bits, cpSGD must be a point worse at the smaller epsilon, and clearly so.
+
+    The paper speaks of epsilons below its two. Where none was run, and the accuracy does not fall
+    between the two either, the claim is not measured.
+    """
+    cases, hits, smallest = [], [], math.inf
+    for larger, smaller in _pairs(panels_in(facts, "cpsgd", _CPSGD)):
+        first, second = larger.lines[_CPSGD], smaller.lines[_CPSGD]
+        worse = gap_of(first, second, larger.seeds)
+        hits.append(second.accuracy is None or (worse is not None and worse.above(_POINT)))
+        smallest = min(smallest, smaller.epsilon or 0.0)
+        cases.append({"smaller": smaller.name, "second": second, "larger": larger.name,
+                      "first": first})  # fmt: skip
+    measured = any(hits) or not hits or smallest < claim.values["below"]
+    return cases, hits if measured else None, {}
+
+
+def combination(_: Statement, facts: Facts) -> Graded:
+    """In some panel cpSGD must be 5 points below no compression, and clearly so."""
+    cases, hits = [], []
+    for panel in panels_in(facts, "cpsgd", _CPSGD, _UNCOMPRESSED):
+        gap = panel.gap(_UNCOMPRESSED, _CPSGD)
+        lost = gap is not None and gap.above(0.05)
+        hits.append(panel.lines[_CPSGD].accuracy is None or lost)
+        cases.append(panel.compared(_CPSGD, _UNCOMPRESSED))
+    return cases, [any(hits)], {}
+
+
+def communication(claim: Statement, facts: Facts) -> Cases:
+    """To reach the same accuracy, noise on vectors must need `least` times the bytes.
+
+    The accuracy is 90% of the uncompressed run's. Where noise on vectors never reaches it, all of
+    its bytes count; where DiffSketch does not, the panel speaks against the claim.
+    """
+    for panel in panels_in(facts, claim.experiments[0], OURS, _NOISY_VECTOR, best=True):
+        mine, other = panel.lines[OURS].number("bytes-to"), panel.lines[_NOISY_VECTOR]
+        theirs, total = other.number("bytes-to"), other.number("bytes")
+        if mine is None:
+            who = "neither gets" if theirs is None else "DiffSketch does not get"
+            yield {"hit": False, "panel": panel.name, "ratio": f"{who} there"}
+            continue
+        ratio = (theirs or total or 0.0) / mine
+        shown = f"{'' if theirs else 'over '}{times(ratio)}"
+        yield {"hit": ratio >= claim.values["least"], "panel": panel.name, "ratio": shown}
+
+
+def mnist_smaller(_: Statement, facts: Facts) -> Cases:
+    """At the same size, the lead must be a point at the smaller epsilon and grow towards it."""
+    for larger, smaller in _pairs(panels_in(facts, "mnist", OURS, _NOISY_SKETCH, best=True)):
+        before, after = (panel.gap(OURS, _NOISY_SKETCH) for panel in (larger, smaller))
+        if before is not None and after is not None:
+            hit = after.above(_POINT) and after.mean > before.mean
+            yield {"hit": hit, "smaller": smaller.name, "second": after, "larger": larger.name,
+                   "first": before}  # fmt: skip
+
+
+def shakespeare_diverging(claim: Statement, facts: Facts) -> Graded:
+    """At the smallest epsilon, half of the seeds of both baselines must diverge.
+
+    Smaller than those of the paper's figure, that is: where none such was run and nothing diverges,
+    the claim is not measured.
+    """
+    noisy = (_NOISY_SKETCH, _NOISY_VECTOR)
+    found = [
+        (panel.epsilon, panel, name)
+        for panel in panels_in(facts, "shakespeare")
+        for name in noisy
+        if panel.epsilon is not None and name in panel.lines
+    ]
+    smallest = min((epsilon for epsilon, _, _ in found), default=0.0)
+    cases = []
+    for epsilon, panel, name in found:
+        if epsilon == smallest:
+            line = panel.lines[name]
+            count = line.number("diverged") or 0.0
+            hit = 2 * count >= panel.seeds
+            cases.append({"hit": hit, "panel": panel.name, "name": name, "diverged": count,
+                          "of": panel.seeds, "line": line})  # fmt: skip
+    hits = [bool(case["hit"]) for case in cases]
+    measured = any(hits) or not hits or smallest < claim.values["below"]
+    return cases, hits if measured else None, {}
+
+
+def correction_helps(_: Statement, facts: Facts) -> Cases:
+    """In each panel, one of its readings must be a point better than the sketch without it."""
+    plain, masked = "sketch", ("sketch, shared masks", "sketch, own masks")
+    for panel in panels_in(facts, "correction", plain, masked[0]):
+        gaps = [panel.gap(name, plain) for name in masked]
+        hit = any(gap is not None and gap.above(_POINT) for gap in gaps)
+        lines = [f"{name} {panel.lines[name]}" for name in (plain, *masked) if name in panel.lines]
+        yield {"hit": hit, "panel": panel.name, "lines": ", ".join(lines)}
+
+
+# --- what compression costs, and how training converges: Figures 3 to 5, Theorem 2 -----------
+
+
+def marginal(claim: Statement, facts: Facts) -> Cases:
+    """At epsilon 1 and 20x to 75x, DiffSketch must be within 2 points of no compression."""
+    for experiment in claim.experiments:
+        for panel in panels_in(facts, experiment, OURS, _UNCOMPRESSED, best=True):
+            if panel.epsilon == 1 and panel.ratio is not None and panel.ratio >= 20:
+                gap = panel.gap(OURS, _UNCOMPRESSED)
+                hit = gap is not None and gap.mean >= -0.02
+                yield {"hit": hit, **panel.compared(OURS, _UNCOMPRESSED)}
+
+
+def federated(_: Statement, facts: Facts) -> Graded:
+    """At 20x and the smallest epsilon, at most 1, it must be within 5 points of no compression.
+
+    In part if it is so only at a larger epsilon.
+    """
+    cases, near, strong = [], [], []
+    for panel in panels_in(facts, "shakespeare", OURS, _UNCOMPRESSED, best=True):
+        if panel.epsilon is not None and panel.ratio is not None and panel.ratio >= 20:
+            gap = panel.gap(OURS, _UNCOMPRESSED)
+            fits = gap is not None and gap.mean >= -0.05
+            near += [f"{panel.epsilon:g}"] if fits else []
+            strong += [fits] if panel.epsilon <= 1 else []
+            cases.append(panel.compared(OURS, _UNCOMPRESSED))
+    hits = [bool(near), bool(strong) and all(strong)] if cases else []
+    return cases, hits, {"near": " and ".join(near)}
+
+
+def light_weight(_: Statement, facts: Facts) -> Graded:
+    """A round with sketches must take at most twice the time of one without compression.
+
+    In part up to ten times. They are times of simulated rounds on the machine of the run.
+    """
+    cases, ratios, bare = [], [], "sketch, no privacy"
+    for panel in panels_in(facts, "mnist", bare, _UNCOMPRESSED):
+        plain = panel.lines[_UNCOMPRESSED].number("seconds")
+        for name in (bare, OURS):
+            line = panel.lines.get(name)
+            taken = None if line is None else line.number("seconds")
+            if line is not None and taken and plain:
+                ratios += [taken / plain] if name == bare else []
+                noise = f" and noise of {length:g} n" if (length := line.number("padding")) else ""
+                cases.append({"panel": panel.name, "name": f"{name}{noise}",
+                              "ratio": taken / plain})  # fmt: skip
+    worst = max(ratios, default=0.0)
+    return cases, [worst <= 2, worst <= 10] if ratios else [], {"worst": worst}
+
+
+def minor(_: Statement, facts: Facts) -> Cases:
+    """On MNIST, up to 55x, it must be within a point of no compression after as many rounds."""
+    for panel in panels_in(facts, "accuracy-compression", _UNCOMPRESSED):
+        for name, line in panel.lines.items():
+            ratio = line.number("compression")
+            few = ratio is None or ratio > 55 or not panel.name.startswith("MNIST")
+            if name != _UNCOMPRESSED and not few:
+                gap = panel.gap(name, _UNCOMPRESSED)
+                hit = gap is not None and gap.mean >= -0.01
+                yield {"hit": hit, "name": name, **panel.compared(name, _UNCOMPRESSED)}
+
+
+def _by_ratio(panel: Panel) -> list[tuple[float, str]]:
+    """The names of its lines by their compression, the smallest first."""
+    ratios = {name: line.number("compression") for name, line in panel.lines.items()}
+    found = [(ratio, name) for name, ratio in ratios.items() if ratio is not None]
+    return sorted(found, key=lambda each: each[0])
+
+
+def faster(_: Statement, facts: Facts) -> Graded:
+    """In every panel, each larger ratio must reach the same accuracy with fewer bytes."""
+    cases, hits = [], []
+    for panel in panels_in(facts, "accuracy-compression", _UNCOMPRESSED):
+        found = [(one, panel.lines[name].number("bytes-to")) for one, name in _by_ratio(panel)]
+        for before, after in itertools.pairwise(cost for _, cost in found):
+            hits.append(after is not None and (before is None or after < before))
+        shown = [
+            f"{times(ratio)} {'never' if cost is None else f'{cost / 1e6:.3g} MB'}"
+            for ratio, cost in found
+        ]
+        cases.append({"panel": panel.name, "costs": ", ".join(shown)})
+    return cases, hits, {}
+
+
+def lower(_: Statement, facts: Facts) -> Graded:
+    """The largest ratio of some panel must end below no compression, and clearly so.
+
+    The paper says "potentially": one panel is enough.
+    """
+    cases, hits = [], []
+    for panel in panels_in(facts, "accuracy-compression", _UNCOMPRESSED):
+        ratio, name = _by_ratio(panel)[-1]
+        line, gap = panel.lines[name], panel.gap(_UNCOMPRESSED, name)
+        hits.append(line.accuracy is None or (gap is not None and gap.above(0.002)))
+        lost = "diverged" if gap is None else SPECS["points"](-gap.mean)
+        cases.append({"panel": panel.name, "ratio": ratio, "line": line, "lost": lost})
+    return cases, [any(hits)], {}
+
+
+def datasets(claim: Statement, facts: Facts) -> Cases:
+    """Devices and parameters must be equal, mean and deviation of the samples within 1%."""
+    names = ("workers", "parameters", "mean", "stdev")
+    for name, stated in claim.values["rows"].items():
+        found = [facts.number("datasets", f"{name}/{what}") for what in names]
+        exact = found[:2] == stated[:2]
+        near = all(abs(a - b) <= 0.01 * b for a, b in zip(found[2:], stated[2:], strict=True))
+        yield {"hit": exact and near, "name": name, **dict(zip(names, found, strict=True))}
+
+
+# --- how much noise DiffSketch needs, and the epsilons it counts -----------------------------
+
+
+def little_noise(claim: Statement, facts: Facts) -> Cases:
+    """Most messages must need no Laplace noise, with appended noise no longer than the vector."""
+    for experiment in claim.experiments:
+        for panel in panels_in(facts, experiment, OURS):
+            line, bare = panel.lines[OURS], panel.lines.get(BARE)
+            share, length = line.number("noised"), line.number("padding") or 0.0
+            alone = None if bare is None else bare.number("noised")
+            if share is not None:
+                hit, none = share < 0.5 and length <= 1, "" if alone is None else percent(alone)
+                yield {"hit": hit, "experiment": experiment, "panel": panel.name, "share": share,
+                       "length": length, "bare": none and f" ({none} with none)"}  # fmt: skip
+
+
+def _at(shares: Mapping[str, float]) -> list[Case]:
+    return [{"name": name, "share": share} for name, share in shares.items()]
+
+
+def free(claim: Statement, facts: Facts) -> Graded:
+    """For bare sketches, Theorem 1 must claim the requirement for most messages, at every size.
+
+    In part from 5% of the messages on. Whether its claim is true is another question.
+    """
+    ending = f"/none/{claim.values['requirement']:g}"
+    shares = {
+        place.partition("/")[0]: 1 - value
+        for place, value in facts.numbers("local-epsilon", "needs-noise/").items()
+        if place.endswith(ending) and place.partition("/")[0].endswith(", bare")
+    }
+    if not shares:
+        raise MissingFactError("local-epsilon", f"needs-noise/..., bare/...{ending}")
+    most = min(shares.values()) > 0.5
+    return _at(shares), [most or max(shares.values()) >= 0.05, most], {}
+
+
+def histogram(claim: Statement, facts: Facts) -> Graded:
+    """Most messages must be within the requirement; in part if only with appended noise."""
+    ending = f"/{claim.values['requirement']:g}"
+    shares = {
+        place.removesuffix(ending): share
+        for place, share in facts.numbers("local-epsilon", "share-within/").items()
+        if place.endswith(ending)
+    }
+    enough = [name for name, share in shares.items() if share > 0.5]
+    return _at(shares), [bool(enough), "none" in enough], {"enough": "".join(enough[:1])}
+
+
+def compression_privacy(_: Statement, facts: Facts) -> Graded:
+    """The mean epsilon must fall with every step to a larger ratio."""
+    found = facts.numbers("privacy-communication", "epsilon/")
+    ordered = sorted((float(name.removesuffix("x")), mean) for name, mean in found.items())
+    hits = [after < before for (_, before), (_, after) in itertools.pairwise(ordered)]
+    if not hits:
+        raise MissingFactError("privacy-communication", "epsilon/<two ratios>")
+    return [{"ratio": ratio, "mean": mean} for ratio, mean in ordered], hits, {}
