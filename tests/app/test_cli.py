@@ -21,7 +21,7 @@ from diffsketch.app.settings import read_settings
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
-from diffsketch.reproduction.loading import names
+from diffsketch.reproduction.experiments import names
 from diffsketch.training.data import ImageDataset
 from tests.app.commands import done, invoke, refused
 

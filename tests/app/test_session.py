@@ -37,7 +37,7 @@ from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
 from diffsketch.training.local.closed_form import ClosedForm
-from diffsketch.training.server import Model, Published, ServerOptimizer
+from diffsketch.training.server import ModelState, Published, ServerOptimizer
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import load_task
 from tests.app.commands import (
@@ -431,10 +431,12 @@ def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
 def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, stopped = ServerOptimizer.advance, tmp_path / "run"
 
-    def advance(self: ServerOptimizer, model: Model, published: Published, **rest: Any) -> Model:
+    def advance(
+        self: ServerOptimizer, model: ModelState, published: Published, **rest: Any
+    ) -> ModelState:
         after = real(self, model, published, **rest)
         if published.round_index == 2:
-            return Model(after.weights / 0, after.memory)
+            return ModelState(after.weights / 0, after.memory)
         return after
 
     monkeypatch.setattr(ServerOptimizer, "advance", advance)

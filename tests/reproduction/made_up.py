@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffsketch.pages.checks import check_plot, check_table
-from diffsketch.pages.exhibits import Plot
+from diffsketch.pages.exhibits import check_exhibit
 from diffsketch.reproduction.experiments import Experiment
 from diffsketch.reproduction.figures import Figure
 
@@ -51,8 +50,5 @@ def run_of(
 def checked(figure: Figure) -> Figure:
     """The same, if all of it can be shown."""
     for exhibit in (*figure.exhibits, *figure.proven):
-        if isinstance(exhibit, Plot):
-            check_plot(exhibit)
-        else:
-            check_table(exhibit)
+        check_exhibit(exhibit)
     return figure

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from diffsketch.auditing import Verdict, audit
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.diffsketch import DiffSketch, ProvenDiffSketch
-from diffsketch.methods.laplace import SketchLaplace
+from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, SketchLaplace
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.theorems import estimate_alpha, estimates

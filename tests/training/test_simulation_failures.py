@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.methods.registry import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.noise import NoiseKey

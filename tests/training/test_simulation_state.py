@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diffsketch.ddp.group import check_group_options
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import SketchGaussian
-from diffsketch.methods.registry import build_method
+from diffsketch.methods.base import build_method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey

@@ -21,7 +21,7 @@ from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.local.choose import trainer_for
+from diffsketch.training.local import trainer_for
 from diffsketch.training.models import unflatten
 from diffsketch.training.rounds import Algorithm, DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
@@ -32,7 +32,7 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, Server, ServerOptimizer
+from diffsketch.training.server import FetchSGD, ServerOptimizer, ServerRule
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Task, load_task
 
@@ -180,7 +180,7 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     return PoissonDevices.of(members, cohort, seed)
 
 
-def _server(config: RunConfig) -> Server:
+def _server(config: RunConfig) -> ServerRule:
     names = ("server_step", "schedule", "update_clip", "averaging")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     if config.top_k is None:

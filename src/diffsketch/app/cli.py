@@ -565,7 +565,7 @@ def reproduce(
     console = LastingConsole()
     processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
     if show_list:  # which needs neither PyTorch nor pictures
-        from diffsketch.reproduction.listing import listing
+        from diffsketch.reproduction.experiments import listing
 
         console.show(*listing(processes))
         return 0

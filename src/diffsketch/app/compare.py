@@ -55,7 +55,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
-from diffsketch.training.aggregate import NonFiniteUpdate
+from diffsketch.training.simulation import NonFiniteUpdate
 
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name

@@ -26,17 +26,21 @@ import torch
 from torch import Tensor
 
 from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
-from diffsketch.auditing.attacks import Weighted
-from diffsketch.auditing.bare import bare_unknown
-from diffsketch.auditing.bounds import Numbers
-from diffsketch.auditing.cases import PURE_DELTA
+from diffsketch.auditing.attacks import Numbers, weighted
+from diffsketch.auditing.audits import PURE_DELTA
+from diffsketch.auditing.cases import bare_unknown
 from diffsketch.auditing.inversion import invert
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian
-from diffsketch.methods.diffsketch import ProvenDiffSketch
-from diffsketch.methods.laplace import LaplaceBaseline, RawLaplace, SketchLaplace, add_laplace
+from diffsketch.methods.paper import (
+    LaplaceBaseline,
+    ProvenDiffSketch,
+    RawLaplace,
+    SketchLaplace,
+    add_laplace,
+)
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.composition import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
@@ -294,7 +298,7 @@ def of_padding(vectors: Tensor, padded: Padded, *, change: str) -> Case:
         f"DiffSketch where Theorem 1 asks for no noise, {table}, {how}",
         claim,
         Game(every_trial(padded.messages), neighbours),
-        (Weighted(weights),),
+        (weighted(weights),),
         deltas=(PURE_DELTA,),
         # Of two clients the noise differs, too, and no formula is known.
         limit=None if change == "client" else limit,

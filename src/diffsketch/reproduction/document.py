@@ -13,10 +13,9 @@ from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.checks import check_page
-from diffsketch.pages.exhibits import Cell, Exhibit, Page, Plot, Section, Table
-from diffsketch.pages.markdown import image_link, table_markdown
-from diffsketch.pages.write import Pictures, forms_of
+from diffsketch.pages.exhibits import Cell, Exhibit, Page, Plot, Section, Table, check_page
+from diffsketch.pages.page import Pictures, forms_of
+from diffsketch.pages.tables import image_link, table_markdown
 from diffsketch.reproduction.claims import Standing, Verdicts
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts

@@ -408,7 +408,7 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
         except DiffSketchError as error:
             where = f"{path}: [[run]] {int(contender.name) + 1} ({variant.name})"
             raise DataError(f"{where}: {error}") from error
-        settings = dataclasses.asdict(whole)
+        settings = dict(whole)
         del settings["seed"]
         kept = {key: value for key, value in settings.items() if value is not None}
         found.append(replace(variant, settings=kept))

@@ -28,7 +28,7 @@ from diffsketch.reproduction.figures import (
     table,
     texts,
 )
-from diffsketch.training.correction import mask_bytes
+from diffsketch.training.rounds import mask_bytes
 from diffsketch.wire.formats import HEADER_BYTES
 
 _ACCURACY = Axis("test accuracy", percent=True)

@@ -36,7 +36,7 @@ from diffsketch.reproduction.experiments import (
     function_of,
     seconds_of,
 )
-from diffsketch.training.aggregate import NonFiniteUpdate
+from diffsketch.training.simulation import NonFiniteUpdate
 
 _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")

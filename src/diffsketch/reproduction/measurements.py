@@ -38,13 +38,13 @@ from diffsketch.privacy.theorems import (
 )
 from diffsketch.reproduction.experiments import mistake_text
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.training.correction import NoiseControl, mask_bytes
 from diffsketch.training.data import load_shakespeare, select_roles
+from diffsketch.training.local import trainer_for
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.local.choose import trainer_for
 from diffsketch.training.models import LogisticRegression
+from diffsketch.training.rounds import NoiseControl, mask_bytes
 from diffsketch.training.simulation import RoundResult, Simulation
-from diffsketch.training.tasks import TASKS, Batches, Devices, Examples, load_task
+from diffsketch.training.tasks import Batches, Devices, Examples, load_task, task_kinds
 
 Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
@@ -149,7 +149,7 @@ def measure_datasets(
         roles = select_roles(load_shakespeare(), count=len(task.devices))
         samples = np.array([len(role) for role in roles])
     models = {}
-    for kind in TASKS[name]:
+    for kind in task_kinds()[name].models:
         model = load_task(name, model=kind, seed=seed).model(seed)
         models[kind] = sum(parameter.numel() for parameter in model.parameters())
     on_progress(1.0)

@@ -18,7 +18,7 @@ from diffsketch.app.files import locked, read_json, versions
 from diffsketch.app.session import Interrupts
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
-from diffsketch.pages.write import pictures_of, write_page
+from diffsketch.pages.page import pictures_of, write_page
 from diffsketch.reproduction.claims import Standing
 from diffsketch.reproduction.document import (
     command_of,
