@@ -86,8 +86,9 @@ class SecureSumClient:
         self._own = MemberSecrets(randomness(SECRET_BYTES), index, params=params, identity=identity)
         self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
-        self._keys: dict[int, PublicKeys] = {}  # read from the requests that are kept
-        self._shares: dict[int, tuple[bytes, bytes] | None] = {}  # None: they cannot be read
+        # Read from the requests that are kept; None for shares that cannot be read.
+        self._keys: dict[int, PublicKeys] = {}
+        self._shares: dict[int, tuple[bytes, bytes] | None] = {}
 
     def answer(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """Answer a request of the server, by the stage that the request is of.
