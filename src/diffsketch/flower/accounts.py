@@ -29,7 +29,7 @@ from diffsketch.files import (
 )
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon, Scope
+from diffsketch.privacy.claim import Claim, Epsilon
 from diffsketch.training.clients import Participation
 from diffsketch.wire import WireError
 
@@ -192,10 +192,8 @@ class ClientLedger:
     ) -> ClientAccount:
         """Compute the account after one more message. Nothing is written.
 
-        Raises:
-            Refusal: The message cannot be paid.
-            WireError: The statement is not this client's.
-            DataError: The file is not an account.
+        Raises a `Refusal` if the message cannot be paid, a `WireError` if the statement is not this
+        client's, and a `DataError` if the file is not an account.
         """
         try:
             return self._account(claim, request, remembered).after(claim)

@@ -72,12 +72,7 @@ def describe_with(plan: str, keep_local: Collection[str]) -> str:
 
 
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
-    """Length of the vector that the arrays make.
-
-    Raises:
-        ArgumentError: There is no floating-point array; or there are running statistics, as those
-            of batch normalisation, which are not kept to themselves.
-    """
+    """Length of the vector that the arrays make, which must not have running statistics."""
     shared = {name: one for name, one in arrays.items() if _is_shared(name, one, keep_local)}
     odd = [name for name in shared if is_local(name, _STATISTICS)]
     if odd:
@@ -274,10 +269,10 @@ class Reply(_Record):
     nonce: bytes  # the request's
     member: str  # name of the client, which stays over restarts
     version: int  # of the model that it now has; -1 for none
-    code: str  # empty if the message is there; else why not, in a word
-    reason: str  # the same in a sentence
-    message: bytes  # the method's, on the wire
-    statement: bytes  # the client's account, authenticated with a key of its own
+    code: str = ""  # empty if the message is there; else why not, in a word
+    reason: str = ""  # the same in a sentence
+    message: bytes = b""  # the method's, on the wire
+    statement: bytes = b""  # the client's account, authenticated with a key of its own
     limits: ClassVar[dict[str, int]] = {
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip
@@ -290,19 +285,21 @@ class SumRequest(_Record):
     round_index: int
     plan: str  # the server's, as `FlowerPlan.describe` has it
     dim: int  # of the vectors: a client may not have the model yet
-    invitation: bytes  # to the secure sum; empty but in its first exchange
-    request: bytes  # of a stage; empty for the question who the client is, and which hashes it has
+    invitation: bytes = b""  # to the secure sum; empty but in its first exchange
+    request: bytes = (
+        b""  # of a stage; empty for the question who the client is, and which hashes it has
+    )
 
 
 @dataclass(frozen=True)
 class SumReply(_Record):
     """Reply of a client in a secure sum's own exchange."""
 
-    code: str  # empty if it answers; else why not, in a word
-    reason: str  # the same in a sentence
-    member: bytes  # its number in the secure sum, in eight bytes
-    fingerprint: bytes  # of the round's hashes
-    reply: bytes  # of the secure sum's stage
+    code: str = ""  # empty if it answers; else why not, in a word
+    reason: str = ""  # the same in a sentence
+    member: bytes = b""  # its number in the secure sum, in eight bytes
+    fingerprint: bytes = b""  # of the round's hashes
+    reply: bytes = b""  # of the secure sum's stage
     limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
 
 

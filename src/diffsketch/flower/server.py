@@ -130,13 +130,10 @@ class Download:
 class ModelHistory:
     """The dense model, and the totals since.
 
+    With a key (`keyed`) the server's dense model is the current one, without it is the first.
+
     Guarantees (`tests/flower/test_server.py`): a node that applies a download has the server's
     model; the smaller of the two ways is taken.
-
-    Args:
-        arrays: The first model.
-        keyed: Whether the server has the key: its dense model is the current one then, and the
-            first one for ever if not.
     """
 
     def __init__(self, arrays: ArrayRecord, *, keyed: bool) -> None:
@@ -145,17 +142,12 @@ class ModelHistory:
         self._first = 1  # version that the first kept total makes
         self._totals: list[tuple[int, bytes]] = []
         self._dense_bytes = sum(len(one.data) for one in arrays.values())
-        self._digest = digest_of(arrays)
+        self.digest = digest_of(arrays)
 
     @property
     def version(self) -> int:
         """Rounds that changed the model."""
         return self._first - 1 + len(self._totals)
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of the model of this version; empty if the server does not know it."""
-        return self._digest if self._keyed else b""
 
     def add(self, total: bytes, round_index: int, arrays: ArrayRecord | None) -> None:
         """Add a round whose mean was added to the model: `arrays`, if the server can know it."""
@@ -168,7 +160,7 @@ class ModelHistory:
 
     def replace(self, arrays: ArrayRecord) -> None:
         """Set another model, which nodes cannot compute, unless it is the same one."""
-        if digest_of(arrays) == self._digest:
+        if digest_of(arrays) == self.digest:
             return
         if not self._keyed:
             raise ArgumentError("arrays must stay as they are where the server has no key")
@@ -189,8 +181,7 @@ class ModelHistory:
         return sum(len(total) for _, total in totals) < self._dense_bytes
 
     def _set(self, arrays: ArrayRecord) -> None:
-        self.arrays, self.base = arrays, self.version
-        self._digest = digest_of(arrays)
+        self.arrays, self.base, self.digest = arrays, self.version, digest_of(arrays)
 
 
 class ServerState:
@@ -292,7 +283,7 @@ class ServerState:
                 first=download.first,
                 totals=[total for _, total in download.totals],
                 rounds=rounds,
-                digest=self.history.digest,
+                digest=b"" if self._key is None else self.history.digest,
                 statement=statement,
                 known=digests,
                 clip=self._clips[rounds[0]] if rounds else self.method.round_clip or 0.0,

@@ -123,11 +123,6 @@ class SecureSumClient:
             return self._pack(MessageKind.CONSISTENCY, signature)
         return self._unmask(request)
 
-    @property
-    def unreadable(self) -> tuple[int, ...]:
-        """Members whose shares for this one could not be read."""
-        return tuple(index for index, both in self._shares.items() if both is None)
-
     def save(self) -> bytes:
         """Serialise all that is needed to go on in another process. Secret: encrypt it on a disk.
 

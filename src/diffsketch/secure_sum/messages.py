@@ -70,21 +70,10 @@ class VoidError(DiffSketchError):
     Attributes:
         stage: Stage in which it failed.
         dropped: Members that fell silent, and the stage in which each did.
-        unreadable: Members whose shares some others could not read, and who these are.
-        wrong: Members whose shares do not fit their commitment, and who gave these shares.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        stage: Stage,
-        dropped: Mapping[int, Stage],
-        unreadable: Mapping[int, tuple[int, ...]] | None = None,
-        wrong: Mapping[int, tuple[int, ...]] | None = None,
-    ) -> None:
+    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
         self.stage, self.dropped = stage, dict(dropped)
-        self.unreadable, self.wrong = dict(unreadable or {}), dict(wrong or {})
         who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
         super().__init__(
             f"the round is void: {reason}, in stage {stage.value}; dropped: {who or 'nobody'}"

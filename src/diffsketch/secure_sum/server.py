@@ -252,13 +252,7 @@ class SecureSumServer:
             raise ArgumentError("the round is done: another one takes another server")
 
     def _fail(self, reason: str) -> VoidError:
-        self._void = VoidError(
-            reason,
-            stage=self.stage,
-            dropped=self.dropped,
-            unreadable=self.unreadable,
-            wrong=self.wrong,
-        )
+        self._void = VoidError(reason, stage=self.stage, dropped=self.dropped)
         self.stage = Stage.VOID
         return self._void
 
