@@ -28,7 +28,6 @@ from tests.flower.network import (
     GAUSSIAN,
     KEY,
     PRIVATE,
-    Network,
     network_of,
     one_round,
     strategy_of,
@@ -115,21 +114,6 @@ def ledger(path: Path, *, key: bytes | None = None) -> ClientLedger:
 
 def sent(strategy: SketchStrategy) -> int:
     return sum(len(report.present) for report in strategy.reports)
-
-
-def test_a_file_that_is_lost_does_not_make_the_client_forget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DIFFSKETCH_CLIENT_KEY", "ab" * 32)
-    path, record, total = tmp_path / "account.json", tmp_path / "record.json", 0
-    for life in range(3):  # the node's disk is new each time, and the server keeps its record
-        path.unlink(missing_ok=True)
-        network = Network()
-        network.join(0, GAUSSIAN, key=KEY, budget=BUDGET, account_file=path, node_id=5000 + life)
-        strategy = strategy_of(GAUSSIAN, record_file=record)
-        strategy.start(network, FIRST, allowed())
-        total += sent(strategy)
-    assert total == allowed()
 
 
 def test_without_a_statement_a_lost_file_counts_all_earlier_rounds(tmp_path: Path) -> None:

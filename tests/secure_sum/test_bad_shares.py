@@ -132,7 +132,7 @@ def test_exactly_the_threshold_of_shares(
     """Any shares give back some seed then: only what its owner committed to tells the right one."""
     played = start(make_params(count, threshold=threshold, signed=signed)).until(Stage.UNMASK)
     server = lied(played, owners, silent=silent)
-    with pytest.raises(VoidError, match=f"shares of {owners[0]} do not give the secret") as found:
+    with pytest.raises(VoidError, match=f"shares of {owners[0]} do not give the secret"):
         server.close()
     givers = tuple(index for index in range(1, count + 1) if index not in silent)
     assert played.server.wrong == dict.fromkeys(owners, givers)
@@ -171,7 +171,7 @@ def test_two_wrong_shares_make_the_round_void(silent: tuple[int, ...]) -> None:
     played.until(Stage.UNMASK, dict.fromkeys(silent, Stage.MASKED))
     owner = silent[0] if silent else 1
     server = lied(played, (owner,), (2, 3))
-    with pytest.raises(VoidError, match="do not give the secret that it promised") as found:
+    with pytest.raises(VoidError, match="do not give the secret that it promised"):
         server.close()
     givers = tuple(index for index in range(1, 6) if index not in silent)
     assert played.server.wrong == {owner: givers}

@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 
 from diffsketch.errors import ArgumentError, DiffSketchError, check
@@ -333,9 +332,8 @@ class PublicKeys:
     @classmethod
     def parse(cls, data: bytes) -> PublicKeys:
         """Parse bytes that have the right length."""
-        ends = [at * PUBLIC_BYTES for at in range(4)]
-        keys = [data[start:end] for start, end in pairwise(ends)]
-        return cls(*keys, signature=data[ends[-1] :])
+        first, second, third = (at * PUBLIC_BYTES for at in (1, 2, 3))
+        return cls(data[:first], data[first:second], data[second:third], data[third:])
 
     def to_bytes(self) -> bytes:
         """Serialise."""
