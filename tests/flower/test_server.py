@@ -23,8 +23,15 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.flower import FlowerPlan, SketchStrategy
-from diffsketch.flower.records import cast_like, decode_total, digest_of, flat, length_of, moved
-from diffsketch.flower.server import ModelHistory
+from diffsketch.flower.records import (
+    ModelHistory,
+    cast_like,
+    decode_total,
+    digest_of,
+    flat,
+    length_of,
+    moved,
+)
 from diffsketch.privacy import Budget
 from tests.flower.network import (
     CENTRAL,

@@ -1,4 +1,4 @@
-"""Records that server and clients exchange, and the model: its arrays as one vector."""
+"""The model, as one vector and with its history, and the records that both sides exchange."""
 
 from __future__ import annotations
 
@@ -196,6 +196,73 @@ def replay_totals(
         if place >= skip:
             model = moved(model, mean, keep_local)
     return model, method
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """Part of the model that a node lacks."""
+
+    arrays: ArrayRecord | None  # the dense model, if it is sent
+    base: int  # its version; -1 if it is not sent
+    first: int  # version that the first of the totals makes
+    totals: list[tuple[int, bytes]]  # published, with their rounds, in order
+
+
+class ModelHistory:
+    """The dense model, and the totals since.
+
+    With a key (`keyed`) the server's dense model is the current one, without it is the first.
+
+    Guarantees (`tests/flower/test_server.py`): a node that applies a download has the server's
+    model; the smaller of the two ways is taken.
+    """
+
+    def __init__(self, arrays: ArrayRecord, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self.arrays, self.base = arrays, 0
+        self._first = 1  # version that the first kept total makes
+        self._totals: list[tuple[int, bytes]] = []
+        self._dense_bytes = sum(len(one.data) for one in arrays.values())
+        self.digest = digest_of(arrays)
+
+    @property
+    def version(self) -> int:
+        """Rounds that changed the model."""
+        return self._first - 1 + len(self._totals)
+
+    def add(self, total: bytes, round_index: int, arrays: ArrayRecord | None) -> None:
+        """Add a round whose mean was added to the model: `arrays`, if the server can know it."""
+        self._totals.append((round_index, total))
+        if arrays is not None:
+            self._set(arrays)
+        while self._keyed and not self._is_smaller(self._totals):  # nobody would be sent them all
+            del self._totals[0]
+            self._first += 1
+
+    def replace(self, arrays: ArrayRecord) -> None:
+        """Set another model, which nodes cannot compute, unless it is the same one."""
+        if digest_of(arrays) == self.digest:
+            return
+        if not self._keyed:
+            raise ArgumentError("arrays must stay as they are where the server has no key")
+        self._first, self._totals = self.version + 2, []
+        self._set(cast_like(arrays, self.arrays))
+
+    def download(self, version: int) -> Download:
+        """Choose what a node needs that has this version; -1 for none."""
+        skip = version - (self._first - 1)
+        if version != NO_MODEL and 0 <= skip <= len(self._totals):
+            totals = self._totals[skip:]
+            if not self._keyed or self._is_smaller(totals):
+                return Download(None, NO_MODEL, version + 1, totals)
+        since = self._totals[self.base - (self._first - 1) :]
+        return Download(self.arrays, self.base, self.base + 1, since)
+
+    def _is_smaller(self, totals: list[tuple[int, bytes]]) -> bool:
+        return sum(len(total) for _, total in totals) < self._dense_bytes
+
+    def _set(self, arrays: ArrayRecord) -> None:
+        self.arrays, self.base, self.digest = arrays, self.version, digest_of(arrays)
 
 
 PROTOCOL = 3  # another number for another meaning of the records; both sides refuse any other
