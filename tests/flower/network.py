@@ -228,6 +228,14 @@ def replayed(totals: Any, plan: FlowerPlan, **options: Any) -> ArrayRecord:
     return replay_totals(FIRST, totals, method=plan.build(DIM), key=KEY, **options)[0]
 
 
+class Caught(list[Message]):
+    """All replies of a network, as they come: to be its `tamper`."""
+
+    def __call__(self, replies: list[Message]) -> list[Message]:
+        self.extend(replies)
+        return replies
+
+
 KEYS, SHARES, MASKED, UNMASK = range(4)
 """The exchanges of a round."""
 

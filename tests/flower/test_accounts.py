@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from diffsketch.errors import DataError, MismatchError
 from diffsketch.flower import ClientAccount, FlowerPlan, SketchStrategy
-from diffsketch.flower.accounts import AccountFile, ClientLedger, ClientRegistry
+from diffsketch.flower.accounts import ClientLedger, ClientRegistry
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget, Claim
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
@@ -28,7 +28,6 @@ from tests.flower.network import (
     GAUSSIAN,
     KEY,
     PRIVATE,
-    Network,
     network_of,
     one_round,
     strategy_of,
@@ -109,27 +108,12 @@ def request(round_index: int = 0, *, statement: bytes = b"", known: bytes = b"")
     )
 
 
-def ledger(path: Path | None, *, key: bytes | None = None) -> ClientLedger:
-    return ClientLedger("0", None, key, None if path is None else AccountFile(path))
+def ledger(path: Path, *, key: bytes | None = None) -> ClientLedger:
+    return ClientLedger("0", None, key, path)
 
 
 def sent(strategy: SketchStrategy) -> int:
     return sum(len(report.present) for report in strategy.reports)
-
-
-def test_a_file_that_is_lost_does_not_make_the_client_forget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DIFFSKETCH_CLIENT_KEY", "ab" * 32)
-    path, record, total = tmp_path / "account.json", tmp_path / "record.json", 0
-    for life in range(3):  # the node's disk is new each time, and the server keeps its record
-        path.unlink(missing_ok=True)
-        network = Network()
-        network.join(0, GAUSSIAN, key=KEY, budget=BUDGET, account_file=path, node_id=5000 + life)
-        strategy = strategy_of(GAUSSIAN, record_file=record)
-        strategy.start(network, FIRST, allowed())
-        total += sent(strategy)
-    assert total == allowed()
 
 
 def test_without_a_statement_a_lost_file_counts_all_earlier_rounds(tmp_path: Path) -> None:
@@ -150,11 +134,11 @@ def test_without_a_statement_a_lost_file_counts_all_earlier_rounds(tmp_path: Pat
 def test_file_and_statement_are_combined(tmp_path: Path) -> None:
     path, old = tmp_path / "account.json", account(5)
     for on_disk, stated, serial in ((old, old.after(CLAIM), 7), (old, account(2), 8)):
-        AccountFile(path).write(on_disk)
+        ledger(path).write(on_disk)
         asked = request(statement=stated.statement(OWN))
         after = ledger(path, key=OWN).charge(CLAIM, asked, remembered=None)
         assert after.serial == serial
-        kept = AccountFile(path).read(None)
+        kept = ledger(path).read()
         assert kept is not None
         assert kept.to_text() == after.to_text()
 
@@ -166,16 +150,16 @@ def at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     read before either writes. Locks are of open files, not of processes: two threads do.
     """
     both = threading.Barrier(2)
-    read: Callable[[AccountFile, Budget | None], ClientAccount | None] = AccountFile.read
+    read: Callable[[ClientLedger], ClientAccount | None] = ClientLedger.read
 
-    def lingering(self: AccountFile, budget: Budget | None) -> ClientAccount | None:
-        found = read(self, budget)
+    def lingering(self: ClientLedger) -> ClientAccount | None:
+        found = read(self)
         with suppress(threading.BrokenBarrierError):
             both.wait(0.5)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(AccountFile, "read", lingering)
+        patch.setattr(ClientLedger, "read", lingering)
         threads = [
             threading.Thread(target=lambda: ledger(path).charge(CLAIM, request(), remembered=None))
             for _ in range(2)
@@ -184,7 +168,7 @@ def at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
             one.start()
         for one in threads:
             one.join()
-    found = AccountFile(path).read(None)
+    found = ledger(path).read()
     assert found is not None
     return found.serial
 
@@ -195,22 +179,22 @@ def test_two_messages_at_once_are_both_paid(
 ) -> None:
     """The control: without the lock, one of them is lost."""
     path = tmp_path / "account.json"
-    AccountFile(path).write(ClientAccount.new(None))
+    ledger(path).write(ClientAccount.new(None))
     if not lock:
-        monkeypatch.setattr(AccountFile, "locked", lambda _: nullcontext())
+        monkeypatch.setattr(ClientLedger, "locked", lambda _: nullcontext())
         replaced = threading.Lock()
-        write: Callable[[AccountFile, ClientAccount], None] = AccountFile.write
+        write: Callable[[ClientLedger, ClientAccount], None] = ClientLedger.write
 
-        def one_by_one(self: AccountFile, found: ClientAccount) -> None:
+        def one_by_one(self: ClientLedger, found: ClientAccount) -> None:
             with replaced:  # both threads have the same temporary name
                 write(self, found)
 
-        monkeypatch.setattr(AccountFile, "write", one_by_one)
+        monkeypatch.setattr(ClientLedger, "write", one_by_one)
     assert at_once(path, monkeypatch) == (2 if lock else 1)
 
 
 def test_a_lock_that_is_held_or_removed_is_an_error(tmp_path: Path) -> None:
-    file = AccountFile(tmp_path / "account.json")
+    file = ledger(tmp_path / "account.json")
     held = pytest.raises(DataError, match="another process holds the lock")
     with file.locked(), held, file.locked(wait=0.02):
         pass
@@ -232,7 +216,7 @@ def test_a_message_that_is_answered_while_another_trains_is_paid(tmp_path: Path)
     first = strategy_of(GAUSSIAN)
     first.start(network_of(GAUSSIAN, 1, train=train, **options), FIRST, allowed())
     assert sent(first) + sent(second) == allowed()
-    kept = AccountFile(path).read(None)
+    kept = ledger(path).read()
     assert kept is not None
     assert kept.serial == allowed()
 

@@ -27,6 +27,7 @@ from tests.flower.network import (
     KEY,
     PRIVATE,
     SKETCH,
+    Caught,
     Network,
     Node,
     fed_avg,
@@ -50,13 +51,6 @@ def reasons(strategy: SketchStrategy) -> list[str]:
     return [reason for report in strategy.reports for reason in report.refused.values()]
 
 
-def catching(network: Network) -> list[Message]:
-    """All replies of a network, as they come."""
-    caught: list[Message] = []
-    network.tamper = lambda replies: caught.extend(replies) or list(replies)  # type: ignore[func-returns-value]
-    return caught
-
-
 def asked_once(network: Network, plan: FlowerPlan = GAUSSIAN, **values: Any) -> Message:
     """The reply of the only node to a request of which some values are others."""
     requests = list(strategy_of(plan).configure_train(1, FIRST, ConfigRecord(), network))
@@ -69,7 +63,7 @@ def test_nothing_leaves_but_the_message_and_its_noise_is_new() -> None:
     sent = []
     for _ in range(2):
         network = network_of(GAUSSIAN, 1)
-        caught = catching(network)
+        network.tamper = caught = Caught()
         rounds(1, network)
         (reply,) = caught
         assert list(reply.content) == ["diffsketch"]
@@ -92,7 +86,7 @@ def test_the_app_sees_what_it_always_saw() -> None:
 
 def test_without_our_strategy_nothing_is_sent() -> None:
     network = network_of(GAUSSIAN, 1)
-    caught = catching(network)
+    network.tamper = caught = Caught()
     fed_avg().start(network, FIRST, 1)
     (reply,) = caught
     assert reply.has_error()
@@ -248,9 +242,12 @@ def test_the_account_survives_from_run_to_run_by_the_servers_record(
 ) -> None:
     monkeypatch.setenv("DIFFSKETCH_CLIENT_KEY", "ab" * 32)
     path, trained, found = tmp_path / "record.json", 0, list[str]()
-    for run in range(allowed() + 2):  # a new server, and a new node without state
+    account = tmp_path / "account.json"
+    for run in range(allowed() + 2):  # a new server, a new node without state, and its file is lost
+        account.unlink(missing_ok=True)
         network = Network()
-        node = network.join(0, GAUSSIAN, key=KEY, budget=BUDGET, node_id=3000 + run)
+        options: dict[str, Any] = {"budget": BUDGET, "account_file": account}
+        node = network.join(0, GAUSSIAN, key=KEY, node_id=3000 + run, **options)
         strategy = rounds(2, network, record_file=path)
         trained += len(node.seen)
         found += reasons(strategy)
@@ -347,7 +344,7 @@ def test_running_statistics_are_refused_unless_they_are_kept() -> None:
 def test_clients_keep_their_own_and_share_the_rest(key: SketchKey | None) -> None:
     network, first = Network(), model()
     nodes = [join(network, number, keep_local=LOCAL) for number in range(2)]
-    caught = catching(network)
+    network.tamper = caught = Caught()
     strategy = strategy_of(SMALL, key=key, keep_local=LOCAL)
     result = strategy.start(network, first, 3)
     assert not any(report.void for report in strategy.reports)

@@ -133,9 +133,8 @@ def run(change: Change | None, *, key: SketchKey | None = KEY, dead: bool = Fals
             return replies
         if dead:
             return good
-        return (
-            replies if change is None else [*change(bad, old[0]), *good]
-        )  # first, so that it could take a place
+        # The bad one comes first, so that it could take a place.
+        return replies if change is None else [*change(bad, old[0]), *good]
 
     network.tamper = tamper
     strategy = strategy_of(PLAN, key=key)
@@ -264,7 +263,7 @@ def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:
     assert set(summed.refused) == {1, 2}
 
 
-REPLY = Reply(b"n" * 16, "0", 0, "", "", b"", b"")
+REPLY = Reply(b"n" * 16, "0", 0)
 
 
 @given(

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.flower import FlowerPlan
-from diffsketch.flower.accounts import AccountFile
+from diffsketch.flower import ClientAccount, FlowerPlan
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
 from diffsketch.privacy.claim import Trust
@@ -82,8 +81,8 @@ class Runs(RuleBasedStateMachine):
             place = self.places[number]
             self.charged[place] += 1
             if self.proven:
-                account = AccountFile(place / "account.json").read(None)
-                assert account is not None
+                text = (place / "account.json").read_text(encoding="utf-8")
+                account = ClientAccount.of_text(text, None)
                 assert account.serial >= self.charged[place]
             index = self.strategy._index - 1
             seed = KEY.seed(index)

@@ -24,7 +24,6 @@ from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan, SecureAggregation, SketchStrategy
 from diffsketch.flower.records import SUM_RECORD, SumReply, digest_of
 from diffsketch.privacy import Budget, Trust
-from diffsketch.secure_sum.messages import ENVELOPE_BYTES
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import pack
 from tests.flower.network import (
@@ -35,6 +34,7 @@ from tests.flower.network import (
     MASKED,
     SHARES,
     UNMASK,
+    Caught,
     Losses,
     Network,
     RestartingNetwork,
@@ -154,14 +154,9 @@ def test_too_few_nodes_are_a_void_round() -> None:
 @pytest.mark.parametrize("plan", [PLAN, PLAIN], ids=["secure", "plain"])
 def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
     """A message has 12 cells of 15 bits or more: none is there by chance, once in 2**180 times."""
-    seen: list[bytes] = []
-
-    def keep(replies: list[Message]) -> list[Message]:
-        seen.extend(all_bytes(one) for one in replies)
-        return replies
-
-    run(plan, tamper=keep)
-    method, found = plan.build(DIM), []
+    caught = Caught()
+    run(plan, tamper=caught)
+    seen, method, found = [all_bytes(one) for one in caught], plan.build(DIM), []
     for number in range(5):
         change = towards(number, torch.zeros(DIM), 1)
         assert torch.equal(change, 0.5 * point(number))
@@ -173,15 +168,10 @@ def test_no_message_is_in_what_the_server_sees(plan: FlowerPlan) -> None:
 
 
 def test_masks_differ_between_rounds_and_nodes() -> None:
-    seen: list[bytes] = []
-
-    def keep(replies: list[Message]) -> list[Message]:
-        if not any(is_sum_reply(one) for one in replies):
-            seen.extend(bytes_of(one)[ENVELOPE_BYTES:] for one in replies)
-        return replies
-
+    caught = Caught()
     for _ in range(2):  # with the same keys and the same noise
-        run(tamper=keep)
+        run(tamper=caught)
+    seen = [bytes_of(one) for one in caught if not is_sum_reply(one)]
     assert len(seen) == len({one[-20:] for one in seen}) == 10
 
 
@@ -248,15 +238,11 @@ def test_a_node_without_a_secure_sum_is_left_out() -> None:
 
 
 def test_bytes_of_the_secure_sum_are_counted() -> None:
-    seen = [0]
-
-    def count(replies: list[Message]) -> list[Message]:
-        seen[0] += sum(len(all_bytes(one)) for one in replies)
-        return replies
-
-    strategy, _ = run(tamper=count)
+    caught = Caught()
+    strategy, _ = run(tamper=caught)
+    seen = sum(len(all_bytes(one)) for one in caught)
     # Records as Flower serialises them; what a message adds around its records is not.
-    assert strategy.bytes_up <= seen[0] < strategy.bytes_up + 20 * 300
+    assert strategy.bytes_up <= seen < strategy.bytes_up + 20 * 300
 
 
 @pytest.mark.parametrize("present", [3, 4, 5])
@@ -309,7 +295,7 @@ def test_a_refusal_of_a_node_is_heard() -> None:
     def refuse(replies: list[Message]) -> list[Message]:
         for one in replies:
             if one.metadata.src_node_id == 1001 and is_sum_reply(one):
-                reply = SumReply("tired", "no", b"", b"", b"")
+                reply = SumReply("tired", "no")
                 one.content.config_records[SUM_RECORD].update(reply.to_record())
         return replies
 

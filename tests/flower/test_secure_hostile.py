@@ -40,6 +40,7 @@ from tests.flower.network import (
     RUN,
     SHARES,
     UNMASK,
+    Caught,
     Losses,
     Network,
     bytes_of,
@@ -520,16 +521,10 @@ def test_both_sides_charge_without_the_noise_of_the_corrupt() -> None:
 def test_members_insist_on_their_own_number() -> None:
     assert ONE.describe(DIM) == FOUR.describe(DIM) + ", corrupt=1"
     network = network_of(ONE, 5)
-    reasons: list[str] = []
-
-    def keep(replies: list[Message]) -> list[Message]:
-        reasons.extend(sum_reply(one).reason for one in replies)
-        return replies
-
-    network.tamper = keep
+    network.tamper = caught = Caught()
     assert started(FOUR, network).reports[0].present == ()
-    assert len(reasons) == 5
-    assert all("the server's plan is another one" in one for one in reasons)
+    assert len(caught) == 5
+    assert all("the server's plan is another one" in sum_reply(one).reason for one in caught)
 
 
 # A member that spoils the round.
@@ -591,14 +586,9 @@ def sum_reply(message: Message) -> SumReply:
 
 
 def test_the_last_request_gets_the_same_reply_again() -> None:
-    network, exchanges = Network(), []
-
-    def keep(replies: list[Message]) -> list[Message]:
-        exchanges.append({one.metadata.src_node_id: bytes_of(one) for one in replies})
-        return replies
-
-    run(network=network, tamper=keep)
-    last = [one for one in exchanges if one][-1]
+    network, caught = Network(), Caught()
+    run(network=network, tamper=caught)
+    last = {one.metadata.src_node_id: bytes_of(one) for one in caught[-5:]}
     for message in network.sent[-5:]:
         for _ in range(2):
             assert sum_reply(answer(network, message)).reply == last[message.metadata.dst_node_id]

@@ -23,8 +23,15 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.flower import FlowerPlan, SketchStrategy
-from diffsketch.flower.records import cast_like, decode_total, digest_of, flat, length_of, moved
-from diffsketch.flower.server import ModelHistory
+from diffsketch.flower.records import (
+    ModelHistory,
+    cast_like,
+    decode_total,
+    digest_of,
+    flat,
+    length_of,
+    moved,
+)
 from diffsketch.privacy import Budget
 from tests.flower.network import (
     CENTRAL,
@@ -588,7 +595,7 @@ def test_a_history_without_a_key_keeps_everything() -> None:
     for index in range(40):
         history.add(bytes(1000), index, None)
     new = history.download(-1)
-    assert (new.arrays, new.base, len(new.totals), history.digest) == (FIRST, 0, 40, b"")
+    assert (new.arrays, new.base, len(new.totals)) == (FIRST, 0, 40)
     assert [index for index, _ in history.download(38).totals] == [38, 39]
     with pytest.raises(ArgumentError, match="has no key"):
         history.replace(arrays_of(1.0))

@@ -14,7 +14,7 @@ from diffsketch.secure_sum import Params, SecureSumClient, SecureSumServer, Sign
 from diffsketch.secure_sum.messages import MessageKind, pack_list, pack_message, parse_list
 from diffsketch.wire import SERVER, MessageFormat
 
-LAYOUT = MessageFormat("sketch-skellam", 9, (2, 3), "unsigned", 20)
+LAYOUT = MessageFormat("sketch-skellam", 9, (2, 3), "unsigned", 20, code=8)
 STAGES = [Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY, Stage.UNMASK]
 SIZES = {
     MessageKind.SHARES: 82,

@@ -40,8 +40,6 @@ def test_enough_can_read_them(signed: bool, receivers: tuple[int, ...], silent: 
     assert torch.equal(total.cells, plain_sum(played.inputs, present))
     assert played.server.unreadable == ({BAD: receivers} if receivers else {})
     assert played.server.suspects == ()
-    for index in (1, 2, 3, 4):
-        assert played.clients[index].unreadable == ((BAD,) if index in receivers else ())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_too_few_can_read_them(
     could = f"read by {asked - len(receivers)} of {asked} members"
     with pytest.raises(VoidError, match=f"shares of 5 could be {could}") as found:
         played.until(Stage.DONE, silent)
-    assert found.value.unreadable == {BAD: receivers}
+    assert played.server.unreadable == {BAD: receivers}
     assert found.value.dropped == silent
     assert played.server.suspects == suspects
 
@@ -96,7 +94,6 @@ def test_a_member_gives_nothing_of_what_it_cannot_read() -> None:
     for client in (played.clients[1], restored(played.clients[1])):
         reply = client.answer(played.request(1), lambda: played.inputs[1])
         assert set(played.listed(reply, MessageKind.UNMASK)) == {1, 2, 3, 4}
-        assert client.unreadable == (BAD,)
         with pytest.raises(RefusedError, match="another SURVIVORS was answered before"):
             client.answer(played.survivors(BAD), lambda: played.inputs[1])
 
@@ -135,10 +132,10 @@ def test_exactly_the_threshold_of_shares(
     """Any shares give back some seed then: only what its owner committed to tells the right one."""
     played = start(make_params(count, threshold=threshold, signed=signed)).until(Stage.UNMASK)
     server = lied(played, owners, silent=silent)
-    with pytest.raises(VoidError, match=f"shares of {owners[0]} do not give the secret") as found:
+    with pytest.raises(VoidError, match=f"shares of {owners[0]} do not give the secret"):
         server.close()
     givers = tuple(index for index in range(1, count + 1) if index not in silent)
-    assert found.value.wrong == dict.fromkeys(owners, givers)
+    assert played.server.wrong == dict.fromkeys(owners, givers)
     with pytest.raises(VoidError, match="the sum stays masked"):
         server.total()
 
@@ -174,10 +171,10 @@ def test_two_wrong_shares_make_the_round_void(silent: tuple[int, ...]) -> None:
     played.until(Stage.UNMASK, dict.fromkeys(silent, Stage.MASKED))
     owner = silent[0] if silent else 1
     server = lied(played, (owner,), (2, 3))
-    with pytest.raises(VoidError, match="do not give the secret that it promised") as found:
+    with pytest.raises(VoidError, match="do not give the secret that it promised"):
         server.close()
     givers = tuple(index for index in range(1, 6) if index not in silent)
-    assert found.value.wrong == {owner: givers}
+    assert played.server.wrong == {owner: givers}
 
 
 def test_a_commitment_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

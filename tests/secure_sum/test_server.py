@@ -144,6 +144,8 @@ def test_every_changed_byte_is_found(stage: Stage) -> None:
         with pytest.raises(RefusedError):
             played.answer(2, flipped(request, at))
     assert played.server.missing == (1, 2, 3, 4)
+    total = played.until(Stage.DONE).server.total()  # which the refused ones have not spoilt
+    assert torch.equal(total.cells, plain_sum(played.inputs, (1, 2, 3, 4)))
 
 
 def test_one_who_dropped_out_does_not_come_back() -> None:

@@ -29,12 +29,11 @@ from diffsketch.files import (
 )
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon, Scope
+from diffsketch.privacy.claim import Claim, Epsilon
 from diffsketch.training.clients import Participation
 from diffsketch.wire import WireError
 
 _FORMAT = 2
-_TAG_BYTES = 32
 _ONE = np.zeros(1, np.int64)  # the place of the only client of an account
 _WAIT = 60.0  # seconds for a lock that others hold for milliseconds
 _MOST_ROUNDS = 10_000  # that a client without a memory counts as if it had taken part
@@ -71,10 +70,10 @@ class ClientAccount:
         """
         newest, *others = sorted(accounts, key=lambda one: one.serial, reverse=True)
         for one in others:
-            if one.serial and one.scope != newest.scope:
+            scope, found = (claim and claim.scope for claim in (newest.paid.claim, one.paid.claim))
+            if one.serial and found != scope:
                 raise MismatchError(
-                    f"accounts of one client must be about the same: {newest.scope}, got "
-                    f"{one.scope}"
+                    f"accounts of one client must be about the same: {scope}, got {found}"
                 )
             if all(newest.charges.get(name, -1) >= count for name, count in one.charges.items()):
                 continue
@@ -83,9 +82,9 @@ class ClientAccount:
                 known = state.get(name)
                 if isinstance(value, Tensor):
                     state[name] = value + known if isinstance(known, Tensor) else value
-            both = newest.charges.keys() | one.charges.keys()
-            charges = {name: max(a.get(name, 0) for a in (newest.charges, one.charges))
-                       for name in both}  # fmt: skip
+            charges = dict(newest.charges)
+            for name, count in one.charges.items():
+                charges[name] = max(count, charges.get(name, 0))
             newest = cls(newest.paid.restored(state), charges)
         return newest
 
@@ -93,11 +92,6 @@ class ClientAccount:
     def serial(self) -> int:
         """Messages so far, or rounds that count as if."""
         return sum(self.charges.values())
-
-    @property
-    def scope(self) -> Scope | None:
-        """Scope of its messages' claims; None before the first."""
-        return None if self.paid.claim is None else self.paid.claim.scope
 
     def after(self, claim: Claim, *, rounds: int = 1) -> ClientAccount:
         """Charge so many more messages of this claim.
@@ -150,7 +144,7 @@ class ClientAccount:
         Raises:
             WireError: It has not, or it was changed.
         """
-        tag, text = statement[:_TAG_BYTES], statement[_TAG_BYTES:]
+        tag, text = statement[:32], statement[32:]
         if not hmac.compare_digest(tag, _tag(text, key)):
             raise WireError("the statement of this client's account was not made with its own key")
         return cls.of_text(text.decode(), budget)
@@ -176,78 +170,30 @@ def _tensor_state(state: Mapping[str, Any]) -> dict[str, Tensor | str]:
     }
 
 
-class AccountFile:
-    """A client's account on its own disk: the one place where no server can lose or replace it.
-
-    Guarantees (`tests/flower/test_accounts.py`): of processes that read, charge and write
-    under `locked`, none misses what another has paid.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def read(self, budget: Budget | None) -> ClientAccount | None:
-        """Read the account; None if there is no file, which says nothing of what was paid.
-
-        Raises:
-            DataError: There is a file and it is not an account. Nothing is sent then.
-        """
-        try:
-            return ClientAccount.of_text(self.path.read_text(encoding="utf-8"), budget)
-        except FileNotFoundError:
-            return None
-        except (WireError, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path} must be the account of this client: {error}") from error
-
-    def write(self, account: ClientAccount) -> None:
-        """Replace the file, all at once, before anything is sent."""
-        prepare_output(self.path.parent)
-        replace_file(self.path, account.to_text().encode())
-        synchronise(self.path.parent)  # or a crash could bring the old account back
-
-    @contextmanager
-    def locked(self, wait: float = _WAIT) -> Iterator[None]:
-        """Keep others from reading, charging and writing. Leaves an empty file beside the account.
-
-        Raises:
-            DataError: Another process does, for too long; or the lock cannot be held. Nothing may
-                be sent then.
-        """
-        prepare_output(self.path.parent)
-        try:
-            with locked_beside(self.path, wait=wait):
-                yield
-        except LockLost as error:
-            raise DataError(f"{error}, and another process may have charged as well") from error
-        except (LockBusy, LockUnavailable) as error:
-            raise DataError(str(error)) from error
-
-
 @dataclass(frozen=True, eq=False)
 class ClientLedger:
     """Places where a client finds and keeps its account.
 
-    A file that is not there says nothing: then what the client remembers and its own statement at
-    the server count, and without any of them all earlier rounds of the run.
+    Its file is the one place where no server can lose or replace the account. A file that is not
+    there says nothing: then what the client remembers and its own statement at the server count,
+    and without any of them all earlier rounds of the run.
 
     Guarantees (`tests/flower/test_accounts.py`): a lost file does not make the client forget what
-    its statement says; two messages at once are both paid for.
+    its statement says; of processes that charge the same file, none misses what another has paid.
     """
 
     member: str  # the client's name
     budget: Budget | None
     key: bytes | None  # its own, for statements
-    file: AccountFile | None
+    path: Path | None  # of the file
 
     def after(
         self, claim: Claim, request: Request, *, remembered: ClientAccount | None
     ) -> ClientAccount:
         """Compute the account after one more message. Nothing is written.
 
-        Raises:
-            Refusal: The message cannot be paid.
-            WireError: The statement is not this client's.
-            DataError: The file is not an account.
+        Raises a `Refusal` if the message cannot be paid, a `WireError` if the statement is not this
+        client's, and a `DataError` if the file is not an account.
         """
         try:
             return self._account(claim, request, remembered).after(claim)
@@ -265,22 +211,54 @@ class ClientLedger:
         self, claim: Claim, request: Request, *, remembered: ClientAccount | None
     ) -> ClientAccount:
         """Charge a message and write it down, before it leaves. Raises what `after` does."""
-        if self.file is None:
-            return self.after(claim, request, remembered=remembered)
         # Another process may have paid from the same file since it was looked at.
-        with self.file.locked():
+        with self.locked():
             account = self.after(claim, request, remembered=remembered)
-            self.file.write(account)
+            self.write(account)
         return account
+
+    @contextmanager
+    def locked(self, wait: float = _WAIT) -> Iterator[None]:
+        """Keep others from charging the file. Leaves an empty file beside it.
+
+        Raises a `DataError` if another process holds the lock for too long, or it cannot be held:
+        nothing may be sent then.
+        """
+        if self.path is None:
+            yield
+            return
+        prepare_output(self.path.parent)
+        try:
+            with locked_beside(self.path, wait=wait):
+                yield
+        except LockLost as error:
+            raise DataError(f"{error}, and another process may have charged as well") from error
+        except (LockBusy, LockUnavailable) as error:
+            raise DataError(str(error)) from error
+
+    def read(self) -> ClientAccount | None:
+        """Read the file; None if there is none. Raises a `DataError` if it is not an account."""
+        if self.path is None:
+            return None
+        try:
+            return ClientAccount.of_text(self.path.read_text(encoding="utf-8"), self.budget)
+        except FileNotFoundError:
+            return None
+        except (WireError, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path} must be the account of this client: {error}") from error
+
+    def write(self, account: ClientAccount) -> None:
+        """Replace the file, all at once, before anything is sent."""
+        if self.path is not None:
+            prepare_output(self.path.parent)
+            replace_file(self.path, account.to_text().encode())
+            synchronise(self.path.parent)  # or a crash could bring the old account back
 
     def _account(
         self, claim: Claim, request: Request, remembered: ClientAccount | None
     ) -> ClientAccount:
         """Combine what the client remembers, has on disk and has left with the server."""
-        found = [] if remembered is None else [remembered]
-        on_disk = None if self.file is None else self.file.read(self.budget)
-        if on_disk is not None:
-            found.append(on_disk)
+        found = [one for one in (remembered, self.read()) if one is not None]
         if request.statement and self.key is not None:
             found.append(ClientAccount.of_statement(request.statement, self.key, self.budget))
         if found:
@@ -292,14 +270,6 @@ class ClientLedger:
             raise Refusal("statement", "this client has no memory of so many rounds")
         # Nothing is known: it may have taken part in every round so far.
         return ClientAccount.new(self.budget).after(claim, rounds=request.round_index)
-
-
-@dataclass
-class _Node:
-    """Client of a node id, once it has said so, and the version of its model."""
-
-    member: str = ""
-    version: int = NO_MODEL
 
 
 class ClientRegistry:
@@ -314,8 +284,9 @@ class ClientRegistry:
 
     def __init__(self, budget: Budget | None, planned: Claim) -> None:
         self._accounts = Participation(1, budget, planned)
-        self._places: dict[str, int] = {}
-        self._nodes: dict[int, _Node] = {}
+        self._places: dict[str, int] = {}  # of accounts, by `_name`
+        self._members: dict[int, str] = {}  # clients by node, once they have said so
+        self._versions: dict[int, int] = {}  # of the nodes' models
         self._statements: dict[str, bytes] = {}
         self._pending: tuple[Claim, tuple[int, ...]] | None = None
 
@@ -357,21 +328,19 @@ class ClientRegistry:
 
     def version_of(self, node: int) -> int:
         """Version of the model that a node is known to have."""
-        return self._nodes.get(node, _Node()).version
+        return self._versions.get(node, NO_MODEL)
 
     def statement_for(self, node: int) -> tuple[bytes, bytes]:
         """A node's statement; or, for one that is not known, digests of all who have one."""
-        member = self._nodes.get(node, _Node()).member
-        if member:
+        if member := self._members.get(node):
             return self._statements.get(member, b""), b""
         return b"", b"".join(sorted(map(member_digest, self._statements)))
 
     def update(self, node: int, *, member: str, version: int, statement: bytes) -> None:
         """Record who a node says that it is, and what it has."""
-        known = self._nodes.setdefault(node, _Node())
-        known.version = version
-        if member != known.member:
-            before, known.member = self._name(node), member
+        self._versions[node] = version
+        if member != self._members.get(node, ""):
+            before, self._members[node] = self._name(node), member
             self._merge(before, f"member {member}")
         if statement:
             self._statements[member] = statement
@@ -433,7 +402,7 @@ class ClientRegistry:
         return True
 
     def _name(self, node: int) -> str:
-        member = self._nodes.setdefault(node, _Node()).member
+        member = self._members.get(node)
         return f"member {member}" if member else f"node {node}"
 
     def _place(self, name: str) -> int:

@@ -111,44 +111,37 @@ class Exchange:
     def send(
         self, requests: Mapping[int, SumRequest]
     ) -> tuple[dict[int, SumReply], dict[int, str]]:
-        """Send each node its request, and wait.
+        """Send each node its request; return the first reply of each, and why others gave none.
 
-        Returns:
-            The first reply of each node that gave one; and why others did not, of those that
-            said so. Who is in neither was silent.
+        Whoever is in neither was silent.
         """
         messages = []
         for node, request in requests.items():
             content = RecordDict({SUM_RECORD: request.to_record()})
             self.bytes_down += content_bytes(content)
             messages.append(Message(content, dst_node_id=node, message_type=MessageType.TRAIN))
-        found: dict[int, SumReply] = {}
-        refused: dict[int, str] = {}
+        found, refused = dict[int, SumReply](), dict[int, str]()
         for message in self.grid.send_and_receive(messages, timeout=self._timeout):
             node = message.metadata.src_node_id
             if node not in requests or node in found:
                 _LOG.warning("secure sum: node %d was not asked, or has answered before", node)
                 continue
             try:
-                reply = self._read(message)
+                if not message.has_content():
+                    raise WireError(f"error: {str(message.error.reason)[:1000]}")
+                self.bytes_up += content_bytes(message.content)
+                record = message.content.config_records.get(SUM_RECORD)
+                if record is None:
+                    raise WireError("reply is not of a client with a secure sum")
+                reply = SumReply.of(record)
+                if reply.code:
+                    raise WireError(f"{reply.code}: {reply.reason}")
             except WireError as error:
                 refused[node] = str(error)
                 continue
-            if reply.code:
-                refused[node] = f"{reply.code}: {reply.reason}"
-            else:
-                refused.pop(node, None)
-                found[node] = reply
+            refused.pop(node, None)
+            found[node] = reply
         return found, refused
-
-    def _read(self, message: Message) -> SumReply:
-        if not message.has_content():
-            raise WireError(f"error: {str(message.error.reason)[:1000]}")
-        self.bytes_up += content_bytes(message.content)
-        record = message.content.config_records.get(SUM_RECORD)
-        if record is None:
-            raise WireError("reply is not of a client with a secure sum")
-        return SumReply.of(record)
 
 
 @dataclass(frozen=True, eq=False)

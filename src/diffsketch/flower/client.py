@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
-from diffsketch.flower.accounts import AccountFile, ClientAccount, ClientLedger
+from diffsketch.flower.accounts import ClientAccount, ClientLedger
 from diffsketch.flower.plan import FlowerPlan, find_client_key, find_sketch_key
 from diffsketch.flower.records import (
     NO_MODEL,
@@ -35,7 +35,6 @@ from diffsketch.flower.records import (
     Request,
     check_layout,
     check_trust,
-    describe_with,
     digest_of,
     flat,
     is_local,
@@ -49,7 +48,6 @@ from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
-from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire import Message as WireMessage
 from diffsketch.wire import WireError
 
@@ -98,34 +96,9 @@ class ClientMemory:
                 context.state[name] = arrays
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Arguments of the mod."""
-
-    plan: FlowerPlan | Callable[[Context], FlowerPlan]
-    key: SketchKey | None
-    budget: Budget | None
-    account_file: str | Path | None
-    importance: float
-    keep_metrics: frozenset[str]
-    trusted_server: bool
-    aggregation: SecureClientAggregation | None
-    keep_local: frozenset[str]
-
-
-def sketch_mod(
-    plan: FlowerPlan | Callable[[Context], FlowerPlan],
-    *,
-    key: SketchKey | None = None,
-    budget: Budget | None = None,
-    account_file: str | Path | None = None,
-    importance: float = 1.0,
-    keep_metrics: Collection[str] = (),
-    trusted_server: bool = False,
-    aggregation: SecureClientAggregation | None = None,
-    keep_local: Collection[str] = (),
-) -> Callable[[Message, Context, ClientAppCallable], Message]:
-    """Make a mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before.
+@dataclass(frozen=True, eq=False)
+class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are functions
+    """Mod for `ClientApp(mods=[sketch_mod(plan)])`: the app trains as before.
 
     It gives the app the model where it expects it, takes the arrays of the app's reply, and sends
     the method's message of their difference: new less old, as one float32 vector. The arrays
@@ -166,45 +139,52 @@ def sketch_mod(
     Raises:
         ArgumentError: An argument is of another type.
     """
-    if not (isinstance(plan, FlowerPlan) or callable(plan)):
-        raise ArgumentError(f"plan must be a FlowerPlan or a function, got {type(plan).__name__}")
-    check_positive("importance", importance)
-    options = _Options(
-        plan, key, budget, account_file, importance, frozenset(keep_metrics),
-        trusted_server, aggregation, local_names(keep_local),
-    )  # fmt: skip
 
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    plan: FlowerPlan | Callable[[Context], FlowerPlan]
+    _: KW_ONLY
+    key: SketchKey | None = None
+    budget: Budget | None = None
+    account_file: str | Path | None = None
+    importance: float = 1.0
+    keep_metrics: Collection[str] = ()
+    trusted_server: bool = False
+    aggregation: SecureClientAggregation | None = None
+    keep_local: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.plan, FlowerPlan) or callable(self.plan)):
+            kind = type(self.plan).__name__
+            raise ArgumentError(f"plan must be a FlowerPlan or a function, got {kind}")
+        check_positive("importance", self.importance)
+        object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
+        object.__setattr__(self, "keep_local", local_names(self.keep_local))
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message, as Flower calls mods."""
         kind = message.metadata.message_type.partition(".")[0]
         if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return call_next(message, context)
-        return _Session(message, context, options).answer(call_next, kind == MessageType.TRAIN)
-
-    return mod
+        return _Session(message, context, self).answer(call_next, kind == MessageType.TRAIN)
 
 
 class _Session:
     """One message: the server's request, and the client's side of it."""
 
-    def __init__(self, message: Message, context: Context, options: _Options) -> None:
+    def __init__(self, message: Message, context: Context, options: sketch_mod) -> None:
         self._message, self._context, self._options = message, context, options
-        plan = options.plan if isinstance(options.plan, FlowerPlan) else options.plan(context)
-        key = options.key or find_sketch_key(context.node_config)
-        self._client = ClientContext(context, plan, key, message.metadata.dst_node_id)
-        self._plan, self._local = plan, options.keep_local
+        plan, config = options.plan, context.node_config
+        self._plan = plan if isinstance(plan, FlowerPlan) else plan(context)
+        key, node = options.key or find_sketch_key(config), message.metadata.dst_node_id
+        self._client = ClientContext(context, self._plan, key, node)
         self._aggregation = options.aggregation
-        if self._aggregation is None and plan.secure_sum:
+        if self._aggregation is None and self._plan.secure_sum:
             self._aggregation = SecureClientAggregation()
         self._instructions = message.content.config_records.get(SUM_RECORD)
-        self._member = str(context.node_config.get("partition-id", context.node_id))
+        self._member = str(config.get("partition-id", context.node_id))
         self._memory = ClientMemory(b"")
-        path = options.account_file or context.node_config.get("diffsketch-account")
-        self._ledger = ClientLedger(
-            self._member,
-            options.budget,
-            find_client_key(context.node_config),
-            AccountFile(str(path)) if path else None,
-        )
+        found = options.account_file or config.get("diffsketch-account")
+        path = Path(str(found)) if found else None
+        self._ledger = ClientLedger(self._member, options.budget, find_client_key(config), path)
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
         """Reply to the message, whatever is wrong with it."""
@@ -223,35 +203,25 @@ class _Session:
         except (Refusal, WireError) as error:
             code = error.code if isinstance(error, Refusal) else "request"
             _LOG.warning("round refused (%s): %s", code, error)
-            nonce = record.get("nonce")
-            reply = Reply(
-                nonce if isinstance(nonce, bytes) else b"",
-                self._member,
-                self._memory.version,
-                code,
-                str(error)[:1000],
-                b"",
-                b"",
-            )
+            nonce, version = record.get("nonce"), self._memory.version
+            nonce = nonce if isinstance(nonce, bytes) else b""
+            reply = Reply(nonce, self._member, version, code, str(error)[:1000])
             return Message(RecordDict({RECORD: reply.to_record()}), reply_to=self._message)
 
     def _begin(self, request: Request) -> None:
         """Check the request against the client's own plan and key, and catch up with the model."""
-        self._request, key = request, self._client.key
+        self._request, client, local = request, self._client, self._options.keep_local
         self._memory = ClientMemory.read(self._context, request.series, self._options.budget)
-        if key is None:
-            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+        key = client.require_key()
         if request.key_check not in (b"", key.seed(0).fingerprint):
             raise Refusal("key", "the server's key is another one than this client's")
-        self._seed: HashSeed = key.seed(request.round_index)
+        self._seed = key.seed(request.round_index)
         base, version = self._base_model()
         try:
-            dim = length_of(base, self._local)
+            dim = length_of(base, local)
         except ArgumentError as error:
             raise Refusal("model", str(error)) from error
-        own = describe_with(self._plan.describe(dim), self._local)
-        if own != request.plan:
-            raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {own}")
+        client.check_plan(request.plan, dim, local)
         method = self._plan.build(dim)
         if request.clip or method.round_clip is not None:
             # The server may say what it likes: noise is in proportion to the clip, and the claim
@@ -269,7 +239,7 @@ class _Session:
             raise Refusal("model", f"version {version} is not one to go on from")
         totals = list(zip(request.rounds, request.totals, strict=True))
         model, self._method = replay_totals(
-            base, totals, method=method, key=key, keep_local=self._local, skip=skip
+            base, totals, method=method, key=key, keep_local=local, skip=skip
         )
         if request.digest and digest_of(model) != request.digest:
             self._memory = ClientMemory(request.series, account=self._memory.account)
@@ -293,7 +263,8 @@ class _Session:
         """Let the app evaluate, and pass its reply on: no claim is about what it measures."""
         reply = call_next(self._for_app(), self._context)
         if reply.has_content():
-            reply.content[RECORD] = self._reply(b"", b"").to_record()
+            own = Reply(self._request.nonce, self._member, self._memory.version)
+            reply.content[RECORD] = own.to_record()
         return reply
 
     def _trained(self, call_next: ClientAppCallable) -> Message:
@@ -327,17 +298,15 @@ class _Session:
         else:
             data = aggregation.protect(wire, self._instructions, client=self._client)
         statement = b"" if self._ledger.key is None else account.statement(self._ledger.key)
-        content = RecordDict({RECORD: self._reply(data, statement).to_record()})
+        version = self._memory.version
+        own = Reply(request.nonce, self._member, version, message=data, statement=statement)
+        content = RecordDict({RECORD: own.to_record()})
         for name, record in reply.content.metric_records.items():
             kept = {key: record[key] for key in record if key in self._options.keep_metrics}
             if kept:
                 content[name] = MetricRecord(kept)
         reply.content = content
         return reply
-
-    def _reply(self, message: bytes, statement: bytes) -> Reply:
-        version = self._memory.version
-        return Reply(self._request.nonce, self._member, version, "", "", message, statement)
 
     def _for_app(self) -> Message:
         """The message as the app expects it, with the client's own arrays in the model."""
@@ -353,7 +322,7 @@ class _Session:
 
     def _vector(self, reply: Message) -> Tensor:
         """New less old. Arrays that the client keeps to itself are remembered."""
-        found = list(reply.content.array_records.values())
+        found, local = list(reply.content.array_records.values()), self._options.keep_local
         model = self._memory.model
         if len(found) != 1 or model is None:
             raise Refusal("app", f"the app must reply with one ArrayRecord, got {len(found)}")
@@ -362,10 +331,10 @@ class _Session:
         except MismatchError as error:
             raise Refusal("app", str(error)) from error
         ordered = ArrayRecord({name: found[0][name] for name in model})
-        own = {name: one for name, one in ordered.items() if is_local(name, self._local)}
+        own = {name: one for name, one in ordered.items() if is_local(name, local)}
         if own:
             self._memory = replace(self._memory, own=ArrayRecord(own))
-        change = flat(ordered, self._local) - flat(model, self._local)
+        change = flat(ordered, local) - flat(model, local)
         return change if self._options.importance == 1 else change * self._options.importance
 
     def _encoded(self, vector: Tensor, claim: Claim) -> Tensor:

@@ -101,27 +101,23 @@ class FlowerPlan:
         Raises:
             ArgumentError: A setting is refused, or the method is none for a secure sum.
         """
-        if dim not in self._built:
-            self._built[dim] = self._build(dim)
-        return self._built[dim]
-
-    def _build(self, dim: int) -> Method:
+        if dim in self._built:
+            return self._built[dim]
         settings = dict(self.settings)
         method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
-        if not self.secure_sum:
-            return method
         form, total = method.message_format, method.total_format
-        if form.cells != "unsigned" or form != total:
+        if self.secure_sum and (form.cells != "unsigned" or form != total):
             raise ArgumentError(
                 "secure_sum needs messages of whole numbers with room for their sum, and those of "
                 f"method={self.method!r} are of {form.bits} bits, {form.cells}, for a sum of "
                 f"{total.bits}"
             )
-        shared = getattr(method, "trust", None) is Trust.DISTRIBUTED
+        shared = self.secure_sum and getattr(method, "trust", None) is Trust.DISTRIBUTED
         if shared and "noise_multiplier" in settings:
             more = math.sqrt(self.cohort / self.min_replies)
             settings["noise_multiplier"] = float(settings["noise_multiplier"]) * more
             method = build_method(self.method, dim=dim, cohort=self.cohort, settings=settings)
+        self._built[dim] = method
         return method
 
     def threshold(self, members: int) -> int:

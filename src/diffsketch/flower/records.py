@@ -1,4 +1,4 @@
-"""Records that server and clients exchange, and the model: its arrays as one vector."""
+"""The model, as one vector and with its history, and the records that both sides exchange."""
 
 from __future__ import annotations
 
@@ -72,12 +72,7 @@ def describe_with(plan: str, keep_local: Collection[str]) -> str:
 
 
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
-    """Length of the vector that the arrays make.
-
-    Raises:
-        ArgumentError: There is no floating-point array; or there are running statistics, as those
-            of batch normalisation, which are not kept to themselves.
-    """
+    """Length of the vector that the arrays make, which must not have running statistics."""
     shared = {name: one for name, one in arrays.items() if _is_shared(name, one, keep_local)}
     odd = [name for name in shared if is_local(name, _STATISTICS)]
     if odd:
@@ -203,6 +198,73 @@ def replay_totals(
     return model, method
 
 
+@dataclass(frozen=True, eq=False)
+class Download:
+    """Part of the model that a node lacks."""
+
+    arrays: ArrayRecord | None  # the dense model, if it is sent
+    base: int  # its version; -1 if it is not sent
+    first: int  # version that the first of the totals makes
+    totals: list[tuple[int, bytes]]  # published, with their rounds, in order
+
+
+class ModelHistory:
+    """The dense model, and the totals since.
+
+    With a key (`keyed`) the server's dense model is the current one, without it is the first.
+
+    Guarantees (`tests/flower/test_server.py`): a node that applies a download has the server's
+    model; the smaller of the two ways is taken.
+    """
+
+    def __init__(self, arrays: ArrayRecord, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self.arrays, self.base = arrays, 0
+        self._first = 1  # version that the first kept total makes
+        self._totals: list[tuple[int, bytes]] = []
+        self._dense_bytes = sum(len(one.data) for one in arrays.values())
+        self.digest = digest_of(arrays)
+
+    @property
+    def version(self) -> int:
+        """Rounds that changed the model."""
+        return self._first - 1 + len(self._totals)
+
+    def add(self, total: bytes, round_index: int, arrays: ArrayRecord | None) -> None:
+        """Add a round whose mean was added to the model: `arrays`, if the server can know it."""
+        self._totals.append((round_index, total))
+        if arrays is not None:
+            self._set(arrays)
+        while self._keyed and not self._is_smaller(self._totals):  # nobody would be sent them all
+            del self._totals[0]
+            self._first += 1
+
+    def replace(self, arrays: ArrayRecord) -> None:
+        """Set another model, which nodes cannot compute, unless it is the same one."""
+        if digest_of(arrays) == self.digest:
+            return
+        if not self._keyed:
+            raise ArgumentError("arrays must stay as they are where the server has no key")
+        self._first, self._totals = self.version + 2, []
+        self._set(cast_like(arrays, self.arrays))
+
+    def download(self, version: int) -> Download:
+        """Choose what a node needs that has this version; -1 for none."""
+        skip = version - (self._first - 1)
+        if version != NO_MODEL and 0 <= skip <= len(self._totals):
+            totals = self._totals[skip:]
+            if not self._keyed or self._is_smaller(totals):
+                return Download(None, NO_MODEL, version + 1, totals)
+        since = self._totals[self.base - (self._first - 1) :]
+        return Download(self.arrays, self.base, self.base + 1, since)
+
+    def _is_smaller(self, totals: list[tuple[int, bytes]]) -> bool:
+        return sum(len(total) for _, total in totals) < self._dense_bytes
+
+    def _set(self, arrays: ArrayRecord) -> None:
+        self.arrays, self.base, self.digest = arrays, self.version, digest_of(arrays)
+
+
 PROTOCOL = 3  # another number for another meaning of the records; both sides refuse any other
 RECORD = "diffsketch"  # name of our record in a message
 SUM_RECORD = "diffsketch.sum"  # name of the record of a secure sum's own exchanges
@@ -274,10 +336,10 @@ class Reply(_Record):
     nonce: bytes  # the request's
     member: str  # name of the client, which stays over restarts
     version: int  # of the model that it now has; -1 for none
-    code: str  # empty if the message is there; else why not, in a word
-    reason: str  # the same in a sentence
-    message: bytes  # the method's, on the wire
-    statement: bytes  # the client's account, authenticated with a key of its own
+    code: str = ""  # empty if the message is there; else why not, in a word
+    reason: str = ""  # the same in a sentence
+    message: bytes = b""  # the method's, on the wire
+    statement: bytes = b""  # the client's account, authenticated with a key of its own
     limits: ClassVar[dict[str, int]] = {
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip
@@ -290,19 +352,21 @@ class SumRequest(_Record):
     round_index: int
     plan: str  # the server's, as `FlowerPlan.describe` has it
     dim: int  # of the vectors: a client may not have the model yet
-    invitation: bytes  # to the secure sum; empty but in its first exchange
-    request: bytes  # of a stage; empty for the question who the client is, and which hashes it has
+    invitation: bytes = b""  # to the secure sum; empty but in its first exchange
+    request: bytes = (
+        b""  # of a stage; empty for the question who the client is, and which hashes it has
+    )
 
 
 @dataclass(frozen=True)
 class SumReply(_Record):
     """Reply of a client in a secure sum's own exchange."""
 
-    code: str  # empty if it answers; else why not, in a word
-    reason: str  # the same in a sentence
-    member: bytes  # its number in the secure sum, in eight bytes
-    fingerprint: bytes  # of the round's hashes
-    reply: bytes  # of the secure sum's stage
+    code: str = ""  # empty if it answers; else why not, in a word
+    reason: str = ""  # the same in a sentence
+    member: bytes = b""  # its number in the secure sum, in eight bytes
+    fingerprint: bytes = b""  # of the round's hashes
+    reply: bytes = b""  # of the secure sum's stage
     limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
 
 

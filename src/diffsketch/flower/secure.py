@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,14 @@ from diffsketch.flower.aggregation import (
     most_common,
 )
 from diffsketch.flower.plan import FlowerPlan, find_identities, find_identity
-from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
+from diffsketch.flower.records import (
+    RECORD,
+    SUM_RECORD,
+    Refusal,
+    SumReply,
+    SumRequest,
+    describe_with,
+)
 from diffsketch.secure_sum import (
     Params,
     ReplyGuard,
@@ -39,17 +46,30 @@ from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _STATE = "diffsketch.sum"
+_ABOUT = ("invitation", "dim", "round_index")  # of the sum that a client is in
 _EXCLUDED = "secure-sum: most others could not read its shares of an earlier round"
 
 
 @dataclass(frozen=True, eq=False)
 class ClientContext:
-    """A client that takes part in a secure sum."""
+    """A client that answers a message: Flower's context, whose state is kept, and its own plan."""
 
-    context: Context  # Flower's, whose state is kept from message to message
+    context: Context
     plan: FlowerPlan
     key: SketchKey | None
     node: int
+
+    def require_key(self) -> SketchKey:
+        """Return the key; raise a `Refusal` if there is none."""
+        if self.key is None:
+            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+        return self.key
+
+    def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
+        """Raise a `Refusal` if the server's plan is another one than the client's."""
+        own = describe_with(self.plan.describe(dim), keep_local)
+        if own != wanted:
+            raise Refusal("plan", f"the server's plan is another one: {wanted}, not {own}")
 
 
 def member_number(public: bytes) -> int:
@@ -108,100 +128,129 @@ class SecureClientAggregation:
         if record is None or RECORD in message.content.config_records:
             return None
         try:
-            reply = self._answer(SumRequest.of(record), client)
+            request = SumRequest.of(record)
+            fingerprint = client.require_key().seed(request.round_index).fingerprint
+            client.check_plan(request.plan, request.dim)
+            member = _SumMember(client, self._signing, self._guard)
+            data = member.answer(request) if request.request else b""
+            number = member.number.to_bytes(8, "little")
+            reply = SumReply(member=number, fingerprint=fingerprint, reply=data)
         except (Refusal, WireError, ArgumentError, DataError) as error:
             _LOG.warning("secure sum refused: %s", error)
             code = error.code if isinstance(error, Refusal) else "secure-sum"
-            reply = SumReply(code, str(error)[:1000], b"", b"", b"")
+            reply = SumReply(code, str(error)[:1000])
         return Message(RecordDict({SUM_RECORD: reply.to_record()}), reply_to=message)
 
     def check(
         self, instructions: ConfigRecord | None, round_index: int, *, client: ClientContext
-    ) -> None:
-        """Check that this client is a member of a secure sum of this round."""
-        self._member(instructions, round_index, client)
+    ) -> tuple[_SumMember, SecureSumClient, bytes]:
+        """Find this client's part in a secure sum of this round, and the request to mask."""
+        if instructions is None:
+            raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
+        request = SumRequest.of(instructions).request
+        member = _SumMember(client, self._signing, self._guard)
+        machine = member.restored(round_index)
+        if stage_of(request, machine.params) is not Stage.MASKED:
+            raise Refusal("secure-sum", "the request is not for a masked message")
+        return member, machine, request
 
     def protect(
         self, message: WireMessage, instructions: ConfigRecord | None, *, client: ClientContext
     ) -> bytes:
         """Mask the message. The state is written first."""
-        member, request = self._member(instructions, message.round_index, client)
-        if message.format != member.params.layout:
+        member, machine, request = self.check(instructions, message.round_index, client=client)
+        if message.format != machine.params.layout:
             raise Refusal("secure-sum", "the model has another length than the secure sum")
-        reply = member.answer(request, lambda: message.cells)
-        self._bind(reply, Stage.MASKED, member, client)
-        self._keep(member, client)
-        return reply
+        return member.reply(machine, request, lambda: message.cells)
 
-    def _answer(self, request: SumRequest, client: ClientContext) -> SumReply:
-        if client.key is None:
-            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
-        own = client.plan.describe(request.dim)
-        if own != request.plan:
-            raise Refusal("plan", f"the server's plan is another one: {request.plan}, not {own}")
-        fingerprint = client.key.seed(request.round_index).fingerprint
-        number = self._number(client).to_bytes(8, "little")
-        if not request.request:
-            return SumReply("", "", number, fingerprint, b"")
-        kept, digest = _kept(client), hashlib.sha256(request.request).digest()
-        about = {name: kept.get(name) for name in ("invitation", "dim", "round_index")}
-        if (
-            not request.invitation
-            and kept.get("round_index") == request.round_index
-            and kept.get("request") == digest
-        ):
-            return SumReply("", "", number, fingerprint, kept["reply"])  # the last one, again
+
+class _SumMember:
+    """A client in a secure sum, for one message: its identity, and what it remembers of the sum."""
+
+    def __init__(
+        self,
+        client: ClientContext,
+        signing: tuple[SigningIdentity, dict[int, bytes]] | None,
+        guard: str | Path | None,
+    ) -> None:
+        self._client, config = client, client.context.node_config
+        self._guard = guard or config.get("diffsketch-guard")
+        self._kept: dict[str, Any] = dict(client.context.state.config_records.get(_STATE) or {})
+        self._identity: SigningIdentity | None = None
+        self._known: dict[int, bytes] | None = None
+        self.number = client.node
+        if not client.plan.identities:
+            if signing is not None:
+                raise Refusal(
+                    "identity", "this client signs, and its plan is one without identities"
+                )
+            return
+        if signing is None:
+            identity, identities = find_identity(config), find_identities(config)
+            if identity is None or identities is None:
+                raise Refusal(
+                    "identity",
+                    "the plan has identities, and this client has none, or does not know the "
+                    "others' (DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
+                )
+            signing = identity, _known_members(identity, identities)
+        self._identity, self._known = signing
+        self.number = member_number(self._identity.public)
+
+    def answer(self, request: SumRequest) -> bytes:
+        """Answer a request of any stage but that for a masked message."""
+        kept, digest = self._kept, hashlib.sha256(request.request).digest()
+        same_round = kept.get("round_index") == request.round_index
+        if not request.invitation and same_round and kept.get("request") == digest:
+            again: bytes = kept["reply"]  # the last one was lost
+            return again
         if request.invitation and kept.get("invitation") != request.invitation:
-            about = {
-                "invitation": request.invitation,
-                "dim": request.dim,
-                "round_index": request.round_index,
-            }
-            identity = self._identities(client)[0]
-            params = self._params(about, client)
-            member = SecureSumClient(self._number(client), params, identity=identity)
+            self._kept = {name: getattr(request, name) for name in _ABOUT}
+            machine = SecureSumClient(self.number, self._params(), identity=self._identity)
         else:
-            member = self._restored(client)
-            if member.params.round_index != request.round_index:
-                raise Refusal("secure-sum", "this client is in the secure sum of another round")
-        reply = member.answer(request.request, _no_input)
-        stage = stage_of(request.request, member.params)
-        self._bind(reply, stage, member, client)
+            machine = self.restored(request.round_index)
+        return self.reply(machine, request.request, _no_input)
+
+    def reply(self, machine: SecureSumClient, request: bytes, cells: Callable[[], Tensor]) -> bytes:
+        """Answer once, whichever process of this node does; the state is written first."""
+        reply, stage = machine.answer(request, cells), stage_of(request, machine.params)
+        if self._guard:
+            guard = ReplyGuard(str(self._guard))
+            guard.bind(reply, stage, index=machine.index, params=machine.params)
+        state: dict[str, Any] = {name: self._kept[name] for name in _ABOUT}
         if stage is Stage.UNMASK:
             # The last reply, for if it is lost, takes the place of the secrets.
-            last: dict[str, Any] = {**about, "request": digest, "reply": reply}
-            client.context.state[_STATE] = ConfigRecord(last)
+            state |= {"request": hashlib.sha256(request).digest(), "reply": reply}
         else:
-            self._keep(member, client, about)
-        return SumReply("", "", number, fingerprint, reply)
+            state["state"] = machine.save()
+        self._client.context.state[_STATE] = ConfigRecord(state)
+        return reply
 
-    def _restored(self, client: ClientContext) -> SecureSumClient:
-        kept = _kept(client)
-        if not kept:
+    def restored(self, round_index: int) -> SecureSumClient:
+        """Restore the protocol's state of this round."""
+        if not self._kept:
             raise Refusal("secure-sum", "this client is in no secure sum, or has no memory of it")
-        if "state" not in kept:
+        if "state" not in self._kept:
             raise Refusal(
                 "secure-sum",
                 "this client has helped to uncover the sum, and has forgotten its secrets",
             )
-        return SecureSumClient.restore(
-            kept["state"],
-            self._number(client),
-            params=self._params(kept, client),
-            identity=self._identities(client)[0],
+        machine = SecureSumClient.restore(
+            self._kept["state"], self.number, params=self._params(), identity=self._identity
         )
+        if machine.params.round_index != round_index:
+            raise Refusal("secure-sum", "this client is in the secure sum of another round")
+        return machine
 
-    def _params(self, about: Mapping[str, Any], client: ClientContext) -> Params:
-        """Accept an invitation, if it is to a round that the plan promises."""
-        plan, round_index = client.plan, about["round_index"]
-        if client.key is None:
-            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+    def _params(self) -> Params:
+        """Accept the invitation, if it is to a round that the plan promises."""
+        plan, round_index = self._client.plan, self._kept["round_index"]
         params = accept(
-            about["invitation"],
-            plan.build(about["dim"]).message_format,
-            fingerprint=client.key.seed(round_index).fingerprint,
+            self._kept["invitation"],
+            plan.build(self._kept["dim"]).message_format,
+            fingerprint=self._client.require_key().seed(round_index).fingerprint,
             least_present=plan.min_replies,
-            identities=self._identities(client)[1],
+            identities=self._known,
             corrupt=plan.corrupt,
         )
         count = len(params.members)
@@ -215,59 +264,6 @@ class SecureClientAggregation:
             )
         return params
 
-    def _member(
-        self, instructions: ConfigRecord | None, round_index: int, client: ClientContext
-    ) -> tuple[SecureSumClient, bytes]:
-        """Restore the member that is to mask a message of this round, and read its request."""
-        if instructions is None:
-            raise Refusal("secure-sum", "the plan has a secure sum, and the server asks without")
-        request, member = SumRequest.of(instructions), self._restored(client)
-        if member.params.round_index != round_index:
-            raise Refusal("secure-sum", "this client is in the secure sum of another round")
-        if stage_of(request.request, member.params) is not Stage.MASKED:
-            raise Refusal("secure-sum", "the request is not for a masked message")
-        return member, request.request
-
-    def _number(self, client: ClientContext) -> int:
-        identity = self._identities(client)[0]
-        return client.node if identity is None else member_number(identity.public)
-
-    def _identities(
-        self, client: ClientContext
-    ) -> tuple[SigningIdentity | None, dict[int, bytes] | None]:
-        """The own identity and all members' by their numbers, if the plan has members sign."""
-        if not client.plan.identities:
-            if self._signing is not None:
-                raise Refusal(
-                    "identity", "this client signs, and its plan is one without identities"
-                )
-            return None, None
-        if self._signing is not None:
-            return self._signing
-        config = client.context.node_config
-        identity, identities = find_identity(config), find_identities(config)
-        if identity is None or identities is None:
-            raise Refusal(
-                "identity",
-                "the plan has identities, and this client has none, or does not know the others' "
-                "(DIFFSKETCH_IDENTITY, DIFFSKETCH_IDENTITIES_FILE)",
-            )
-        return identity, _known_members(identity, identities)
-
-    def _bind(
-        self, reply: bytes, stage: Stage, member: SecureSumClient, client: ClientContext
-    ) -> None:
-        """Make sure that no other process of this node gives another reply."""
-        path = self._guard or client.context.node_config.get("diffsketch-guard")
-        if path:
-            ReplyGuard(str(path)).bind(reply, stage, index=member.index, params=member.params)
-
-    def _keep(
-        self, member: SecureSumClient, client: ClientContext, about: Mapping[str, Any] | None = None
-    ) -> None:
-        kept = {**(_kept(client) if about is None else about), "state": member.save()}
-        client.context.state[_STATE] = ConfigRecord(kept)
-
 
 def _known_members(identity: SigningIdentity, identities: Iterable[bytes]) -> dict[int, bytes]:
     """Public keys by their members' numbers."""
@@ -275,10 +271,6 @@ def _known_members(identity: SigningIdentity, identities: Iterable[bytes]) -> di
     if identity.public not in known.values():
         raise ArgumentError("identities must have the public key of the client's own identity")
     return known
-
-
-def _kept(client: ClientContext) -> dict[str, Any]:
-    return dict(client.context.state.config_records.get(_STATE) or {})
 
 
 def _no_input() -> Tensor:
@@ -377,11 +369,8 @@ class SecureAggregation:
     ) -> tuple[dict[int, ConfigRecord], dict[int, str]]:
         """Exchange keys and shares, before messages are requested.
 
-        Returns:
-            A record for each node that a message is to be requested of; and why others are not.
-
-        Raises:
-            VoidError: Too few nodes are left for a sum.
+        Returns a record for each node that a message is to be requested of, and why others are not;
+        raises a `VoidError` if too few nodes are left for a sum.
         """
         self._open = None
         plan, dim = about.plan.describe(about.method.dim), about.method.dim
@@ -458,7 +447,7 @@ class SecureAggregation:
         if self._known is None and about.fingerprint is not None:
             left = dict.fromkeys(self._excluded & set(nodes), _EXCLUDED)
             return {node: node for node in nodes if node not in left}, about.fingerprint, left
-        hello = SumRequest(about.round_index, plan, about.method.dim, b"", b"")
+        hello = SumRequest(about.round_index, plan, about.method.dim)
         replies, left = exchange.send(dict.fromkeys(sorted(nodes), hello))
         fingerprint = about.fingerprint
         if fingerprint is None:

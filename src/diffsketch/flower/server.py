@@ -7,7 +7,6 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -30,6 +29,7 @@ from diffsketch.flower.records import (
     NO_MODEL,
     RECORD,
     SUM_RECORD,
+    ModelHistory,
     Refusal,
     Reply,
     Request,
@@ -115,82 +115,6 @@ def mean_metrics(contents: Sequence[RecordDict]) -> MetricRecord | None:
     if not common:
         return None
     return MetricRecord({name: sum(one[name] for one in found) / len(found) for name in common})
-
-
-@dataclass(frozen=True, eq=False)
-class Download:
-    """Part of the model that a node lacks."""
-
-    arrays: ArrayRecord | None  # the dense model, if it is sent
-    base: int  # its version; -1 if it is not sent
-    first: int  # version that the first of the totals makes
-    totals: list[tuple[int, bytes]]  # published, with their rounds, in order
-
-
-class ModelHistory:
-    """The dense model, and the totals since.
-
-    Guarantees (`tests/flower/test_server.py`): a node that applies a download has the server's
-    model; the smaller of the two ways is taken.
-
-    Args:
-        arrays: The first model.
-        keyed: Whether the server has the key: its dense model is the current one then, and the
-            first one for ever if not.
-    """
-
-    def __init__(self, arrays: ArrayRecord, *, keyed: bool) -> None:
-        self._keyed = keyed
-        self.arrays, self.base = arrays, 0
-        self._first = 1  # version that the first kept total makes
-        self._totals: list[tuple[int, bytes]] = []
-        self._dense_bytes = sum(len(one.data) for one in arrays.values())
-        self._digest = digest_of(arrays)
-
-    @property
-    def version(self) -> int:
-        """Rounds that changed the model."""
-        return self._first - 1 + len(self._totals)
-
-    @property
-    def digest(self) -> bytes:
-        """Digest of the model of this version; empty if the server does not know it."""
-        return self._digest if self._keyed else b""
-
-    def add(self, total: bytes, round_index: int, arrays: ArrayRecord | None) -> None:
-        """Add a round whose mean was added to the model: `arrays`, if the server can know it."""
-        self._totals.append((round_index, total))
-        if arrays is not None:
-            self._set(arrays)
-        while self._keyed and not self._is_smaller(self._totals):  # nobody would be sent them all
-            del self._totals[0]
-            self._first += 1
-
-    def replace(self, arrays: ArrayRecord) -> None:
-        """Set another model, which nodes cannot compute, unless it is the same one."""
-        if digest_of(arrays) == self._digest:
-            return
-        if not self._keyed:
-            raise ArgumentError("arrays must stay as they are where the server has no key")
-        self._first, self._totals = self.version + 2, []
-        self._set(cast_like(arrays, self.arrays))
-
-    def download(self, version: int) -> Download:
-        """Choose what a node needs that has this version; -1 for none."""
-        skip = version - (self._first - 1)
-        if version != NO_MODEL and 0 <= skip <= len(self._totals):
-            totals = self._totals[skip:]
-            if not self._keyed or self._is_smaller(totals):
-                return Download(None, NO_MODEL, version + 1, totals)
-        since = self._totals[self.base - (self._first - 1) :]
-        return Download(self.arrays, self.base, self.base + 1, since)
-
-    def _is_smaller(self, totals: list[tuple[int, bytes]]) -> bool:
-        return sum(len(total) for _, total in totals) < self._dense_bytes
-
-    def _set(self, arrays: ArrayRecord) -> None:
-        self.arrays, self.base = arrays, self.version
-        self._digest = digest_of(arrays)
 
 
 class ServerState:
@@ -292,7 +216,7 @@ class ServerState:
                 first=download.first,
                 totals=[total for _, total in download.totals],
                 rounds=rounds,
-                digest=self.history.digest,
+                digest=b"" if self._key is None else self.history.digest,
                 statement=statement,
                 known=digests,
                 clip=self._clips[rounds[0]] if rounds else self.method.round_clip or 0.0,

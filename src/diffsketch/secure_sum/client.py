@@ -86,8 +86,9 @@ class SecureSumClient:
         self._own = MemberSecrets(randomness(SECRET_BYTES), index, params=params, identity=identity)
         self._requests: dict[MessageKind, bytes] = {}
         self._reply: bytes | None = None
-        self._keys: dict[int, PublicKeys] = {}  # read from the requests that are kept
-        self._shares: dict[int, tuple[bytes, bytes] | None] = {}  # None: they cannot be read
+        # Read from the requests that are kept; None for shares that cannot be read.
+        self._keys: dict[int, PublicKeys] = {}
+        self._shares: dict[int, tuple[bytes, bytes] | None] = {}
 
     def answer(self, request: bytes, cells: Callable[[], Tensor]) -> bytes:
         """Answer a request of the server, by the stage that the request is of.
@@ -121,11 +122,6 @@ class SecureSumClient:
             signature = self._own.sign(signed_presence(presence, self.params))
             return self._pack(MessageKind.CONSISTENCY, signature)
         return self._unmask(request)
-
-    @property
-    def unreadable(self) -> tuple[int, ...]:
-        """Members whose shares for this one could not be read."""
-        return tuple(index for index, both in self._shares.items() if both is None)
 
     def save(self) -> bytes:
         """Serialise all that is needed to go on in another process. Secret: encrypt it on a disk.

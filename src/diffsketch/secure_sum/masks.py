@@ -71,8 +71,7 @@ def to_cells(words: Words, params: Params) -> Tensor:
 def _expand(key: bytes, params: Params) -> Words:
     word = _word(params)
     data = stream(key, params.layout.cell_count * word.itemsize)
-    words: Words = np.frombuffer(data, word.newbyteorder("<")).astype(word, copy=False)
-    return words
+    return np.frombuffer(data, word.newbyteorder("<")).astype(word, copy=False)
 
 
 def _word(params: Params) -> np.dtype[np.unsignedinteger[Any]]:
@@ -119,12 +118,10 @@ class MemberSecrets:
     ) -> tuple[bytes, bytes]:
         """Return the key for the one message from a member to another, and what it is bound to.
 
-        One of the two is this member. The key is of one direction, so that it never encrypts two
-        messages.
+        One of the two is this member. A key is of one direction: it never encrypts two messages.
         """
-        bound = b"".join(
-            index.to_bytes(8, "little") + keys[index].cipher for index in (sender, recipient)
-        )
+        ends = (sender, recipient)
+        bound = b"".join(index.to_bytes(8, "little") + keys[index].cipher for index in ends)
         public = keys[recipient if sender == self._index else sender].cipher
         if public not in self._agreed:
             self._agreed[public] = self.cipher.agree(public)

@@ -47,7 +47,6 @@ _ENVELOPE = struct.Struct("<2sBBQ32s8s")
 ENVELOPE_BYTES = _ENVELOPE.size
 _MAGIC, _VERSION = b"\xd5S", 2
 _SENDER, _CHECKSUM = slice(4, 12), slice(44, 52)
-_COUNT_BYTES, _INDEX_BYTES, _CHECKSUM_BYTES = 4, 8, 8
 _INVITATION = struct.Struct("<3sB4I")
 _INVITATION_MAGIC = b"\xd5I\x02"
 
@@ -70,21 +69,10 @@ class VoidError(DiffSketchError):
     Attributes:
         stage: Stage in which it failed.
         dropped: Members that fell silent, and the stage in which each did.
-        unreadable: Members whose shares some others could not read, and who these are.
-        wrong: Members whose shares do not fit their commitment, and who gave these shares.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        stage: Stage,
-        dropped: Mapping[int, Stage],
-        unreadable: Mapping[int, tuple[int, ...]] | None = None,
-        wrong: Mapping[int, tuple[int, ...]] | None = None,
-    ) -> None:
+    def __init__(self, reason: str, *, stage: Stage, dropped: Mapping[int, Stage]) -> None:
         self.stage, self.dropped = stage, dict(dropped)
-        self.unreadable, self.wrong = dict(unreadable or {}), dict(wrong or {})
         who = ", ".join(f"{index} ({stage.value})" for index, stage in sorted(dropped.items()))
         super().__init__(
             f"the round is void: {reason}, in stage {stage.value}; dropped: {who or 'nobody'}"
@@ -223,7 +211,7 @@ def invite(params: Params) -> bytes:
     numbers = (params.round_index, params.threshold, params.min_present, len(params.members))
     data = _INVITATION.pack(_INVITATION_MAGIC, len(params.run), *numbers) + params.run
     data += struct.pack(f"<{len(params.members)}Q", *params.members)
-    return data + _digest(data, person=b"ds-invite")
+    return data + hashlib.blake2b(data, digest_size=8, person=b"ds-invite").digest()
 
 
 def accept(
@@ -266,13 +254,13 @@ def accept(
     diffsketch.secure_sum.primitives.RefusedError: invitation is refused: min_present is 2, below 3
     """
     check_data(data)
-    if len(data) < _INVITATION.size + _CHECKSUM_BYTES or not data.startswith(_INVITATION_MAGIC):
+    if len(data) < _INVITATION.size + 8 or not data.startswith(_INVITATION_MAGIC):
         raise RefusedError("not an invitation to a secure sum of version 2")
-    if data[-_CHECKSUM_BYTES:] != _digest(data[:-_CHECKSUM_BYTES], person=b"ds-invite"):
+    if data[-8:] != hashlib.blake2b(data[:-8], digest_size=8, person=b"ds-invite").digest():
         raise RefusedError("invitation was altered on its way: its checksum does not fit")
     _, run_bytes, round_index, threshold, min_present, count = _INVITATION.unpack_from(data)
     start = _INVITATION.size + run_bytes
-    listed = len(data) - start - _CHECKSUM_BYTES
+    listed = len(data) - start - 8
     if listed != 8 * count:
         raise RefusedError(f"invitation lists {listed} bytes of {count} members")
     members = struct.unpack_from(f"<{count}Q", data, start)
@@ -329,21 +317,12 @@ class Presence(IntEnum):
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """Keys that a member advertises for one round.
+    """Keys that a member advertises for one round."""
 
-    Attributes:
-        cipher: Key with which shares for it are encrypted.
-        mask: Key from which the masks of pairs come.
-        commitment: Commitment to the seed of its own mask (`masks.commitment`), which recovered
-            shares must fit.
-        signature: Signature of all three, the context and the member; empty where members do not
-            sign.
-    """
-
-    cipher: bytes
-    mask: bytes
-    commitment: bytes
-    signature: bytes
+    cipher: bytes  # with which shares for it are encrypted
+    mask: bytes  # from which the masks of pairs come
+    commitment: bytes  # to the seed of its own mask, which recovered shares must fit
+    signature: bytes  # of all three, the context and the member; empty where members do not sign
 
     @staticmethod
     def size(params: Params) -> int:
@@ -450,10 +429,8 @@ def stage_of(request: bytes, params: Params) -> Stage:
 
 def pack_list(values: Mapping[int, bytes]) -> bytes:
     """Serialise members' values as the body of a message."""
-    parts = [len(values).to_bytes(_COUNT_BYTES, "little")]
-    for index in sorted(values):
-        parts += [index.to_bytes(_INDEX_BYTES, "little"), values[index]]
-    return b"".join(parts)
+    entries = (index.to_bytes(8, "little") + values[index] for index in sorted(values))
+    return len(values).to_bytes(4, "little") + b"".join(entries)
 
 
 def parse_list(
@@ -461,32 +438,25 @@ def parse_list(
 ) -> tuple[int, dict[int, bytes]]:
     """Return sender and list of a message: values of `size` bytes by their members."""
     check_data(data)
-    step = _INDEX_BYTES + size
-    most = ENVELOPE_BYTES + _COUNT_BYTES + step * len(params.members)
+    step = 8 + size
+    most = ENVELOPE_BYTES + 4 + step * len(params.members)
     if len(data) > most:
         raise RefusedError(f"message is too long: {len(data)} bytes, and at most {most} can be")
     sender, body = parse_message(data, kind, params=params, size=None)
-    count = int.from_bytes(body[:_COUNT_BYTES], "little")
-    if len(body) != _COUNT_BYTES + count * step:
+    count = int.from_bytes(body[:4], "little")
+    if len(body) != 4 + count * step:
         raise RefusedError(f"message has a body of {len(body)} bytes, which is not {count} records")
-    found: dict[int, bytes] = {}
-    last = -1
-    for at in range(_COUNT_BYTES, len(body), step):
-        index = int.from_bytes(body[at : at + _INDEX_BYTES], "little")
+    found, last = dict[int, bytes](), -1
+    for at in range(4, len(body), step):
+        index = int.from_bytes(body[at : at + 8], "little")
         if index not in params.points or index <= last:
             raise RefusedError(f"message lists {index}, which is no member, a repetition or late")
-        found[index] = body[at + _INDEX_BYTES : at + step]
-        last = index
+        found[index], last = body[at + 8 : at + step], index
     return sender, found
 
 
 def _checksum(data: bytes | bytearray) -> bytes:
     view = memoryview(data)
-    return _digest(view[: _CHECKSUM.start], view[_CHECKSUM.stop :], person=b"ds-sum")
-
-
-def _digest(*parts: bytes | bytearray | memoryview, person: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, person=person)
-    for part in parts:
-        digest.update(part)
+    digest = hashlib.blake2b(view[: _CHECKSUM.start], digest_size=8, person=b"ds-sum")
+    digest.update(view[_CHECKSUM.stop :])
     return digest.digest()

@@ -164,7 +164,7 @@ def share_number(share: bytes) -> int:
 
 
 class ShareRecovery:
-    """Recovers secrets from their shares at the same points: the weights are computed once.
+    """Recovers secrets from shares at the same points; `unforeseen` is a secret random number `r`.
 
     With more shares than the threshold, the others must lie on the same polynomial. That is
     checked at once for all of them: with the weights `v_i = 1 / prod_{j != i} (x_i - x_j)`,
@@ -175,11 +175,6 @@ class ShareRecovery:
 
     Guarantees (`tests/secure_sum/test_primitives.py`): the secret comes back from any shares, as
     many as the threshold or more; one wrong share beyond that is found.
-
-    Args:
-        points: Points of the shares.
-        threshold: Threshold of the sharing.
-        unforeseen: The number `r`: from secret randomness of whoever recovers.
     """
 
     def __init__(self, points: Sequence[int], *, threshold: int, unforeseen: int) -> None:

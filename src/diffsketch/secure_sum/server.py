@@ -140,12 +140,12 @@ class SecureSumServer:
     def requests(self) -> dict[int, bytes]:
         """Serialise this stage's requests, by the members that they are for."""
         self._check_alive()
-        if self.stage is Stage.MASKED:
-            return {index: self._shares_for(index) for index in self._expected}
         kind, body = MessageKind.OPENING, b""
         if self.stage is Stage.SHARES:
             kind = MessageKind.KEY_LIST
             body = pack_list({index: keys.to_bytes() for index, keys in self._keys.items()})
+        elif self.stage is Stage.MASKED:
+            return {index: self._pack_shares(index) for index in self._expected}
         elif self.stage is Stage.UNMASK and self.params.signed:
             kind, body = MessageKind.SIGNATURES, pack_list(self._signatures)
         elif self.stage in (Stage.CONSISTENCY, Stage.UNMASK):
@@ -167,15 +167,39 @@ class SecureSumServer:
             RefusedError: Not a reply of this stage and round, or of another member.
         """
         self._check_alive()
+        stage, params = self.stage, self.params
         if sent_by is not None and sender_of(reply) != sent_by:
             raise RefusedError(f"{sent_by} has sent a reply of {sender_of(reply)}")
-        sender = {
-            Stage.KEYS: self._collect_keys,
-            Stage.SHARES: self._collect_shares,
-            Stage.MASKED: self._collect_masked,
-            Stage.CONSISTENCY: self._collect_signature,
-            Stage.UNMASK: self._collect_revealed,
-        }[self.stage](reply)
+        kind, size = {
+            Stage.KEYS: (MessageKind.KEYS, PublicKeys.size(params)),
+            Stage.SHARES: (MessageKind.SHARES, ENCRYPTED_BYTES),
+            Stage.MASKED: (MessageKind.MASKED, params.layout.wire_bytes),
+            Stage.CONSISTENCY: (MessageKind.CONSISTENCY, SIGNATURE_BYTES),
+            Stage.UNMASK: (MessageKind.UNMASK, 1 + SHARE_BYTES),
+        }[stage]
+        body, values = b"", dict[int, bytes]()
+        if stage in (Stage.SHARES, Stage.UNMASK):
+            sender, values = parse_list(reply, kind, params=params, size=size)
+        else:
+            sender, body = parse_message(reply, kind, params=params, size=size)
+        if sender in self._replied:
+            raise DuplicateError(f"{sender} has already replied in stage {stage.value}")
+        if sender not in self._expected:
+            raise RefusedError(f"{sender} has dropped out, and is not asked in {stage.value}")
+        if stage is Stage.KEYS:
+            self._take_keys(sender, PublicKeys.parse(body))
+        elif stage is Stage.SHARES:
+            if values.keys() != self._keys.keys() - {sender}:
+                raise RefusedError(f"the shares of {sender} are not for the others that have keys")
+            self._encrypted[sender] = values
+        elif stage is Stage.MASKED:
+            self._add_masked(sender, body)
+        elif stage is Stage.CONSISTENCY:
+            identities = params.identities or {}
+            verify(identities[sender], body, signed_presence(self._presence, params))
+            self._signatures[sender] = body
+        else:
+            self._take_revealed(sender, values)
         self._replied.add(sender)
         return sender
 
@@ -186,8 +210,7 @@ class SecureSumServer:
             VoidError: They are too few, or what they sent does not unmask the sum.
         """
         self._check_alive()
-        for index in self.missing:
-            self.dropped[index] = self.stage
+        self.dropped |= dict.fromkeys(self.missing, self.stage)
         params, count = self.params, len(self._replied)
         needed = params.min_present if self.stage is Stage.MASKED else params.threshold
         if count < needed:
@@ -229,24 +252,16 @@ class SecureSumServer:
             raise ArgumentError("the round is done: another one takes another server")
 
     def _fail(self, reason: str) -> VoidError:
-        self._void = VoidError(
-            reason,
-            stage=self.stage,
-            dropped=self.dropped,
-            unreadable=self.unreadable,
-            wrong=self.wrong,
-        )
+        self._void = VoidError(reason, stage=self.stage, dropped=self.dropped)
         self.stage = Stage.VOID
         return self._void
 
-    def _shares_for(self, index: int) -> bytes:
+    def _pack_shares(self, index: int) -> bytes:
         encrypted = {other: had[index] for other, had in self._encrypted.items() if other != index}
         body = pack_list(encrypted)
         return pack_message(MessageKind.SHARE_LIST, body, sender=SERVER, params=self.params)
 
-    def _collect_keys(self, reply: bytes) -> int:
-        sender, body = self._parse(reply, MessageKind.KEYS, PublicKeys.size(self.params))
-        keys = PublicKeys.parse(body)
+    def _take_keys(self, sender: int, keys: PublicKeys) -> None:
         check_keys(keys, sender, self.params)
         for public in (keys.cipher, keys.mask):  # or every other member would refuse the whole list
             try:
@@ -257,18 +272,9 @@ class SecureSumServer:
                 ) from error
         check_distinct([*self._keys.values(), keys])
         self._keys[sender] = keys
-        return sender
 
-    def _collect_shares(self, reply: bytes) -> int:
-        sender, encrypted = self._parse_list(reply, MessageKind.SHARES, ENCRYPTED_BYTES)
-        if encrypted.keys() != self._keys.keys() - {sender}:
-            raise RefusedError(f"the shares of {sender} are not for the others that have keys")
-        self._encrypted[sender] = encrypted
-        return sender
-
-    def _collect_masked(self, reply: bytes) -> int:
+    def _add_masked(self, sender: int, body: bytes) -> None:
         params = self.params
-        sender, body = self._parse(reply, MessageKind.MASKED, params.layout.wire_bytes)
         message = Message.from_bytes(
             body,
             params.layout,
@@ -279,17 +285,8 @@ class SecureSumServer:
         if message.sender != sender:
             raise RefusedError(f"{sender} has sent a message of {message.sender}")
         self._sum += to_words(message.cells, params)
-        return sender
 
-    def _collect_signature(self, reply: bytes) -> int:
-        sender, signature = self._parse(reply, MessageKind.CONSISTENCY, SIGNATURE_BYTES)
-        identities = self.params.identities or {}
-        verify(identities[sender], signature, signed_presence(self._presence, self.params))
-        self._signatures[sender] = signature
-        return sender
-
-    def _collect_revealed(self, reply: bytes) -> int:
-        sender, values = self._parse_list(reply, MessageKind.UNMASK, 1 + SHARE_BYTES)
+    def _take_revealed(self, sender: int, values: Mapping[int, bytes]) -> None:
         for index, value in values.items():
             if index not in self._presence or value[0] != self._presence[index]:
                 raise RefusedError(f"{sender} has sent other shares than those that were asked for")
@@ -297,25 +294,6 @@ class SecureSumServer:
         if sender not in values or len(values) < self.params.threshold:
             raise RefusedError(f"{sender} has left out more shares than a member may")
         self._revealed[sender] = {index: value[1:] for index, value in values.items()}
-        return sender
-
-    def _parse(self, reply: bytes, kind: MessageKind, size: int) -> tuple[int, bytes]:
-        sender, body = parse_message(reply, kind, params=self.params, size=size)
-        self._check_sender(sender)
-        return sender, body
-
-    def _parse_list(
-        self, reply: bytes, kind: MessageKind, size: int
-    ) -> tuple[int, dict[int, bytes]]:
-        sender, values = parse_list(reply, kind, params=self.params, size=size)
-        self._check_sender(sender)
-        return sender, values
-
-    def _check_sender(self, sender: int) -> None:
-        if sender in self._replied:
-            raise DuplicateError(f"{sender} has already replied in stage {self.stage.value}")
-        if sender not in self._expected:
-            raise RefusedError(f"{sender} has dropped out, and is not asked in {self.stage.value}")
 
     def _unmask(self) -> Total:
         """Take off the masks of those present, and what they added for those who dropped out."""
