@@ -17,11 +17,11 @@ import pytest
 
 from diffsketch.app import files as directory
 from diffsketch.app.files import locked
+from diffsketch.app.run_pages import page_of_runs, plots_of, results_of, table_of
+from diffsketch.app.run_records import RunLine, RunPoint, RunRecord, lines_of, read_run
 from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
-from diffsketch.pages.run_lines import RunLine, RunPoint, RunRecord, lines_of, read_run
-from diffsketch.pages.runs import page_of_runs, plots_of, results_of, table_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
 
@@ -492,3 +492,17 @@ def test_nothing_is_overwritten(here: Path) -> None:
     assert result.exit_code == 2
     assert "--output must be a new or empty directory, got --output='page'" in result.stderr
     assert [path.name for path in (here / "page").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["report", "audit", "reproduce"])
+def test_a_missing_extra_is_said_in_a_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("diffsketch.")]:
+        if name.split(".")[1] in ("pages", "auditing", "reproduction"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    given = [tmp_path] if command == "report" else ["--output", tmp_path / "new"]
+    result = invoke(command, *given)
+    assert "needs the extra pages: pip install 'diffsketch[pages]'" in refused(result)
+    assert list(tmp_path.iterdir()) == []
