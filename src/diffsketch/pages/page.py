@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
@@ -28,7 +28,6 @@ from diffsketch.pages.charts import (
     figure,
     has_symbols,
     looks_of,
-    role_of,
     switched,
     to_png,
     to_svg,
@@ -36,7 +35,6 @@ from diffsketch.pages.charts import (
 from diffsketch.pages.exhibits import (
     DASH,
     Cell,
-    Exhibit,
     Page,
     Plot,
     all_exhibits,
@@ -83,11 +81,13 @@ def render(page: Page, *, files: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
-        "by_kind": _by_kind,
+        "by_kind": lambda exhibits: [
+            (are_plots, list(group))
+            for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
+        ],
         "cell_text": cell_text,
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,
-        "role_of": role_of,
         "sort_number": _sort_number,
         "spec": lambda plot: json_text(
             {"figure": figure(plot, looks), "switched": switched(plot, looks)}
@@ -101,13 +101,19 @@ def render(page: Page, *, files: bool = False) -> str:
         "with_symbols": has_symbols,
     }
     scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
+    digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
+    policy = (  # Plotly sets styles, hence those are free
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
     return environment.from_string(asset("page.html")).render(
         page=page,
         files=files,
         looks=looks,
         neutral=NEUTRAL,
         verdicts=_VERDICTS,
-        policy=_policy(scripts),
+        policy=policy,
         style=Markup(asset("page.css")),  # noqa: S704 - our own
         scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and Plotly's
     )
@@ -135,22 +141,6 @@ def prose(text: str) -> Markup:
     'a &lt; b: <code>make test</code>'
     """
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
-
-
-def _policy(scripts: Iterable[str]) -> str:
-    """Say what the browser may do for this page. Plotly sets styles, hence those are free."""
-    digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
-    hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
-    return (
-        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _by_kind(exhibits: Iterable[Exhibit]) -> list[tuple[bool, list[Exhibit]]]:
-    """Group plots that follow each other, and tables."""
-    grouped = itertools.groupby(exhibits, lambda each: isinstance(each, Plot))
-    return [(are_plots, list(group)) for are_plots, group in grouped]
 
 
 def _sort_number(cell: Cell) -> str:
