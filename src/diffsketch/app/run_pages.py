@@ -20,7 +20,7 @@ from diffsketch.app.run_records import (
     settings_of_line,
 )
 from diffsketch.app.session import bytes_in_words
-from diffsketch.pages.exhibits import Axis, Cell, Mark, Page, Plot, Section, Series, Table
+from diffsketch.pages.exhibits import Axis, Cell, Exhibit, Mark, Page, Plot, Section, Series, Table
 from diffsketch.privacy.claim import Basis, Epsilon
 
 _TITLES = {"mnist": "MNIST", "mnist-devices": "MNIST*", "shakespeare": "Shakespeare"}
@@ -61,7 +61,8 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
         notes += more
         best, lead = _leads(lines, name)
         leads += best
-        exhibits = (*plots_of(lines, prefix=task), table_of(lines, prefix=task))
+        exhibits: tuple[Exhibit, ...] = plots_of(lines, prefix=task)
+        exhibits += (table_of(lines, prefix=task),)
         details = _details(lines, prefix=task)
         sections.append(Section(task, name, lead, exhibits, details=details))
         all_lines += lines
