@@ -46,7 +46,7 @@ from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 TRIALS = 20_000  # of each world; half of them are judged
-DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
+DELTAS: tuple[float, ...] = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
 PURE_DELTA = 1e-5
 DEFAULT_CONFIDENCE = 0.999
 _STRICTER = 1e-3  # of the failure probability, for choosing: the best of many is lucky

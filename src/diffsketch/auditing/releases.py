@@ -343,9 +343,8 @@ def _standard(name: str) -> Release:
     settings, cohort = _SETTINGS[name], 3
     kind = name.removesuffix("-sampled").removesuffix(f"-{settings.get('trust')}")
     method = build_method(kind, dim=8, cohort=cohort, settings=settings)
-    release = Release.of(
-        name, method, cohort=cohort, rate=0.7 if name == "gaussian-sampled" else None
-    )
+    rate = 0.7 if name == "gaussian-sampled" else None
+    release = Release.of(name, method, cohort=cohort, rate=rate)
     # Pure epsilons show in rarer events.
     return replace(release, trials=2 * TRIALS) if "per_round" in settings else release
 

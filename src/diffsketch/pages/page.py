@@ -10,10 +10,10 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
@@ -80,7 +80,7 @@ def render(page: Page, *, files: bool = False) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., Any]] = {
         "by_kind": lambda exhibits: [
             (are_plots, list(group))
             for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
@@ -94,6 +94,7 @@ def render(page: Page, *, files: bool = False) -> str:
         ),
         "verdict": _verdict,
     }
+    environment.filters |= filters
     environment.tests |= {
         "epsilon": lambda cell: isinstance(cell, Epsilon),
         "log_is_sensible": _log_is_sensible,
