@@ -77,7 +77,7 @@ def bare_unknown(
         return _shift_epsilon(2 * ALPHA * shift, delta)
 
     return _bare(
-        name, _vector(dim), -ALPHA, Adversary.OTHERS_UNKNOWN, cols=cols,
+        name, ALPHA, -ALPHA, Adversary.OTHERS_UNKNOWN, dim=dim, cols=cols,
         attacks=(unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
     )  # fmt: skip
 
@@ -86,22 +86,18 @@ def _sketch(dim: int = 2000, cols: int = 2) -> CountSketch:
     return CountSketch(dim, 5, cols, "pairwise")
 
 
-def _vector(dim: int = 2000, *, value: float = ALPHA, spread: float = 1.0) -> Tensor:
-    vector = known_numbers(dim).mul(spread)
-    vector[_COORDINATE] = value
-    return vector
-
-
 def _bare(
-    name: str, first: Tensor, other: float, adversary: Adversary, *, cols: int = 2,
+    name: str, one: float, two: float, adversary: Adversary, *, dim: int = 2000, cols: int = 2,
     spread: float = 1.0, **more: Any,
 ) -> Case:  # fmt: skip
-    """Make a case in which one coordinate of a vector may have another value."""
-    sketch, second = _sketch(len(first), cols), first.clone()
-    second[_COORDINATE] = other
-    claim = theorem1(sketch.dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
-    title = f"bare sketch, {sketch.rows} x {cols} of {sketch.dim:,} coordinates"
-    title += ", whole numbers" if spread != 1 else ""
+    """Make a case in which one coordinate is `one` or `two`; with a spread, of whole numbers."""
+    sketch, first = _sketch(dim, cols), known_numbers(dim)
+    title = f"bare sketch, {sketch.rows} x {cols} of {dim:,} coordinates"
+    if spread != 1:
+        first, title = (spread * first).round(), f"{title}, whole numbers"
+    second = first.clone()
+    first[_COORDINATE], second[_COORDINATE] = one, two
+    claim = theorem1(dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
     protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
     game = Game(protocol, Neighbours(first, second), adversary)
     return Case(name, title, claim, game, deltas=(PURE_DELTA,), **more)
@@ -150,7 +146,7 @@ def _shift_epsilon(mu: float, delta: float) -> float:
 _BARE: Mapping[str, _Maker] = {
     # The standard adversary.
     "bare-known": lambda: _bare(
-        "bare-known", _vector(), -ALPHA, Adversary.ALL_KNOWN, limit=lambda *_: math.inf
+        "bare-known", ALPHA, -ALPHA, Adversary.ALL_KNOWN, limit=lambda *_: math.inf
     ),
     "bare-unknown": bare_unknown,
     **{
@@ -161,12 +157,12 @@ _BARE: Mapping[str, _Maker] = {
     },
     # Signs are hidden, so 0 is the other value.
     "bare-secret": lambda: _bare(
-        "bare-secret", _vector(), 0.0, Adversary.SECRET_HASHES,
+        "bare-secret", ALPHA, 0.0, Adversary.SECRET_HASHES,
         attacks=(hidden_hashes(_sketch(), ALPHA),), trials=10_000,
     ),
     # The others are known whole numbers: secret hashes do not help.
     "bare-parity": lambda: _bare(
-        "bare-parity", _vector(value=1.0, spread=3.0).round(), 0.0,
+        "bare-parity", 1.0, 0.0,
         Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0, attacks=(row_parity(2),), trials=4000,
         limit=lambda *_: math.inf,
     ),

@@ -66,14 +66,8 @@ def render(page: Page, *, files: bool = False) -> str:
           scripts only these, known by their hashes, run.
         * Text is shown as it is, whatever is in it (`tests/pages/test_page.py`).
 
-    Args:
-        page: The page.
-        files: Whether `figures/` and `data/` stand beside the page and are linked from it, as
-            `write_page` makes them.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
+    With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them. Raises
+    as `check_page`.
     """
     check_page(page)
     looks = looks_of(all_exhibits(page))
@@ -182,11 +176,7 @@ def pictures_of(page: Page) -> Pictures:
 
 
 def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:
-    """Return the picture of a plot in each of its forms.
-
-    Raises:
-        MismatchError: There is none, as the pictures are those of another page.
-    """
+    """Return the picture of a plot in each of its forms; refuse pictures of another page."""
     if name not in pictures:
         raise MismatchError(f"pictures must have one of each plot of the page, got none of {name}")
     return pictures[name]
@@ -198,20 +188,14 @@ def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True)
     The page itself needs no other file. Whatever else is in the directory is left as it is. The
     same page gives the same bytes.
 
+    Returns the files, `index.html` first. Raises as `check_page`, and an `OSError` where a file
+    cannot be written.
+
     Args:
         page: The page.
         directory: Made if it does not exist.
         pictures: Whether to make `figures`; without them the page has no links to files. Or what
             `pictures_of` made of this page, if that is needed elsewhere, too.
-
-    Returns:
-        The files, `index.html` first.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many, or the pictures are those
-            of another page.
-        OSError: A file cannot be written.
     """
     directory = Path(directory)
     index = render(page, files=pictures is not False).encode("utf-8")
