@@ -450,8 +450,7 @@ def audit(
 
     Half of the trials choose the score, the direction, the threshold and delta: those whose bound
     is largest beside the claim (or beside the exact limit, if that is lower). The other half
-    bounds the two probabilities of the event, each with failure probability `(1 - confidence) / 2`.
-    A claim holds for every delta, so that the choice costs nothing.
+    bounds the two probabilities of the event.
 
     Guarantees: a correct mechanism is contradicted with probability at most `1 - confidence`,
     over the randomness of the audit (`tests/auditing/test_audits.py`).

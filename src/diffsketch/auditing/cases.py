@@ -29,14 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.auditing.attacks import (
-    best_direction,
-    hidden_hashes,
-    low_bits,
-    matrix_of,
-    row_parity,
-    unknown_others,
-)
+from diffsketch.auditing import attacks
 from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
 from diffsketch.ddp.group import GroupMean
@@ -73,12 +66,12 @@ def bare_unknown(
     sketch = _sketch(dim, cols)
 
     def limit(hashes: SketchKey, delta: float) -> float:
-        _, shift = best_direction(sketch, _COORDINATE, hashes.seed(0))
+        _, shift = attacks.best_direction(sketch, _COORDINATE, hashes.seed(0))
         return _shift_epsilon(2 * ALPHA * shift, delta)
 
     return _bare(
         name, ALPHA, -ALPHA, Adversary.OTHERS_UNKNOWN, dim=dim, cols=cols,
-        attacks=(unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
+        attacks=(attacks.unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
     )  # fmt: skip
 
 
@@ -121,7 +114,7 @@ def bare_crowd(unit: Unit) -> Case:
         return tables.reshape(*inputs.shape[:2], sketch.rows, sketch.cols).sum(dim=1)
 
     def limit(hashes: SketchKey, delta: float) -> float:
-        matrix = matrix_of(sketch, hashes.seed(0))
+        matrix = attacks.matrix_of(sketch, hashes.seed(0))
         shift = matrix @ target.double().numpy()
         # The others reach all tables that a sketch can make, and so does the shift.
         square = shift @ np.linalg.pinv(matrix @ matrix.T, rcond=1e-10, hermitian=True) @ shift
@@ -158,13 +151,12 @@ _BARE: Mapping[str, _Maker] = {
     # Signs are hidden, so 0 is the other value.
     "bare-secret": lambda: _bare(
         "bare-secret", ALPHA, 0.0, Adversary.SECRET_HASHES,
-        attacks=(hidden_hashes(_sketch(), ALPHA),), trials=10_000,
+        attacks=(attacks.hidden_hashes(_sketch(), ALPHA),), trials=10_000,
     ),
     # The others are known whole numbers: secret hashes do not help.
     "bare-parity": lambda: _bare(
-        "bare-parity", 1.0, 0.0,
-        Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0, attacks=(row_parity(2),), trials=4000,
-        limit=lambda *_: math.inf,
+        "bare-parity", 1.0, 0.0, Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0,
+        attacks=(attacks.row_parity(2),), trials=4000, limit=lambda *_: math.inf,
     ),
     "bare-example": partial(bare_crowd, Unit.EXAMPLE),
     "bare-client": partial(bare_crowd, Unit.CLIENT),
@@ -199,7 +191,7 @@ def _low_bits(*, in_floats: bool) -> Case:
     table = before.bound.apply(vector, lambda x: method.sketch.encode(x, seed)).flatten()
     step = method.mechanism.quantizer.granularity
     sent = np.rint(table.double().numpy() / step) * step
-    attack = low_bits(table.double().numpy()) if in_floats else low_bits(sent, step)
+    attack = attacks.low_bits(table.double().numpy()) if in_floats else attacks.low_bits(sent, step)
     return Case(
         f"low-bits{'+float-noise' * in_floats}",
         f"sketch-gaussian, 1 x {cells} cells, multiplier {_MULTIPLIER:g}",

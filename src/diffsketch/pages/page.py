@@ -22,16 +22,7 @@ from plotly.offline import get_plotlyjs
 
 from diffsketch.errors import MismatchError
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.charts import (
-    NEUTRAL,
-    drawable,
-    figure,
-    has_symbols,
-    looks_of,
-    switched,
-    to_png,
-    to_svg,
-)
+from diffsketch.pages import charts
 from diffsketch.pages.exhibits import (
     DASH,
     Cell,
@@ -70,7 +61,7 @@ def render(page: Page, *, files: bool = False) -> str:
     as `check_page`.
     """
     check_page(page)
-    looks = looks_of(all_exhibits(page))
+    looks = charts.looks_of(all_exhibits(page))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
@@ -84,7 +75,7 @@ def render(page: Page, *, files: bool = False) -> str:
         "prose": prose,
         "sort_number": _sort_number,
         "spec": lambda plot: json_text(
-            {"figure": figure(plot, looks), "switched": switched(plot, looks)}
+            {"figure": charts.figure(plot, looks), "switched": charts.switched(plot, looks)}
         ),
         "verdict": _verdict,
     }
@@ -93,7 +84,7 @@ def render(page: Page, *, files: bool = False) -> str:
         "epsilon": lambda cell: isinstance(cell, Epsilon),
         "log_is_sensible": _log_is_sensible,
         "long": lambda cell: isinstance(cell, str) and len(cell) > _LONG,
-        "with_symbols": has_symbols,
+        "with_symbols": charts.has_symbols,
     }
     scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
     digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
@@ -106,7 +97,7 @@ def render(page: Page, *, files: bool = False) -> str:
         page=page,
         files=files,
         looks=looks,
-        neutral=NEUTRAL,
+        neutral=charts.NEUTRAL,
         verdicts=_VERDICTS,
         policy=policy,
         style=Markup(asset("page.css")),  # noqa: S704 - our own
@@ -157,7 +148,7 @@ def _log_is_sensible(plot: Plot) -> bool:
     if any(series.kind in ("bars", "steps") for series in plot.series):
         return False
     ends = (value for one in plot.series for value in (*one.y, *one.low, *one.high))
-    numbers = [number for value in ends if (number := drawable(value)) is not None]
+    numbers = [number for value in ends if (number := charts.drawable(value)) is not None]
     numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
     if not numbers or min(numbers) <= 0:
         return False
@@ -167,9 +158,9 @@ def _log_is_sensible(plot: Plot) -> bool:
 def pictures_of(page: Page) -> Pictures:
     """Draw all plots of a page, in its colours. This takes most of a page's time."""
     check_page(page)
-    looks = looks_of(all_exhibits(page))
+    looks = charts.looks_of(all_exhibits(page))
     return {
-        exhibit.name: {"svg": to_svg(exhibit, looks), "png": to_png(exhibit, looks)}
+        exhibit.name: {"svg": charts.to_svg(exhibit, looks), "png": charts.to_png(exhibit, looks)}
         for exhibit in all_exhibits(page)
         if isinstance(exhibit, Plot)
     }
