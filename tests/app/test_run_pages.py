@@ -503,7 +503,8 @@ def test_a_missing_extra_is_said_in_a_line(
         package, _, module = f"diffsketch.{name}".rpartition(".")
         monkeypatch.delitem(sys.modules, f"diffsketch.{name}", raising=False)
         monkeypatch.delattr(importlib.import_module(package), module, raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("matplotlib", *(one for one in sys.modules if one.startswith("matplotlib."))):
+        monkeypatch.setitem(sys.modules, name, None)
     given = [tmp_path] if command == "report" else ["--output", tmp_path / "new"]
     result = invoke(command, *given)
     assert "needs the extra pages: pip install 'diffsketch[pages]'" in refused(result)
