@@ -9,18 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from diffsketch.auditing.attacks import (
-    DISCRIMINANT,
-    QUADRATIC,
-    best_direction,
-    hidden_hashes,
-    laplace_ratio,
-    low_bits,
-    matrix_of,
-    row_parity,
-    unknown_others,
-    weighted,
-)
+from diffsketch.auditing import attacks
 from diffsketch.privacy.accounting.composition import gaussian_epsilon
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family
@@ -34,14 +23,14 @@ def test_matrix_is_the_sketch(family: Family) -> None:
     sketch = CountSketch(50, 3, 7, family)
     seed = KEY.seed(0)
     table = sketch.encode(torch.eye(50, dtype=torch.float64), seed)
-    assert np.array_equal(matrix_of(sketch, seed), table.reshape(50, -1).T.numpy())
+    assert np.array_equal(attacks.matrix_of(sketch, seed), table.reshape(50, -1).T.numpy())
 
 
 def test_unknown_others_is_the_likelihood_ratio() -> None:
     """Against two multivariate normal densities of the table, brute force."""
     sketch, coordinate = CountSketch(60, 2, 4, "pairwise"), 11
-    attack, seed = unknown_others(sketch, coordinate), KEY.seed(0)
-    matrix = matrix_of(sketch, seed)
+    attack, seed = attacks.unknown_others(sketch, coordinate), KEY.seed(0)
+    matrix = attacks.matrix_of(sketch, seed)
     others = np.delete(matrix, coordinate, axis=1)
     one, two = 1.5, -0.5
     worlds = [
@@ -54,7 +43,7 @@ def test_unknown_others_is_the_likelihood_ratio() -> None:
     factor = one - two
     assert np.allclose(ratio - ratio[0], factor * (score - score[0]))
     # In the world of `one` the ratio's mean is mu^2 / 2 and its variance mu^2.
-    weights, shift = best_direction(sketch, coordinate, seed)
+    weights, shift = attacks.best_direction(sketch, coordinate, seed)
     mu = (one - two) * shift
     assert worlds[0].cov.shape == (8, 8)
     assert factor * math.sqrt(weights @ worlds[0].cov @ weights) == pytest.approx(mu)
@@ -67,7 +56,7 @@ def test_numbers_of_theorem_1_s_counterexample(cols: int, truth: float) -> None:
     """n = 10,000 and t = 5: mu is near 2 alpha sqrt(t k / n), and epsilon(1e-5) as computed."""
     sketch = CountSketch(10_000, 5, cols, "pairwise")
     for round_index in range(3):
-        mu = 2 * 1.645 * best_direction(sketch, 3, KEY.seed(round_index))[1]
+        mu = 2 * 1.645 * attacks.best_direction(sketch, 3, KEY.seed(round_index))[1]
         assert mu == pytest.approx(3.29 * math.sqrt(5 * cols / 10_000), rel=0.02)
         assert gaussian_epsilon(mu, 1e-5) == pytest.approx(truth, rel=0.03)
 
@@ -75,7 +64,7 @@ def test_numbers_of_theorem_1_s_counterexample(cols: int, truth: float) -> None:
 def test_what_nobody_hides_is_infinitely_visible() -> None:
     """Some cell shows one coordinate alone, or one of fewer than there are cells."""
     for sketch in (CountSketch(1, 2, 4), CountSketch(4, 2, 64, "pairwise")):
-        assert math.isinf(best_direction(sketch, 0, KEY.seed(0))[1])
+        assert math.isinf(attacks.best_direction(sketch, 0, KEY.seed(0))[1])
 
 
 def test_discriminant_is_nearly_the_likelihood_ratio_of_correlated_noise() -> None:
@@ -83,7 +72,7 @@ def test_discriminant_is_nearly_the_likelihood_ratio_of_correlated_noise() -> No
     rng = np.random.default_rng(6)
     mixing, shift = rng.normal(size=(6, 6)), rng.normal(size=6)
     noise = rng.normal(size=(2, 5000, 6)) @ mixing.T
-    score = DISCRIMINANT.fit(noise[0] + shift, noise[1], KEY)
+    score = attacks.DISCRIMINANT.fit(noise[0] + shift, noise[1], KEY)
     weights = score(np.eye(6))
     covariance = mixing @ mixing.T
     best = math.sqrt(shift @ np.linalg.solve(covariance, shift))
@@ -98,7 +87,7 @@ def test_discriminant_finds_what_cancels() -> None:
     rng = np.random.default_rng(7)
     noise = rng.normal(size=(2, 1000, 1)) * np.ones(2)
     first, second = noise[0] + [0.01, 0.0], noise[1] + [0.0, 0.01]
-    score = DISCRIMINANT.fit(first, second, KEY)
+    score = attacks.DISCRIMINANT.fit(first, second, KEY)
     assert score(first).min() > score(second).max()
 
 
@@ -108,21 +97,21 @@ def test_quadratic_is_the_ratio_of_two_gaussians_and_finds_what_cancels() -> Non
     first, second = (rng.normal(size=(40_000, 3)) @ spread.T for spread in spreads)
     laws = [stats.multivariate_normal(np.zeros(3), spread @ spread.T) for spread in spreads]
     exact = 2 * (laws[0].logpdf(first) - laws[1].logpdf(first))
-    fitted = QUADRATIC.fit(first, second, KEY)(first)
+    fitted = attacks.QUADRATIC.fit(first, second, KEY)(first)
     assert np.corrcoef(exact, fitted)[0, 1] > 0.999
     # Two messages with one noise that cancels along another direction in each world.
     noise = rng.normal(size=(2, 1000, 1))
     first, second = noise[0] * [1.0, 1.0], noise[1] * [1.0, -1.0]
-    score = QUADRATIC.fit(first, second, KEY)
+    score = attacks.QUADRATIC.fit(first, second, KEY)
     assert score(first).min() > score(second).max()
 
 
 def test_discriminant_without_noise_and_with_many_features() -> None:
-    fixed = DISCRIMINANT.fit(np.ones((9, 3)), np.zeros((9, 3)), KEY)
+    fixed = attacks.DISCRIMINANT.fit(np.ones((9, 3)), np.zeros((9, 3)), KEY)
     assert np.array_equal(fixed(np.eye(3)), np.ones(3))
     rng = np.random.default_rng(8)
     noise = rng.normal(size=(2, 300, 1500))
-    score = DISCRIMINANT.fit(noise[0] + 0.3, noise[1], KEY)
+    score = attacks.DISCRIMINANT.fit(noise[0] + 0.3, noise[1], KEY)
     fresh = rng.normal(size=(2, 100, 1500))
     assert score(fresh[0] + 0.3).mean() > score(fresh[1]).max()
 
@@ -132,8 +121,8 @@ def test_closed_forms_are_likelihood_ratios() -> None:
     one, two, messages = rng.normal(size=(3, 1, 4))
     messages = messages + rng.normal(size=(50, 4))
     for attack, law in (
-        (weighted(one[0] - two[0]), stats.norm(scale=1.0)),
-        (laplace_ratio(one[0], two[0], 0.8), stats.laplace(scale=0.8)),
+        (attacks.weighted(one[0] - two[0]), stats.norm(scale=1.0)),
+        (attacks.laplace_ratio(one[0], two[0], 0.8), stats.laplace(scale=0.8)),
     ):
         exact = (law.logpdf(messages - one) - law.logpdf(messages - two)).sum(axis=1)
         score = attack.fit(NOTHING, NOTHING, KEY)(messages)
@@ -155,7 +144,7 @@ def test_hidden_hashes_is_a_mixture() -> None:
             for col in range(3) for sign in (-1, 1)
         ]  # fmt: skip
         exact += np.log(np.mean(places, axis=0))
-    score = hidden_hashes(sketch, value).fit(NOTHING, NOTHING, KEY)(tables.reshape(20, 6))
+    score = attacks.hidden_hashes(sketch, value).fit(NOTHING, NOTHING, KEY)(tables.reshape(20, 6))
     assert np.allclose(exact - exact[0], score - score[0])
 
 
@@ -168,13 +157,13 @@ def test_signs_keep_parity() -> None:
             sums = sketch.encode(numbers, KEY.seed(round_index)).sum(dim=1)
             assert torch.all(sums % 2 == numbers.sum() % 2)
     even, odd = np.array([[2.0, 0.0]]), np.array([[2.0, -1.0]])
-    assert row_parity(2).fit(odd, even, KEY)(odd) == 1
-    assert row_parity(2).fit(even, odd, KEY)(odd) == 0
+    assert attacks.row_parity(2).fit(odd, even, KEY)(odd) == 1
+    assert attacks.row_parity(2).fit(even, odd, KEY)(odd) == 0
 
 
 def test_low_bits_never_accuse_the_table_itself() -> None:
     table = np.float32(0.0806)
     noise = np.random.default_rng(1).standard_normal((50_000, 1), dtype=np.float32) * np.float32(8)
-    own = low_bits(np.array([float(table)])).fit(np.zeros((1, 1)), np.zeros((1, 1)), KEY)
+    own = attacks.low_bits(np.array([float(table)])).fit(np.zeros((1, 1)), np.zeros((1, 1)), KEY)
     assert own((table + noise).astype(np.float64)).max() == 0
     assert own(noise.astype(np.float64)).mean() > 0.003

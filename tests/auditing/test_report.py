@@ -149,6 +149,7 @@ def test_inversion_is_written(
     result = invoke("audit", "--case", INVERSION, "--output", tmp_path, *arguments)
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {"audit.json", "inversion.png"}
+    assert (tmp_path / "inversion.png").read_bytes().startswith(b"\x89PNG")
     assert "(proven; client, replace, local)" in plain(result.output)
     assert ("images only, these numbers vary" in plain(result.output)) == (arguments != [])
     (one,) = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))["inversion"]

@@ -27,18 +27,7 @@ from diffsketch.pages.exhibits import (
 )
 from diffsketch.pages.tables import image_link, table_markdown, to_csv
 from diffsketch.privacy.claim import Epsilon
-from tests.pages.sample import (
-    ACCURACY,
-    CLAIMS,
-    ERRORS,
-    HISTOGRAM,
-    NASTY,
-    NASTY_PLOT,
-    PAGE,
-    PRIVACY,
-    PROVEN,
-    SETTINGS,
-)
+from tests.pages import sample
 
 
 def page_of(*exhibits: Plot | Table) -> Page:
@@ -46,8 +35,8 @@ def page_of(*exhibits: Plot | Table) -> Page:
 
 
 def test_the_sample_is_accepted_and_whole() -> None:
-    check_page(PAGE)
-    assert [exhibit.name for exhibit in all_exhibits(PAGE)] == [
+    check_page(sample.PAGE)
+    assert [exhibit.name for exhibit in all_exhibits(sample.PAGE)] == [
         "claims", "accuracy", "error", "privacy", "settings", "histogram", "nasty",
     ]  # fmt: skip
 
@@ -55,20 +44,20 @@ def test_the_sample_is_accepted_and_whole() -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a_b", "ä", "a--b"])
 def test_names_that_no_file_should_have(name: str) -> None:
     with pytest.raises(ArgumentError, match="name of exhibit must consist of letters"):
-        check_page(page_of(replace(ERRORS, name=name)))
+        check_page(page_of(replace(sample.ERRORS, name=name)))
     with pytest.raises(ArgumentError, match="name of section"):
         check_page(Page("t", "", (Section(name, "S"),)))
 
 
 def test_names_are_unique_also_without_capitals_and_in_folds() -> None:
     with pytest.raises(ArgumentError, match="be unique on its page, got name of exhibit='Error'"):
-        check_page(page_of(ERRORS, replace(ERRORS, name="Error")))
-    folded = Section("s", "S", exhibits=(SETTINGS,), details={"more": SETTINGS})
+        check_page(page_of(sample.ERRORS, replace(sample.ERRORS, name="Error")))
+    folded = Section("s", "S", exhibits=(sample.SETTINGS,), details={"more": sample.SETTINGS})
     with pytest.raises(ArgumentError, match="unique"):
         check_page(Page("t", "", (folded,)))
     with pytest.raises(ArgumentError, match="name of section must be unique"):
         check_page(Page("t", "", (Section("s", "S"), Section("s", "S"))))
-    check_page(Page("t", "", (Section("error", "S", exhibits=(ERRORS,)),)))
+    check_page(Page("t", "", (Section("error", "S", exhibits=(sample.ERRORS,)),)))
 
 
 @pytest.mark.parametrize(
@@ -86,18 +75,18 @@ def test_numbers_that_do_not_belong_together(series: Series, message: str) -> No
 
 
 def test_every_series_has_every_axis() -> None:
-    lacking = replace(ACCURACY.series[0], other_x={"rounds": ACCURACY.series[0].x})
+    lacking = replace(sample.ACCURACY.series[0], other_x={"rounds": sample.ACCURACY.series[0].x})
     with pytest.raises(MismatchError, match=r"other_x\['seconds'\] of series 'none'"):
-        check_exhibit(replace(ACCURACY, series=(lacking,)))
+        check_exhibit(replace(sample.ACCURACY, series=(lacking,)))
     with pytest.raises(ArgumentError, match="have labels of their own"):
-        check_exhibit(replace(ACCURACY, other_x=(Axis("rounds"), Axis("rounds"))))
+        check_exhibit(replace(sample.ACCURACY, other_x=(Axis("rounds"), Axis("rounds"))))
 
 
 def test_marks_and_rows() -> None:
     with pytest.raises(ArgumentError, match="mark of plot error must be finite"):
-        check_exhibit(replace(ERRORS, marks=(Mark(math.nan, "nowhere"),)))
+        check_exhibit(replace(sample.ERRORS, marks=(Mark(math.nan, "nowhere"),)))
     with pytest.raises(MismatchError, match="row 1 of table 'claims' must have 5 cells, got 1"):
-        check_exhibit(replace(CLAIMS, rows=(CLAIMS.rows[0], ("short",))))
+        check_exhibit(replace(sample.CLAIMS, rows=(sample.CLAIMS.rows[0], ("short",))))
 
 
 def lines(exhibit: Exhibit) -> list[dict[str, str]]:
@@ -105,9 +94,9 @@ def lines(exhibit: Exhibit) -> list[dict[str, str]]:
 
 
 def test_a_plot_has_a_line_for_each_point() -> None:
-    found = lines(ACCURACY)
-    assert len(found) == sum(len(series.y) for series in ACCURACY.series) + len(ACCURACY.marks)
-    series = ACCURACY.series[2]
+    plot, found = sample.ACCURACY, lines(sample.ACCURACY)
+    assert len(found) == sum(len(series.y) for series in plot.series) + len(plot.marks)
+    series = plot.series[2]
     mine = [line for line in found if line["series"] == series.name]
     assert tuple(float(line["x"]) for line in mine) == series.x
     assert tuple(float(line["y"]) for line in mine) == series.y  # to the last bit
@@ -123,34 +112,34 @@ def test_a_plot_has_a_line_for_each_point() -> None:
 
 
 def test_ends_gaps_marks() -> None:
-    found = lines(ACCURACY)
+    found = lines(sample.ACCURACY)
     assert [line["ended"] for line in found if line["ended"]] == ["diverged in round 22"]
     assert next(line for line in found if line["series"] == "none")["epsilon_value"] == "inf"
     assert found[-1]["kind"] == "mark"
     assert found[-1]["y"] == "0.9"
-    assert lines(ERRORS)[2]["y"] == ""
-    assert lines(ERRORS)[-1]["x"] == "50.0"
-    assert lines(NASTY_PLOT)[1]["y"] == "inf"
+    assert lines(sample.ERRORS)[2]["y"] == ""
+    assert lines(sample.ERRORS)[-1]["x"] == "50.0"
+    assert lines(sample.NASTY_PLOT)[1]["y"] == "inf"
 
 
 def test_bins_and_categories() -> None:
-    first = lines(HISTOGRAM)[0]
-    assert (float(first["x"]), float(first["x_end"])) == HISTOGRAM.series[0].x[:2]
-    assert [line["category"] for line in lines(PRIVACY)[:2]] == ["Theorem 1", "Skellam"]
+    first = lines(sample.HISTOGRAM)[0]
+    assert (float(first["x"]), float(first["x_end"])) == sample.HISTOGRAM.series[0].x[:2]
+    assert [line["category"] for line in lines(sample.PRIVACY)[:2]] == ["Theorem 1", "Skellam"]
 
 
 def test_tables() -> None:
-    assert to_csv(SETTINGS).decode() == (
+    assert to_csv(sample.SETTINGS).decode() == (
         "setting,value,why\nrounds,60,as in the paper\nmomentum,true,\nstep,0.1,tuned\n"
     )
-    found = lines(CLAIMS)
-    assert found[3]["claim"] == NASTY
+    found = lines(sample.CLAIMS)
+    assert found[3]["claim"] == sample.NASTY
     assert found[0]["privacy basis"] == "claimed"
     assert found[3]["privacy"] == found[3]["privacy trust"] == ""
 
 
 def test_a_column_of_epsilons_and_others() -> None:
-    table = Table("t", "T", ("privacy", "n"), ((PROVEN, 1), ("no claim", 2)))
+    table = Table("t", "T", ("privacy", "n"), ((sample.PROVEN, 1), ("no claim", 2)))
     found = lines(table)
     assert isinstance(table.rows[0][0], Epsilon)
     assert found[0]["privacy"] == "7.981"
@@ -161,13 +150,13 @@ def test_a_column_of_epsilons_and_others() -> None:
 
 
 def test_points_that_are_epsilons_have_each_their_own() -> None:
-    by_case = Series("claimed", (0.0, 1.0, 2.0), (0.5, 3.0, None), epsilon=PROVEN,
+    by_case = Series("claimed", (0.0, 1.0, 2.0), (0.5, 3.0, None), epsilon=sample.PROVEN,
                      epsilon_along="y")  # fmt: skip
-    bins = Series("bins", (0.1, 0.2, 0.4), (0.5, 0.5), kind="steps", epsilon=PROVEN,
+    bins = Series("bins", (0.1, 0.2, 0.4), (0.5, 0.5), kind="steps", epsilon=sample.PROVEN,
                   epsilon_along="x")  # fmt: skip
-    whole = Series("whole", (0.0,), (0.5,), epsilon=PROVEN)
+    whole = Series("whole", (0.0,), (0.5,), epsilon=sample.PROVEN)
     found = lines(Plot("p", "", Axis(""), Axis(""), (by_case, bins, whole)))
-    values = ["0.5", "3.0", "", "", "", repr(float(PROVEN))]
+    values = ["0.5", "3.0", "", "", "", repr(float(sample.PROVEN))]
     assert [line["epsilon_value"] for line in found] == values
     assert {line["epsilon_basis"] for line in found} == {"proven"}
 
@@ -184,7 +173,9 @@ def cells(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("text", ["a|b", "*a* _b_", "[x](y)", "a `c|d` <b>", "1\n2", "\\", NASTY])
+@pytest.mark.parametrize(
+    "text", ["a|b", "*a* _b_", "[x](y)", "a `c|d` <b>", "1\n2\\", sample.NASTY]
+)
 def test_text_comes_back_as_it_is(text: str) -> None:
     table = Table("t", "T", ("heading", text), ((text, 1),))
     plain = " ".join(text.replace("`", "").split())
@@ -192,10 +183,10 @@ def test_text_comes_back_as_it_is(text: str) -> None:
 
 
 def test_claims() -> None:
-    text = table_markdown(CLAIMS)
+    text = table_markdown(sample.CLAIMS)
     assert text.splitlines()[1] == "| --- | --- | ---: | --- | ---: |"
     assert "ε = 7.99 at δ = 1e-05 over 60 rounds (proven; client unit" in text
-    assert len(cells(text)) == 5 * (1 + len(CLAIMS.rows))
+    assert len(cells(text)) == 5 * (1 + len(sample.CLAIMS.rows))
 
 
 def test_a_table_without_columns_is_none() -> None:

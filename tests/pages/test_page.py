@@ -110,14 +110,11 @@ def test_text_is_shown_as_it_is(outline: Outline) -> None:
         assert any(NASTY[:24] in data for tag, data in outline.texts if tag == place), place
 
 
-def test_numbers_inside_are_json(outline: Outline) -> None:
+def test_numbers_inside_are_json_and_end_no_script_element(outline: Outline) -> None:
     parts = [data for tag, data in outline.texts if tag == "script" and data.startswith("{")]
     specs = [json.loads(part) for part in parts]
     assert len(specs) == 5
     assert len(specs[0]["switched"]) == 2
-
-
-def test_no_text_ends_a_script_element() -> None:
     nasty = ["</script>", "<!--<script>", "a&b", "]]>"]
     assert not set(json_text(nasty)) & set("<>&")
     assert json.loads(json_text(nasty)) == nasty
@@ -171,10 +168,6 @@ def test_small_pages() -> None:
     for absent in ('class="contents"', 'class="notice" role', "What made this page", 'downloads">'):
         assert absent not in text
     render(Page("Nothing", "", ()))
-
-
-def test_the_same_page_gives_the_same_text(text: str) -> None:
-    assert render(PAGE, files=True) == text
 
 
 SMALL = Page("Small", "", (Section("s", "S", exhibits=(ERRORS,), details={"more": SETTINGS}),))

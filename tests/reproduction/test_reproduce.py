@@ -123,7 +123,7 @@ def test_a_full_run_judges_once_and_draws_each_picture_once(
 
     for form in ("svg", "png"):
         picture = partial(_picture, drawn=drawn, form=form)
-        monkeypatch.setattr(f"diffsketch.pages.page.to_{form}", picture)
+        monkeypatch.setattr(f"diffsketch.pages.charts.to_{form}", picture)
     monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
     run(output, folder)

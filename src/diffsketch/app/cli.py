@@ -47,6 +47,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 # beginning, and before each value.
 _RENAMED = {"target_epsilon": "epsilon", "vector_norm": "norm"}
 _ARGUMENT = re.compile(r"^\w+(?: \* \w+)*(?= (?:must|needs) )|(?<= )\w+(?==)")
+_PAGES = ("jinja2", "markupsafe", "matplotlib", "plotly")  # packages of the extra `pages`
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
 
 # Not a docstring, of which every line break would be kept.
@@ -98,6 +99,14 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in _PAGES:
+            raise
+        command = context.command_path
+        typer.echo(
+            f"error: {command} needs the extra pages: pip install 'diffsketch[pages]'", err=True
+        )
+        raise typer.Exit(EXIT_ERROR) from None
     except (DiffSketchError, OSError) as error:
         if context.obj:
             traceback.print_exc()
@@ -523,8 +532,8 @@ def report(
     if output is not None and output.is_dir() and any(output.iterdir()):
         raise ArgumentError(f"output must be a new or empty directory, got output={str(output)!r}")
     from diffsketch.app.files import free_name
+    from diffsketch.app.run_pages import page_of_runs
     from diffsketch.pages.page import write_page
-    from diffsketch.pages.runs import page_of_runs
 
     words = shlex.join(["diffsketch", *sys.argv[1:]])
     page = page_of_runs(runs, title=title, command=words)

@@ -29,10 +29,8 @@ _MOST_FEATURES = 1000  # beyond, covariances are not estimated
 class Attack:
     """A way to score messages.
 
-    Attributes:
-        name: Name in reports.
-        fit: Makes the score from pilot trials `(count, features)` of both worlds and the public
-            hashes, if any are.
+    `fit` makes the score from pilot trials `(count, features)` of both worlds and the public
+    hashes, if any are.
     """
 
     name: str
@@ -60,10 +58,7 @@ def laplace_ratio(one: Numbers, two: Numbers, scale: float) -> Attack:
 
 
 def unknown_others(sketch: CountSketch, coordinate: int) -> Attack:
-    """Attack a bare sketch of which all but one coordinate are unknown and Gaussian.
-
-    Scores by the likelihood ratio, see `best_direction`.
-    """
+    """Attack a bare sketch of which all but one coordinate are unknown and Gaussian."""
 
     def fit(first: Numbers, second: Numbers, hashes: SketchKey) -> Score:
         weights, _ = best_direction(sketch, coordinate, hashes.seed(0))
@@ -126,9 +121,8 @@ def row_parity(cols: int) -> Attack:
 def low_bits(table: Numbers, step: float = 1.0) -> Attack:
     """Attack noise in floating point: count cells that cannot be the table plus noise in float32.
 
-    Args:
-        table: The second world's, without noise.
-        step: Multiple that a message's whole numbers stand for.
+    The table is the second world's, without noise; a message's whole numbers stand for multiples of
+    the step.
     """
     single = table.astype(np.float32)
 
@@ -145,7 +139,7 @@ def low_bits(table: Numbers, step: float = 1.0) -> Attack:
 
 def _fit_linear(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     """Weight by `covariance^-1 (mean_1 - mean_2)`."""
-    difference = first.mean(axis=0) - second.mean(axis=0)
+    weights = difference = first.mean(axis=0) - second.mean(axis=0)
     centred = np.concatenate([first - first.mean(axis=0), second - second.mean(axis=0)])
     if len(difference) > _MOST_FEATURES:
         variances = centred.var(axis=0)
@@ -153,9 +147,7 @@ def _fit_linear(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     else:
         covariance = centred.T @ centred / len(centred)
         mean_variance = float(np.trace(covariance)) / len(difference)
-        if not mean_variance > 0:
-            weights = difference
-        else:
+        if mean_variance > 0:
             ridge = _RIDGE * mean_variance * np.eye(len(difference))
             weights = np.linalg.solve(covariance + ridge, difference)
     return lambda messages: messages @ weights

@@ -46,7 +46,7 @@ from diffsketch.privacy.noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 TRIALS = 20_000  # of each world; half of them are judged
-DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
+DELTAS: tuple[float, ...] = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
 PURE_DELTA = 1e-5
 DEFAULT_CONFIDENCE = 0.999
 _STRICTER = 1e-3  # of the failure probability, for choosing: the best of many is lucky
@@ -160,26 +160,22 @@ class Game:
     def play(self, count: int, *, stream: Stream, part: str) -> tuple[Numbers, Numbers]:
         """Show what the adversary sees in `count` trials of each world: `(count, features)`."""
         generator = None if self.adversary.knows_others else stream.generator(part)
-        first, second = (
-            self._see(inputs, stream=stream, part=f"{part}, world {world}")
-            for world, inputs in enumerate(self.neighbours.draw(count, generator))
-        )
-        return first, second
-
-    def _see(self, inputs: Tensor, *, stream: Stream, part: str) -> Numbers:
-        if self.adversary.knows_hashes:
-            seen = self.protocol(inputs, stream.noise(part), stream.hashes(_PUBLIC))
-        else:  # each trial has hashes of its own
-            single = [
-                self.protocol(inputs[i : i + 1], stream.noise(part, i), stream.hashes(part, i))
-                for i in range(len(inputs))
-            ]
-            seen = torch.cat(single)
-        check(len(seen) == len(inputs), "protocol", f"return {len(inputs)} trials", len(seen))
-        numbers = np.asarray(seen.flatten(start_dim=1).double().numpy())
-        if not np.isfinite(numbers).all():
-            raise ArgumentError("protocol must return finite numbers, got NaN or infinity")
-        return numbers
+        worlds = []
+        for world, inputs in enumerate(self.neighbours.draw(count, generator)):
+            name = f"{part}, world {world}"
+            if self.adversary.knows_hashes:
+                seen = self.protocol(inputs, stream.noise(name), stream.hashes(_PUBLIC))
+            else:  # each trial has hashes of its own
+                single = [
+                    self.protocol(inputs[i : i + 1], stream.noise(name, i), stream.hashes(name, i))
+                    for i in range(count)
+                ]
+                seen = torch.cat(single)
+            check(len(seen) == count, "protocol", f"return {count} trials", len(seen))
+            worlds.append(np.asarray(seen.flatten(start_dim=1).double().numpy()))
+            if not np.isfinite(worlds[-1]).all():
+                raise ArgumentError("protocol must return finite numbers, got NaN or infinity")
+        return worlds[0], worlds[1]
 
 
 def every_trial(sender: Sender) -> Protocol:
@@ -248,30 +244,16 @@ class Rule:
     threshold: float
     mirrored: bool
 
-    def count(self, scores: Numbers) -> int:
-        """Count the trials in which the event happened."""
-        happened = scores <= self.threshold if self.mirrored else scores >= self.threshold
-        return int(happened.sum())
-
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """Counts and bounds of an event on the trials that judge it.
-
-    Attributes:
-        rule: The event.
-        trials: Judged trials of each neighbour.
-        true_positives: In how many the event happened where it should.
-        false_positives: In how many where it should not.
-        true_rate_low: Lower bound on the probability of the first.
-        false_rate_high: Upper bound on the probability of the second.
-    """
+    """Counts and bounds of an event on the trials that judge it."""
 
     rule: Rule
-    trials: int
-    true_positives: int
-    false_positives: int
-    true_rate_low: float
+    trials: int  # judged, of each neighbour
+    true_positives: int  # trials in which the event happened where it should
+    false_positives: int  # and where it should not
+    true_rate_low: float  # bounds on the probabilities of the two
     false_rate_high: float
 
     def log_ratio(self, delta: float) -> float:
@@ -308,9 +290,8 @@ def choose_rule(
 ) -> tuple[Rule, float]:
     """Find the rule with the largest bound on these scores, and how large that is.
 
-    Being the best of many, it is biased. So it is computed with a thousandth of the failure
-    probability, which keeps away from thresholds that a few lucky trials speak for, and the rule
-    has to be judged on other trials.
+    The best of many is biased: it is computed with a thousandth of the failure probability, which
+    keeps away from thresholds that a few lucky trials speak for, and judged on other trials.
     """
     check(len(first) == len(second), "second", f"have {len(first)} scores", len(second))
     ordered = np.sort(np.concatenate([first, second]))
@@ -333,6 +314,7 @@ def choose_rule(
 
 
 def _counts(scores: Numbers, thresholds: Numbers, *, mirrored: bool) -> npt.NDArray[np.int64]:
+    """Count the trials in which the event happened, for each threshold."""
     ordered = np.sort(scores)
     if mirrored:
         return np.searchsorted(ordered, thresholds, side="right")
@@ -347,7 +329,8 @@ def judge(rule: Rule, first: Numbers, second: Numbers, *, confidence: float) -> 
     check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
     check(len(first) == len(second), "second", f"have {len(first)} scores", len(second))
     ours, theirs = (second, first) if rule.mirrored else (first, second)
-    hits, errors = rule.count(ours), rule.count(theirs)
+    at = np.array([rule.threshold])
+    hits, errors = (int(_counts(each, at, mirrored=rule.mirrored)[0]) for each in (ours, theirs))
     low, _ = clopper_pearson(hits, len(ours), failure=(1 - confidence) / 2)
     _, high = clopper_pearson(errors, len(theirs), failure=(1 - confidence) / 2)
     return AuditOutcome(rule, len(ours), hits, errors, float(low), float(high))
@@ -402,7 +385,9 @@ class AuditResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data; every epsilon with what it means."""
-        best = {"epsilon": _finite(self.limit), "how": "exact best attack"}
+        best = None
+        if self.limit is not None:
+            best = {"epsilon": _finite(self.limit), "how": "exact best attack"}
         return {
             "case": self.case.name,
             "title": self.case.title,
@@ -414,17 +399,12 @@ class AuditResult:
             "measured_lower_bound": epsilon_to_json(self.measured.lower_bound),
             "measured": str(self.measured),
             "confidence": self.measured.confidence,
-            "best_possible": None if self.limit is None else best,
+            "best_possible": best,
             "verdict": str(self.verdict),
             "attack": self.attack,
             "trials_per_world": self.trials,
             "judged": asdict(self.outcome),
         }
-
-
-def _finite(value: float | None) -> float | None:
-    """Return the number, or None where it is infinite, for which JSON has no name."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
@@ -441,14 +421,14 @@ def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
     }
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no name for infinity
+
+
 def check_settings(
     *, trials: int | None, confidence: float, delta: float | None, seed: int
 ) -> None:
-    """Refuse what `audit` would, before anything is done; None stands for a case's own.
-
-    Raises:
-        ArgumentError: A value is out of range.
-    """
+    """Refuse what `audit` would, before anything is done; None stands for a case's own."""
     if trials is not None:
         check_whole("trials", trials, least=_LEAST_TRIALS, most=_MOST_TRIALS)
     check(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
@@ -470,8 +450,7 @@ def audit(
 
     Half of the trials choose the score, the direction, the threshold and delta: those whose bound
     is largest beside the claim (or beside the exact limit, if that is lower). The other half
-    bounds the two probabilities of the event, each with failure probability `(1 - confidence) / 2`.
-    A claim holds for every delta, so that the choice costs nothing.
+    bounds the two probabilities of the event.
 
     Guarantees: a correct mechanism is contradicted with probability at most `1 - confidence`,
     over the randomness of the audit (`tests/auditing/test_audits.py`).

@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -29,14 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.auditing.attacks import (
-    best_direction,
-    hidden_hashes,
-    low_bits,
-    matrix_of,
-    row_parity,
-    unknown_others,
-)
+from diffsketch.auditing import attacks
 from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighbours, every_trial
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
 from diffsketch.ddp.group import GroupMean
@@ -60,11 +53,6 @@ _Maker = Callable[[], Case]
 # -- Bare sketches ---------------------------------------------------------------------------------
 
 
-def bare_known() -> Case:
-    """Make the case of public hashes and known others: the standard adversary."""
-    return _bare("bare-known", _vector(), -ALPHA, Adversary.ALL_KNOWN, limit=_all)
-
-
 def bare_unknown(
     dim: int = 2000, cols: int = 2, *, name: str = "bare-unknown", trials: int = 100_000
 ) -> Case:
@@ -78,29 +66,12 @@ def bare_unknown(
     sketch = _sketch(dim, cols)
 
     def limit(hashes: SketchKey, delta: float) -> float:
-        _, shift = best_direction(sketch, _COORDINATE, hashes.seed(0))
+        _, shift = attacks.best_direction(sketch, _COORDINATE, hashes.seed(0))
         return _shift_epsilon(2 * ALPHA * shift, delta)
 
     return _bare(
-        name, _vector(dim), -ALPHA, Adversary.OTHERS_UNKNOWN, cols=cols,
-        attacks=(unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
-    )  # fmt: skip
-
-
-def bare_secret() -> Case:
-    """Make the case of secret hashes and unknown others: signs are hidden, so 0 is the other."""
-    attacks = (hidden_hashes(_sketch(), ALPHA),)
-    return _bare(
-        "bare-secret", _vector(), 0.0, Adversary.SECRET_HASHES, attacks=attacks, trials=10_000
-    )
-
-
-def bare_parity() -> Case:
-    """Make the case of secret hashes where the others are known whole numbers: they do not help."""
-    numbers = _vector(value=1.0, spread=3.0).round()
-    return _bare(
-        "bare-parity", numbers, 0.0, Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0,
-        attacks=(row_parity(2),), trials=4000, limit=_all,
+        name, ALPHA, -ALPHA, Adversary.OTHERS_UNKNOWN, dim=dim, cols=cols,
+        attacks=(attacks.unknown_others(sketch, _COORDINATE),), trials=trials, limit=limit,
     )  # fmt: skip
 
 
@@ -108,22 +79,18 @@ def _sketch(dim: int = 2000, cols: int = 2) -> CountSketch:
     return CountSketch(dim, 5, cols, "pairwise")
 
 
-def _vector(dim: int = 2000, *, value: float = ALPHA, spread: float = 1.0) -> Tensor:
-    vector = known_numbers(dim).mul(spread)
-    vector[_COORDINATE] = value
-    return vector
-
-
 def _bare(
-    name: str, first: Tensor, other: float, adversary: Adversary, *, cols: int = 2,
+    name: str, one: float, two: float, adversary: Adversary, *, dim: int = 2000, cols: int = 2,
     spread: float = 1.0, **more: Any,
 ) -> Case:  # fmt: skip
-    """Make a case in which one coordinate of a vector may have another value."""
-    sketch, second = _sketch(len(first), cols), first.clone()
-    second[_COORDINATE] = other
-    claim = theorem1(sketch.dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
-    title = f"bare sketch, {sketch.rows} x {cols} of {sketch.dim:,} coordinates"
-    title += ", whole numbers" if spread != 1 else ""
+    """Make a case in which one coordinate is `one` or `two`; with a spread, of whole numbers."""
+    sketch, first = _sketch(dim, cols), known_numbers(dim)
+    title = f"bare sketch, {sketch.rows} x {cols} of {dim:,} coordinates"
+    if spread != 1:
+        first, title = (spread * first).round(), f"{title}, whole numbers"
+    second = first.clone()
+    first[_COORDINATE], second[_COORDINATE] = one, two
+    claim = theorem1(dim, sketch.rows, cols, alpha=ALPHA * spread, sigma=spread)
     protocol = every_trial(lambda inputs, _, seed: sketch.encode(inputs, seed))
     game = Game(protocol, Neighbours(first, second), adversary)
     return Case(name, title, claim, game, deltas=(PURE_DELTA,), **more)
@@ -147,7 +114,7 @@ def bare_crowd(unit: Unit) -> Case:
         return tables.reshape(*inputs.shape[:2], sketch.rows, sketch.cols).sum(dim=1)
 
     def limit(hashes: SketchKey, delta: float) -> float:
-        matrix = matrix_of(sketch, hashes.seed(0))
+        matrix = attacks.matrix_of(sketch, hashes.seed(0))
         shift = matrix @ target.double().numpy()
         # The others reach all tables that a sketch can make, and so does the shift.
         square = shift @ np.linalg.pinv(matrix @ matrix.T, rcond=1e-10, hermitian=True) @ shift
@@ -169,8 +136,31 @@ def _shift_epsilon(mu: float, delta: float) -> float:
     return math.inf if math.isinf(mu) else epsilon_for(events.gaussian(1 / mu), delta)
 
 
-def _all(_: SketchKey, __: float) -> float:
-    return math.inf
+_BARE: Mapping[str, _Maker] = {
+    # The standard adversary.
+    "bare-known": lambda: _bare(
+        "bare-known", ALPHA, -ALPHA, Adversary.ALL_KNOWN, limit=lambda *_: math.inf
+    ),
+    "bare-unknown": bare_unknown,
+    **{
+        f"bare-unknown-10000x{cols}": partial(
+            bare_unknown, 10_000, cols, name=f"bare-unknown-10000x{cols}"
+        )
+        for cols in (2, 4)
+    },
+    # Signs are hidden, so 0 is the other value.
+    "bare-secret": lambda: _bare(
+        "bare-secret", ALPHA, 0.0, Adversary.SECRET_HASHES,
+        attacks=(attacks.hidden_hashes(_sketch(), ALPHA),), trials=10_000,
+    ),
+    # The others are known whole numbers: secret hashes do not help.
+    "bare-parity": lambda: _bare(
+        "bare-parity", 1.0, 0.0, Adversary.SECRET_HASHES_OTHERS_KNOWN, spread=3.0,
+        attacks=(attacks.row_parity(2),), trials=4000, limit=lambda *_: math.inf,
+    ),
+    "bare-example": partial(bare_crowd, Unit.EXAMPLE),
+    "bare-client": partial(bare_crowd, Unit.CLIENT),
+}  # fmt: skip
 
 
 # -- Exploits of engines ---------------------------------------------------------------------------
@@ -201,12 +191,14 @@ def _low_bits(*, in_floats: bool) -> Case:
     table = before.bound.apply(vector, lambda x: method.sketch.encode(x, seed)).flatten()
     step = method.mechanism.quantizer.granularity
     sent = np.rint(table.double().numpy() / step) * step
-    attack = low_bits(table.double().numpy()) if in_floats else low_bits(sent, step)
+    attack = attacks.low_bits(table.double().numpy()) if in_floats else attacks.low_bits(sent, step)
     return Case(
-        "low-bits", f"sketch-gaussian, 1 x {cells} cells, multiplier {_MULTIPLIER:g}",
+        f"low-bits{'+float-noise' * in_floats}",
+        f"sketch-gaussian, 1 x {cells} cells, multiplier {_MULTIPLIER:g}",
         before.claim if in_floats else method.claim_for(1, seed),
         Game(play, Neighbours(torch.zeros(dim), vector)), (attack,),
-        deltas=(PURE_DELTA,), trials=10_000, simulated=in_floats, width=dim, cost=100,
+        deltas=(PURE_DELTA,), trials=10_000, planted="noise in float32" if in_floats else None,
+        simulated=in_floats, width=dim, cost=100,
     )  # fmt: skip
 
 
@@ -244,9 +236,12 @@ def _rollback(*, is_keyed: bool) -> Case:
         return torch.stack(seen)
 
     return Case(
-        "rollback", f"gaussian on GroupMean, multiplier {_MULTIPLIER:g}",
+        f"rollback{'+reused-noise' * is_keyed}",
+        f"gaussian on GroupMean, multiplier {_MULTIPLIER:g}",
         method.claim_for(1, KEY.seed(0)), Game(play, Neighbours(forth, -forth)),
-        rounds=2, deltas=(PURE_DELTA,), trials=600, simulated=is_keyed, width=64, cost=2000,
+        rounds=2, deltas=(PURE_DELTA,), trials=600,
+        planted="noise from a key and the round" if is_keyed else None,
+        simulated=is_keyed, width=64, cost=2000,
     )  # fmt: skip
 
 
@@ -274,19 +269,11 @@ def _own_process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _broken(case: Case, error: str, text: str) -> Case:
-    return replace(case, name=f"{case.name}+{error}", planted=text)
-
-
 EXPLOITS: Mapping[str, _Maker] = {
-    "low-bits": lambda: _low_bits(in_floats=False),
-    "low-bits+float-noise": lambda: _broken(
-        _low_bits(in_floats=True), "float-noise", "noise in float32"
-    ),
-    "rollback": lambda: _rollback(is_keyed=False),
-    "rollback+reused-noise": lambda: _broken(
-        _rollback(is_keyed=True), "reused-noise", "noise from a key and the round"
-    ),
+    "low-bits": partial(_low_bits, in_floats=False),
+    "low-bits+float-noise": partial(_low_bits, in_floats=True),
+    "rollback": partial(_rollback, is_keyed=False),
+    "rollback+reused-noise": partial(_rollback, is_keyed=True),
 }
 """The attacks, each followed by the release that it broke."""
 
@@ -306,27 +293,10 @@ class Selection:
 @cache
 def cases() -> Mapping[str, _Maker]:
     """Return every case, in the order in which they are reported; `case+error` has an error."""
-    found: dict[str, _Maker] = {"bare-known": bare_known, "bare-unknown": bare_unknown}
-    for cols in (2, 4):
-        name = f"bare-unknown-10000x{cols}"
-        found[name] = partial(bare_unknown, 10_000, cols, name=name)
-    found |= {"bare-secret": bare_secret, "bare-parity": bare_parity}
-    found |= {f"bare-{unit}": partial(bare_crowd, unit) for unit in (Unit.EXAMPLE, Unit.CLIENT)}
-    found |= EXPLOITS
+    found = {**_BARE, **EXPLOITS}
     for make in RELEASES.values():
         found |= _with_errors(make(), list(PLANTS))
     return found
-
-
-def case_of(name: str) -> Case:
-    """Return the case of this name.
-
-    Raises:
-        ArgumentError: There is none.
-    """
-    if name not in cases():
-        raise ArgumentError(f"case must be one of {', '.join(cases())}, got case={name!r}")
-    return cases()[name]()
 
 
 def select(
@@ -338,14 +308,9 @@ def select(
 ) -> Selection:
     """Choose what is run: all but what takes too long, or what was named.
 
-    Args:
-        names: Names of cases; `inversion` is one, too.
-        plants: Names of errors; each is put into every case that it applies to, beside that case.
-        release: Release of a user's own method, instead of the cases.
-        is_quick: No planted errors by default, but those of attacks, and half of the trials.
-
-    Raises:
-        ArgumentError: There is no such name.
+    Each error of `plants` is put into every case that it applies to, beside that case. A `release`
+    of a user's own method is run instead of the cases. Quick runs have no planted errors by
+    default, but those of attacks, and half of the trials.
     """
     known = cases()
     errors = dict.fromkeys(name.partition("+")[2] for name in known if "+" in name)

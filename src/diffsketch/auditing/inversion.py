@@ -82,22 +82,16 @@ class Prior:
 class ImageRecovery:
     """Images recovered from one kind of message.
 
-    Attributes:
-        name: Name of the message.
-        epsilon: Guarantee of its sender.
-        claimed: Claim of the paper, at the median over the images; for bare sketches.
-        images: `(count, pixels)`, values in 0..1.
-        similarities: For each image the correlation of estimate and truth, both less the average
-            of public images: 0 for whoever learns nothing, 1 for a perfect copy.
-        labels_right: Share of the images whose label was found; one in ten is luck.
+    The similarity of an image is the correlation of estimate and truth, both less the average of
+    public images: 0 for whoever learns nothing, 1 for a perfect copy.
     """
 
-    name: str
-    epsilon: Epsilon
-    claimed: Epsilon | None
-    images: Numbers
+    name: str  # of the message
+    epsilon: Epsilon  # guarantee of its sender
+    claimed: Epsilon | None  # by the paper, at the median over the images; for bare sketches
+    images: Numbers  # (count, pixels), values in 0..1
     similarities: Numbers
-    labels_right: float
+    labels_right: float  # share of the images whose label was found; one in ten is luck
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the images as plain data; `guaranteed` is null where nothing is."""
@@ -127,12 +121,9 @@ class InversionResult:
 def invert(
     *, per_class: int = 10, seed: int = 0, on_progress: Callable[[float], None] = lambda _: None
 ) -> InversionResult:
-    """Attack test images of MNIST; the training images are the public ones.
+    """Attack test images of MNIST, so many of each digit; the training images are public.
 
-    Args:
-        per_class: How many private images of each digit.
-        seed: Fixes the hashes and the noise.
-        on_progress: Called with the share of the work that is done, from 0 to 1.
+    The seed fixes the hashes and the noise; `on_progress` is told the share that is done.
     """
     check(1 <= per_class <= 100, "per_class", "be in 1..100", per_class)
     public, public_labels = _first_of_each(load_mnist(split="train"), _PUBLIC_PER_CLASS)
@@ -152,7 +143,11 @@ def invert(
 
     nothing = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes")
     unlimited = nothing.epsilon(delta=DELTA, rounds=1)
-    recoveries = [compare("raw gradient", _read_off(gradients), unlimited)]
+    # Raw gradients are read off: a bias tells the label, its factor the pixels.
+    parts = gradients.numpy().reshape(len(gradients), CLASSES, -1)
+    read = parts[:, :, -1].argmin(axis=1)
+    own = parts[np.arange(len(read)), read]
+    recoveries = [compare("raw gradient", (own[:, :-1] / own[:, -1:], read), unlimited)]
     messages = [*((cols, None) for cols in COLS), *((NOISY_COLS, target) for target in TARGETS)]
     for index, (cols, target) in enumerate(messages):
         on_progress(0.2 + 0.8 * index / len(messages))
@@ -199,11 +194,7 @@ def reconstruct(
 ) -> tuple[Numbers, Labels]:
     """Estimate images and labels from tables `(count, cells)` of gradients.
 
-    Args:
-        tables: Messages.
-        matrix: The sketch's matrix, `(cells, DIM)`.
-        prior: Prior of the images.
-        variance: Variance of the noise in a cell.
+    The matrix is the sketch's, `(cells, DIM)`; the variance that of the noise in a cell.
     """
     count, cells = tables.shape
     parts = matrix.reshape(cells, CLASSES, -1)
@@ -224,14 +215,6 @@ def reconstruct(
     chances /= chances.sum(axis=0)
     images = (chances[:, :, None] * estimates).sum(axis=0).clip(0, 1)
     return images, evidence.argmax(axis=0)
-
-
-def _read_off(gradients: Tensor) -> tuple[Numbers, Labels]:
-    """Take images and labels from raw gradients: a bias tells the label, its factor the pixels."""
-    parts = gradients.numpy().reshape(len(gradients), CLASSES, -1)
-    labels = parts[:, :, -1].argmin(axis=1)
-    own = parts[np.arange(len(labels)), labels]
-    return own[:, :-1] / own[:, -1:], labels
 
 
 def _first_of_each(dataset: ImageDataset, count: int) -> tuple[Numbers, Labels]:

@@ -73,9 +73,7 @@ class Silent(FastNoise):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def _zeros(
-        self, shape: tuple[int, ...], _: float, *, dtype: torch.dtype = torch.int64
-    ) -> Tensor:
+    def _zeros(self, shape: Any, _: float, *, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
 
     normal = laplace = _zeros  # type: ignore[assignment]
@@ -152,9 +150,7 @@ class Release:
         attacks = [likelihood_ratio(method, self.neighbours, self.noiseless(self.neighbours))]
         if numbers * self.rounds <= _MOST_FITTED:
             attacks += [DISCRIMINANT] if self.rounds == 1 else [DISCRIMINANT, QUADRATIC]
-        deltas: tuple[float, ...] = (
-            DELTAS if self.rate is None else DELTAS[-3:]
-        )  # composing samples takes long
+        deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
         if isinstance(method, RawLaplace | SketchLaplace | ProjUnitMean):
             deltas = (PURE_DELTA,)
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
@@ -233,10 +229,7 @@ class Release:
         return np.asarray(one), np.asarray(two)
 
     def _round(self, vectors: Tensor, seed: HashSeed, source: Callable[[int], Noise]) -> Tensor:
-        """Return the adversary's view of `(trials, clients, dim)` vectors.
-
-        `source` makes noise for a number of messages.
-        """
+        """Return the adversary's view; `source` makes noise for a number of messages."""
         method, trust = self.sent or self.method, self.claim.scope.trust
         trials, clients, dim = vectors.shape
         noise = source(trials * clients)
@@ -258,19 +251,8 @@ class Release:
 
 
 def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:
-    """Make a round of a user's own choice.
-
-    Args:
-        name: Name of the method.
-        settings: Its settings, as `parse_settings` takes them.
-        dim: Length of the vectors.
-        cohort: Clients of a round.
-
-    Raises:
-        ArgumentError: There is no such method or setting, or one is refused.
-    """
-    given = parse_settings(settings)
-    method = build_method(name, dim=dim, cohort=cohort, settings=given)
+    """Make a round of a method of the registry, with settings as `parse_settings` takes them."""
+    method = build_method(name, dim=dim, cohort=cohort, settings=parse_settings(settings))
     return Release.of(name, method, cohort=cohort)
 
 
@@ -355,14 +337,14 @@ _SETTINGS: Mapping[str, dict[str, object]] = {
     "projunit": {"size": 6, "clip": 1.0, "per_round": 2.0},
     "gaussian-sampled": {**_CLIENT, **_ADDED, "noise_multiplier": 0.5, "trust": "central"},
 }
-_RATES = {"gaussian-sampled": 0.7}
 
 
 def _standard(name: str) -> Release:
     settings, cohort = _SETTINGS[name], 3
     kind = name.removesuffix("-sampled").removesuffix(f"-{settings.get('trust')}")
     method = build_method(kind, dim=8, cohort=cohort, settings=settings)
-    release = Release.of(name, method, cohort=cohort, rate=_RATES.get(name))
+    rate = 0.7 if name == "gaussian-sampled" else None
+    release = Release.of(name, method, cohort=cohort, rate=rate)
     # Pure epsilons show in rarer events.
     return replace(release, trials=2 * TRIALS) if "per_round" in settings else release
 
@@ -382,6 +364,14 @@ _NOISE: Mapping[str, Callable[[Any, float], Any]] = {
     "std": lambda value, factor: value * factor,
     "trials": lambda value, factor: round(value * factor**2),
 }
+PLANTS: Mapping[str, str] = {
+    "small-noise": "noise 20% too small",
+    "row-blind": "sensitivity short of sqrt(rows)",
+    "no-clip": "vectors are not clipped",
+    "reused-noise": "the same noise in two rounds",
+    "no-draw": "everybody takes part",
+}
+"""Descriptions of the errors, by name."""
 
 
 def weaker(method: Method, factor: float) -> Method:
@@ -391,47 +381,23 @@ def weaker(method: Method, factor: float) -> Method:
     return replace(method, **{name: _NOISE[name](getattr(method, name), factor)})
 
 
-def _row_blind(release: Release) -> Release | None:
-    rows = getattr(release.method, "rows", 1)
-    return replace(release, sent=weaker(release.method, 1 / math.sqrt(rows))) if rows > 1 else None
-
-
-def _no_clip(release: Release) -> Release | None:
-    """Move the clip to where no input reaches it; noise that follows it is made what it was."""
-    method: Any = release.method
-    if isinstance(method, ProjUnitMean):
-        return None  # directions are sent, however long the vector is
-    loose = replace(method, clip=BEYOND * method.clip)
-    if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
-        loose = weaker(loose, 1 / BEYOND)
-    return replace(release, sent=loose, trials=_FEWER)
-
-
-PLANTS: Mapping[str, tuple[str, Callable[[Release], Release | None]]] = {
-    "small-noise": (
-        "noise 20% too small",
-        lambda release: replace(release, sent=weaker(release.method, 0.8)),
-    ),
-    # As if a coordinate were in one row of a table.
-    "row-blind": ("sensitivity short of sqrt(rows)", _row_blind),
-    "no-clip": ("vectors are not clipped", _no_clip),
-    # As after a rollback of noise that follows from a key and the round: differences have none.
-    "reused-noise": (
-        "the same noise in two rounds",
-        lambda release: replace(release, rounds=2, is_reused=True, trials=_FEWER),
-    ),
-    # Where the claim counts on a secret sample.
-    "no-draw": (
-        "everybody takes part",
-        lambda release: None if release.rate is None else replace(release, is_drawn=False),
-    ),
-}
-"""Errors by name: a description, and the release with it, None where it does not apply."""
-
-
 def planted(release: Release, error: str) -> Release | None:
     """Return the release with an error, under the name of both; None where it does not apply."""
-    text, put_in = PLANTS[error]
-    changed = put_in(release)
-    name = f"{release.name}+{error}"
-    return None if changed is None else replace(changed, name=name, planted=text)
+    method: Any = release.method
+    rows = getattr(method, "rows", 1)
+    if error == "small-noise":
+        changed = replace(release, sent=weaker(method, 0.8))
+    elif error == "row-blind" and rows > 1:  # as if a coordinate were in one row of a table
+        changed = replace(release, sent=weaker(method, 1 / math.sqrt(rows)))
+    elif error == "no-clip" and not isinstance(method, ProjUnitMean):  # that sends directions only
+        loose = replace(method, clip=BEYOND * method.clip)  # no input reaches it
+        if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
+            loose = weaker(loose, 1 / BEYOND)  # noise follows the clip, and stays as it was
+        changed = replace(release, sent=loose, trials=_FEWER)
+    elif error == "reused-noise":  # as after a rollback of noise from a key: differences have none
+        changed = replace(release, rounds=2, is_reused=True, trials=_FEWER)
+    elif error == "no-draw" and release.rate is not None:  # the claim counts on a secret sample
+        changed = replace(release, is_drawn=False)
+    else:
+        return None
+    return replace(changed, name=f"{release.name}+{error}", planted=PLANTS[error])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,12 +25,9 @@ from diffsketch.auditing.audits import (
     check_settings,
 )
 from diffsketch.auditing.cases import EXPLOITS, INVERSION, Selection, cases
-from diffsketch.auditing.inversion import SIDE, InversionResult, invert
+from diffsketch.auditing.inversion import SIDE, ImageRecovery, InversionResult, invert
 from diffsketch.files import replace_files
-from diffsketch.privacy.claim import Epsilon, ProvenClaim
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from diffsketch.privacy.claim import ProvenClaim
 
 _INVERSION_SECONDS = 8.0  # roughly, for the progress bar
 _MANY_IMAGES = 100
@@ -66,7 +63,7 @@ class Suite:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
-        found = None if self.inversion is None else self.inversion.recoveries
+        found = self.inversion and [recovery.to_json() for recovery in self.inversion.recoveries]
         return {
             "seed": self.seed,
             "confidence_of_each_bound": self.confidence,
@@ -74,7 +71,7 @@ class Suite:
             "false_alarm_probability_of_this_run_at_most": self.false_alarm,
             "reading": "Where epsilon is null, nothing limits it.",
             "audits": [result.to_json() for result in self.results],
-            "inversion": None if found is None else [recovery.to_json() for recovery in found],
+            "inversion": found,
         }
 
 
@@ -87,18 +84,9 @@ def run_suite(
     seed: int = 0,
     on_progress: Callable[[float, str], None] = lambda _, __: None,
 ) -> Suite:
-    """Run what was selected, one after the other.
+    """Run what was selected, one after the other; arguments as of `audit`.
 
-    Args:
-        selection: Result of `select`.
-        trials: Trials of each world; by default what each case needs.
-        confidence: Confidence of each bound.
-        delta: Delta of all bounds; by default where each case is easiest to judge.
-        seed: Fixes all random numbers but those of exact noise.
-        on_progress: Called with the share of the work that is done, and what is being done.
-
-    Raises:
-        ArgumentError: A value is out of range.
+    `on_progress` is called with the share of the work that is done, and what is being done.
     """
     check_settings(trials=trials, confidence=confidence, delta=delta, seed=seed)
     chosen = [make() for make in selection.cases.values()]
@@ -106,7 +94,7 @@ def run_suite(
     counts = [case.trials // fewer if trials is None else trials for case in chosen]
     costs = [case.cost * count * 2e-6 for case, count in zip(chosen, counts, strict=True)]
     total = sum(costs) + (_INVERSION_SECONDS if selection.inversion else 0.0) or 1.0
-    done, results = 0.0, []
+    done, results, found = 0.0, [], None
 
     def reporter(cost: float, name: str) -> Callable[[float], None]:
         start = done
@@ -120,12 +108,10 @@ def run_suite(
                   on_progress=report_share)
         )  # fmt: skip
         done += cost
-    found = None
     if selection.inversion:
         report_share = reporter(_INVERSION_SECONDS, INVERSION)
-        found = invert(
-            per_class=1 if selection.is_quick else 10, seed=seed, on_progress=report_share
-        )
+        images = 1 if selection.is_quick else 10
+        found = invert(per_class=images, seed=seed, on_progress=report_share)
     on_progress(1.0, "done")
     return Suite(tuple(results), found, confidence, seed)
 
@@ -217,15 +203,12 @@ def _audits(results: Sequence[AuditResult], confidence: float) -> Table:
         rounds = f", {case.rounds} rounds" if case.rounds > 1 else ""
         lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), case.scope.short + rounds]
         lines += ["simulated noise: engines refuse it"] if case.simulated else []
-        measured = f">= {result.measured.lower_bound.shown()}"
-        if result.limit is not None:
-            measured += f"\nexact:\n{_exact(result.limit)}"
         unlimited = math.isinf(float(stated))
         table.add_row(
             "\n".join(lines),
             f"{stated.delta:g}",
             "none" if unlimited else f"{stated.shown()}\n{stated.basis_text}",
-            measured,
+            _measured(result, ("\nexact:\n", "")),
             f"[{_STYLES[result.verdict][0]}]{result.verdict}[/]",
             end_section=True,
         )
@@ -260,11 +243,8 @@ def _inversion(result: InversionResult) -> Table:
         ("similarity\nmean", "least", "labels\nright"),
     )
     for recovery in result.recoveries:
-        lines = [f"[bold]{recovery.name}[/bold]", _in_words(recovery.epsilon, none="nothing")]
-        if recovery.claimed is not None:
-            lines.append(f"Theorem 1: {_in_words(recovery.claimed, none='no claim')}")
         table.add_row(
-            "\n".join(lines),
+            f"[bold]{recovery.name}[/bold]\n{_limits(recovery, nothing='nothing')}",
             f"{recovery.similarities.mean():.2f}",
             f"{recovery.similarities.min():.2f}",
             f"{recovery.labels_right:.0%}",
@@ -273,14 +253,30 @@ def _inversion(result: InversionResult) -> Table:
     return table
 
 
-def _exact(limit: float) -> str:
-    return "infinite" if math.isinf(limit) else f"{limit:.3g}"
+def _limits(recovery: ImageRecovery, *, nothing: str) -> str:
+    """Say what limits a recovery: the guarantee of the sender, and what the paper claims."""
+    lines = []
+    for prefix, epsilon, none in (
+        ("", recovery.epsilon, nothing),
+        ("Theorem 1: ", recovery.claimed, "no claim"),
+    ):
+        if epsilon is not None and math.isinf(float(epsilon)):
+            lines.append(f"{prefix}{none}\n({epsilon.scope.short})")
+        elif epsilon is not None:
+            lines.append(
+                f"{prefix}epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n"
+                f"({epsilon.terms('short')})"
+            )
+    return "\n".join(lines)
 
 
-def _in_words(epsilon: Epsilon, *, none: str) -> str:
-    if math.isinf(float(epsilon)):
-        return f"{none}\n({epsilon.scope.short})"
-    return f"epsilon = {epsilon.shown()}, delta = {epsilon.delta:g}\n({epsilon.terms('short')})"
+def _measured(result: AuditResult, around: tuple[str, str]) -> str:
+    """Format the lower bound, and the exact limit between the two texts, where it is known."""
+    text = f">= {result.measured.lower_bound.shown()}"
+    if result.limit is None:
+        return text
+    exact = "infinite" if math.isinf(result.limit) else f"{result.limit:.3g}"
+    return f"{text}{around[0]}{exact}{around[1]}"
 
 
 def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes:
@@ -292,11 +288,23 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
     axes.barh(places, measured, height=0.55, color=[_STYLES[r.verdict][1] for r in results])
     labels = []
     for place, result in zip(places, results, strict=True):
-        _annotate(axes, float(place), result)
-        case, stated = result.case, result.claimed
+        case, stated, bound = result.case, result.claimed, float(result.measured.lower_bound)
+        basis, taken = "no claim", [bound]
+        if math.isfinite(float(stated)):
+            basis = stated.basis_text
+            axes.vlines(float(stated), place - 0.38, place + 0.38, color="black", linewidth=2.5)
+            taken.append(float(stated))
+        if result.limit is not None and math.isfinite(result.limit):
+            axes.plot(result.limit, place, "D", color="0.4", markersize=5)
+            taken.append(result.limit)
+        # To the right of what is nearby.
+        far = 1.4 * bound + 0.6 if result.limit is None else math.inf
+        axes.annotate(
+            _measured(result, (" (exact: ", ")")), (max(x for x in taken if x < far), place),
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
         rounds = f" over {case.rounds} rounds" if case.rounds > 1 else ""
         error = f": {case.planted}" if case.planted else ""
-        basis = stated.basis_text if math.isfinite(float(stated)) else "no claim"
         labels.append(
             f"{case.name}{rounds}{error}\n{basis}; {case.scope.short}; delta {stated.delta:g}; "
             f"{case.game.adversary}"
@@ -325,36 +333,13 @@ def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes
     return _png(figure)
 
 
-def _annotate(axes: Axes, place: float, result: AuditResult) -> None:
-    claimed, measured = float(result.claimed), float(result.measured.lower_bound)
-    places = [measured]
-    if math.isfinite(claimed):
-        axes.vlines(claimed, place - 0.38, place + 0.38, color="black", linewidth=2.5)
-        places.append(claimed)
-    text = f">= {result.measured.lower_bound.shown()}"
-    if result.limit is not None:
-        text += f" (exact: {_exact(result.limit)})"
-        if math.isfinite(result.limit):
-            axes.plot(result.limit, place, "D", color="0.4", markersize=5)
-            places.append(result.limit)
-    # To the right of what is nearby.
-    far = 1.4 * measured + 0.6 if result.limit is None else math.inf
-    beside = max(each for each in places if each < far)
-    axes.annotate(
-        text, (beside, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
-    )
-
-
 def inversion_picture(result: InversionResult) -> bytes:
     """Draw, as a PNG, private images and those recovered from each kind of message."""
     rows = [("the client's image", "", result.images)]
     for each in result.recoveries:
-        lines = [_in_words(each.epsilon, none="nothing proven")]
-        if each.claimed is not None:
-            lines.append(f"Theorem 1: {_in_words(each.claimed, none='no claim')}")
-        similarity = each.similarities.mean()
-        lines.append(f"similarity {similarity:.2f}, labels right {each.labels_right:.0%}")
-        rows.append((each.name, "\n".join(lines), each.images))
+        found = f"similarity {each.similarities.mean():.2f}, labels right {each.labels_right:.0%}"
+        caption = f"{_limits(each, nothing='nothing proven')}\n{found}"
+        rows.append((each.name, caption, each.images))
     guess = np.broadcast_to(result.average, result.images.shape)
     rows.append(("no message", "the average of public images", guess))
     shown = min(_SHOWN, len(result.images))

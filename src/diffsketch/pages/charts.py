@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,6 +50,7 @@ _LEGEND_WIDTH = 92  # characters of a picture's legend
 
 Trace = dict[str, Any]
 _Numbers = list[float | None]
+_Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,9 @@ _LOOKS = tuple(
 )
 
 
-def role_of(series: Series) -> str:
-    """Name the role that decides a series' colour."""
-    return series.role or series.name
-
-
 def has_symbols(series: Series) -> bool:
     """Tell whether a series shows its points: a line of many would be hidden by them."""
-    there = sum(value is not None for value in series.y)
-    return series.kind == "points" or there <= _SYMBOLS_UP_TO
+    return series.kind == "points" or len(series.y) - series.y.count(None) <= _SYMBOLS_UP_TO
 
 
 def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
@@ -89,7 +86,7 @@ def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
     """
     together: dict[str, set[str]] = {}
     for plot in exhibits:
-        roles = [role_of(series) for series in plot.series] if isinstance(plot, Plot) else []
+        roles = [one.role or one.name for one in plot.series] if isinstance(plot, Plot) else []
         for role in roles:
             together.setdefault(role, set()).update(roles)
     looks: dict[str, Look] = {}
@@ -120,12 +117,8 @@ def figure(
     """Make `{"data": [...], "layout": {...}}` of a plot, checked by Plotly's own validators.
 
     All traces of a series have its group, so that its line, spread and cross come and go together;
-    `meta` is empty in the main one and says what the others are.
-
-    Args:
-        plot: The plot.
-        looks: By role; those of this plot alone by default.
-        axis_index: Which x axis: 0 for `plot.x`, 1 and up for `plot.other_x`.
+    `meta` is empty in the main one and says what the others are. Looks are those of this plot alone
+    by default; the x axis is `plot.x` for an `axis_index` of 0, else one of `plot.other_x`.
     """
     check_exhibit(plot)
     looks = looks_of([plot]) if looks is None else looks
@@ -139,7 +132,7 @@ def figure(
         shared = {"legendgroup": f"series-{index}", "name": plain_text(series.name)}
         traces += [
             {**shared, "showlegend": not trace["meta"], **trace}
-            for trace in _traces(plot, series, axis, x, looks[role_of(series)])
+            for trace in _traces(plot, series, axis, x, looks[series.role or series.name])
         ]
     x_axis = _axis(axis, x_numbers)
     if plot.categories and axis_index == 0:
@@ -201,17 +194,32 @@ def _wrapped(text: str, width: int = _PHONE_WIDTH) -> str:
 
 def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> list[Trace]:
     y = [drawable(value, log=plot.y.log) for value in series.y]
+    low, high = _spread(plot, series)
+    steps = series.kind == "steps"
+    spread = "%{customdata}" if series.low and not steps else ""
+    hover = [
+        f"<b>{_wrapped(series.name)}</b>",
+        f"{_wrapped(axis.label)}: {'%{customdata}' if steps else '%{x}'}",
+        f"{_wrapped(plot.y.label)}: %{{y}}{spread}",
+        _wrapped(series.meaning),
+        f"<i>{_wrapped(series.note)}</i>" if series.note else "",
+    ]
+    texts = [
+        "" if None in ends else " ({} to {})".format(*(value_text(end, plot.y) for end in ends))
+        for ends in zip(series.low, series.high, strict=True)
+    ]
     faint = "rgba({},{},{},0.18)".format(*(int(look.colour[at : at + 2], 16) for at in (1, 3, 5)))
     dash = "6px,4px" if series.dashed else "solid"
     marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": 6}
     main: Trace = {"meta": "", "type": "scatter", "x": x, "y": y}
-    main |= {"hovertemplate": _hover(plot, series, axis), "customdata": _spread_texts(plot, series)}
+    main["hovertemplate"] = "<br>".join(filter(None, hover)) + "<extra></extra>"
+    main["customdata"] = texts or None
     if series.kind == "bars":
         marker = {"color": look.colour, "line": {"color": look.colour, "width": 1}, "opacity": 0.9}
         if series.dashed:
             marker["pattern"] = {"shape": "/", "fgcolor": look.colour, "bgcolor": "rgba(0,0,0,0)"}
         main |= {"type": "bar", "marker": marker}
-    elif series.kind == "steps":  # a histogram: each bin keeps its height up to the next edge
+    elif steps:  # a histogram: each bin keeps its height up to the next edge
         bins = [
             f"{value_text(left, axis)} to {value_text(right, axis)}"
             for left, right in itertools.pairwise(x)
@@ -234,13 +242,29 @@ def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> 
     if series.low and series.kind == "band":
         shade: Trace = {"meta": "band", "type": "scatter", "mode": "lines", "hoverinfo": "skip"}
         shade |= {"line": {"width": 0, "color": look.colour}, "fill": "toself", "fillcolor": faint}
-        # Also where nothing of it can be drawn: every axis has the same traces.
-        traces.insert(0, shade | _outline(x, *_spread(plot, series)))
-    elif series.low and series.kind != "steps":
-        colour = NEUTRAL if series.kind == "bars" else look.colour
-        main["error_y"] = _errors(plot, series) | {"color": colour, "thickness": 1.5, "width": 4}
+        # Around each stretch without gaps: along its upper side, and back on the lower. Also where
+        # nothing of it can be drawn: every axis has the same traces.
+        shade |= {"x": [], "y": []}
+        places = zip(x, low, high, strict=True)
+        for whole, group in itertools.groupby(places, lambda each: None not in each):
+            if whole:
+                across, below, above = zip(*group, strict=True)
+                shade["x"] += [*across, *across[::-1], None]
+                shade["y"] += [*above, *below[::-1], None]
+        traces.insert(0, shade)
+    elif series.low and not steps:
+        middle = list(map(drawable, series.y))
+        main["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": list(map(_above, high, middle)),
+            "arrayminus": list(map(_above, middle, low)),
+            "color": NEUTRAL if series.kind == "bars" else look.colour,
+            "thickness": 1.5,
+            "width": 4,
+        }
     if series.ended:  # a cross, with the reason
-        drawn = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None]
+        last = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None][-1:]
         reason = f"<b>{_wrapped(series.name)}</b><br>ends here: {_wrapped(series.ended)}"
         line = {"width": 3, "color": look.colour}
         traces.append(
@@ -248,13 +272,17 @@ def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> 
                 "meta": "end",
                 "type": "scatter",
                 "mode": "markers",
-                "x": [place for place, _ in drawn[-1:]],
-                "y": [value for _, value in drawn[-1:]],
+                "x": [place for place, _ in last],
+                "y": [value for _, value in last],
                 "marker": {"symbol": "x-thin", "size": 12, "line": line, "color": look.colour},
                 "hovertemplate": f"{reason}<extra></extra>",
             }
         )
     return traces
+
+
+def _above(one: float | None, other: float | None) -> float:
+    return 0.0 if one is None or other is None else one - other
 
 
 def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
@@ -267,47 +295,6 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
         low = [None if value is None else max(value, floor) for value in low]
         high = [drawable(value, log=True) for value in high]
     return low, high
-
-
-def _outline(x: _Numbers, low: _Numbers, high: _Numbers) -> Trace:
-    """Go around each stretch without gaps: along its upper side, and back on the lower."""
-    around_x: _Numbers = []
-    around_y: _Numbers = []
-    places = list(zip(x, low, high, strict=True))
-    for whole, group in itertools.groupby(places, lambda each: None not in each):
-        if whole:
-            stretch = list(group)
-            around_x += [*(p for p, _, _ in stretch), *(p for p, _, _ in stretch[::-1]), None]
-            around_y += [*(t for _, _, t in stretch), *(b for _, b, _ in stretch[::-1]), None]
-    return {"x": around_x, "y": around_y}
-
-
-def _errors(plot: Plot, series: Series) -> Trace:
-    up, down = [], []
-    for y, low, high in zip(series.y, *_spread(plot, series), strict=True):
-        middle = drawable(y)
-        up.append(0.0 if middle is None or high is None else high - middle)
-        down.append(0.0 if middle is None or low is None else middle - low)
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
-
-
-def _hover(plot: Plot, series: Series, axis: Axis) -> str:
-    place = "%{customdata}" if series.kind == "steps" else "%{x}"
-    lines = [f"<b>{_wrapped(series.name)}</b>", f"{_wrapped(axis.label)}: {place}"]
-    spread = "%{customdata}" if series.low and series.kind != "steps" else ""
-    lines.append(f"{_wrapped(plot.y.label)}: %{{y}}{spread}")
-    lines += [_wrapped(series.meaning)] if series.meaning else []
-    lines += [f"<i>{_wrapped(series.note)}</i>"] if series.note else []
-    return "<br>".join(lines) + "<extra></extra>"
-
-
-def _spread_texts(plot: Plot, series: Series) -> list[str] | None:
-    return [
-        ""
-        if low is None or high is None
-        else f" ({value_text(low, plot.y)} to {value_text(high, plot.y)})"
-        for low, high in zip(series.low, series.high, strict=True)
-    ] or None
 
 
 def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
@@ -366,24 +353,22 @@ def _marks(plot: Plot, axis_index: int) -> dict[str, list[dict[str, Any]]]:
 def to_svg(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
     """Draw the plot over its first x axis as SVG, with letters as outlines.
 
-    The same plot gives the same bytes: no dates, no random names, no fonts of the machine.
-
-    Args:
-        plot: The plot.
-        looks: By role, to have the colours of a page; those of this plot alone by default.
+    The same plot gives the same bytes: no dates, no random names, no fonts of the machine. Looks
+    by role give it the colours of a page; by default it has those of this plot alone.
     """
-    return _picture(plot, looks, form="svg", metadata={"Date": None, "Creator": "diffsketch"})
+    return _picture(plot, looks, "svg", {"Date": None, "Creator": "diffsketch"})
 
 
 def to_png(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
     """Draw as `to_svg`, as PNG."""
-    return _picture(plot, looks, form="png", metadata={"Software": "diffsketch"})
+    return _picture(plot, looks, "png", {"Software": "diffsketch"})
 
 
 def _picture(
-    plot: Plot, looks: Mapping[str, Look] | None, *, form: str, metadata: Mapping[str, Any]
+    plot: Plot, looks: Mapping[str, Look] | None, form: str, metadata: dict[str, Any]
 ) -> bytes:
     traces = figure(plot, looks)["data"]
+    bars = [trace for trace in traces if trace["type"] == "bar"]
     labels = [_label(series) for series in plot.series]
     labels += [_label(Series(mark.label, (), (), epsilon=mark.epsilon)) for mark in plot.marks]
     stream = io.BytesIO()
@@ -394,23 +379,49 @@ def _picture(
         drawing = Figure(figsize=(7.2, height), layout="constrained", facecolor="white")
         axes = drawing.subplots()
         _set_axes(axes, plot)
-        bars = [trace for trace in traces if trace["type"] == "bar"]
         handles = []
         for trace in traces:
-            if trace["type"] == "bar":
-                artist = _draw_bars(axes, trace, slot=bars.index(trace), slots=len(bars))
+            x, y = (np.array(trace[name], dtype=float) for name in ("x", "y"))  # None becomes NaN
+            if trace in bars:
+                width = 0.8 / len(bars)
+                x += (bars.index(trace) - (len(bars) - 1) / 2) * width
+            if "error_y" in trace:
+                ends = trace["error_y"]
+                low, high = y - ends["arrayminus"], y + ends["array"]
+                thickness = _POINTS * ends["thickness"]
+                axes.vlines(x, low, high, color=ends["color"], linewidth=thickness)
+            if trace in bars:
+                look = {"facecolor": trace["marker"]["color"], "hatch": None}
+                if "pattern" in trace["marker"]:
+                    look = {"facecolor": "white", "hatch": "///"}
+                colour = trace["marker"]["color"]
+                artist: Any = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **look)
             else:
-                artist = _draw_line(axes, trace)
+                artist = _draw_line(axes, x, y, trace)
             handles += [] if trace["meta"] else [artist]
         for mark in plot.marks:
             line = axes.axvline if mark.axis == "x" else axes.axhline
             handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
-        axes.set_title(_plain("\n".join(textwrap.wrap(plot.title, 70))), fontsize=11.5, loc="left")
+        axes.set_title(_wrapped_plain(plot.title, 70), fontsize=11.5, loc="left")
         if handles:
             drawing.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8)
         FigureCanvasAgg(drawing)
-        drawing.savefig(stream, format=form, dpi=140, metadata=dict(metadata))
+        drawing.savefig(stream, format=form, dpi=140, metadata=metadata)
     return stream.getvalue()
+
+
+def _label(series: Series) -> str:
+    """Say in a picture's legend what is drawn, with all that an epsilon means."""
+    text = f"{series.name}: {series.meaning}" if series.meaning else series.name
+    text += f" (ends at the cross: {series.ended})" if series.ended else ""
+    lines = _wrapped_plain(text, _LEGEND_WIDTH, break_on_hyphens=False)
+    # Matplotlib leaves out what begins with an underscore.
+    return f" {lines}" if lines.startswith("_") else lines
+
+
+def _wrapped_plain(text: str, width: int, **more: bool) -> str:
+    """Wrap, and escape dollar signs, which matplotlib takes for formulas."""
+    return "\n".join(textwrap.wrap(text, width, **more)).replace("$", r"\$")  # type: ignore[arg-type]
 
 
 def _set_axes(axes: Axes, plot: Plot) -> None:
@@ -422,19 +433,18 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
             ruler.set_major_formatter(FuncFormatter(_tick))
         if axis.percent:
             ruler.set_major_formatter(PercentFormatter(xmax=1.0))
-        getattr(axes, f"set_{name}label")(_plain(axis.label), fontsize=9.5)
+        getattr(axes, f"set_{name}label")(axis.label.replace("$", r"\$"), fontsize=9.5)
     axes.tick_params(labelsize=8.5)
     axes.grid(color="#e6eaef", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if plot.categories:
-        words = [_plain("\n".join(textwrap.wrap(word, 16))) for word in plot.categories]
-        axes.set_xticks(range(len(words)), words)
+        labels = [_wrapped_plain(label, 16) for label in plot.categories]
+        axes.set_xticks(range(len(labels)), labels)
 
 
-def _draw_line(axes: Axes, trace: Trace) -> Any:
+def _draw_line(axes: Axes, x: _Array, y: _Array, trace: Trace) -> Any:
     """Draw a line, points, a histogram, the shade of a band or the cross at an early end."""
-    x, y = _gaps(trace["x"]), _gaps(trace["y"])
     line, marker = trace.get("line", {}), trace.get("marker", {})
     colour = (marker or line)["color"]
     if trace["meta"] == "band":
@@ -457,44 +467,7 @@ def _draw_line(axes: Axes, trace: Trace) -> Any:
         look["drawstyle"] = "steps-post"
         if trace["fill"] == "tozeroy":
             axes.fill_between(x, y, step="post", color=colour, alpha=0.18, linewidth=0)
-    _draw_errors(axes, x, y, trace)
     return axes.plot(x, y, **look)[0]
-
-
-def _draw_bars(axes: Axes, trace: Trace, *, slot: int, slots: int) -> Any:
-    width = 0.8 / slots
-    x = [place + (slot - (slots - 1) / 2) * width for place in _gaps(trace["x"])]
-    y, colour, hatched = _gaps(trace["y"]), trace["marker"]["color"], "pattern" in trace["marker"]
-    face, hatch = ("white", "///") if hatched else (colour, None)
-    bars = axes.bar(x, y, width=0.92 * width, facecolor=face, edgecolor=colour, hatch=hatch)
-    _draw_errors(axes, x, y, trace)
-    return bars
-
-
-def _draw_errors(axes: Axes, x: list[float], y: list[float], trace: Trace) -> None:
-    if "error_y" in trace:
-        ends = trace["error_y"]
-        low = [value - down for value, down in zip(y, ends["arrayminus"], strict=True)]
-        high = [value + up for value, up in zip(y, ends["array"], strict=True)]
-        axes.vlines(x, low, high, color=ends["color"], linewidth=_POINTS * ends["thickness"])
-
-
-def _label(series: Series) -> str:
-    """Say in a picture's legend what is drawn, with all that an epsilon means."""
-    words = f"{series.name}: {series.meaning}" if series.meaning else series.name
-    words += f" (ends at the cross: {series.ended})" if series.ended else ""
-    lines = "\n".join(textwrap.wrap(words, _LEGEND_WIDTH, break_on_hyphens=False))
-    # Matplotlib leaves out what begins with an underscore.
-    return _plain(f" {lines}" if lines.startswith("_") else lines)
-
-
-def _plain(text: str) -> str:
-    """Escape dollar signs, which matplotlib takes for formulas."""
-    return text.replace("$", r"\$")
-
-
-def _gaps(values: _Numbers) -> list[float]:
-    return [math.nan if value is None else value for value in values]
 
 
 def _tick(value: float, position: int | None = None) -> str:

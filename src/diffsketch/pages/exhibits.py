@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,55 +22,32 @@ _NAME = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
+    """An axis of a plot."""
 
-    Attributes:
-        label: Label, with the unit.
-        log: Whether it is logarithmic.
-        percent: Whether numbers from 0 to 1 are shown as percentages.
-    """
-
-    label: str
+    label: str  # with the unit
     log: bool = False
-    percent: bool = False
+    percent: bool = False  # numbers from 0 to 1 are shown as percentages
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line, cloud of points, or set of bars.
+    """One line, cloud of points, or set of bars."""
 
-    Attributes:
-        name: Name in the legend; the same method has the same `role` in all plots.
-        x: Places; one number for each of `y`, or one more for `steps` (the edges of bins).
-        y: Values; None leaves a gap.
-        low: Lower end of the spread at each place, or empty.
-        high: Upper end of the spread.
-        kind: Kind of drawing. `band` is a line with its spread shaded.
-        dashed: Whether it is dashed, as for claims without proof and references.
-        role: Decides the colour, such as the method's name; the name itself by default.
-        epsilon: Privacy of the series. The legend then has its value, basis and scope.
-        epsilon_text: Replaces the value where there is none for the whole, such as "0.1 a round".
-        epsilon_along: Axis whose numbers are epsilons, if one is: each point then has its own,
-            and of `epsilon` only basis and scope count.
-        other_x: Places on each of the plot's `other_x`, by its label.
-        ended: Reason of an early end, such as "diverged"; a cross marks the last point.
-        note: Text for the pointer.
-    """
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    low: tuple[float | None, ...] = ()
+    name: str  # in the legend
+    x: tuple[float, ...]  # one number for each of `y`, or one more for `steps`: the edges of bins
+    y: tuple[float | None, ...]  # None leaves a gap
+    low: tuple[float | None, ...] = ()  # ends of the spread at each place, or both empty
     high: tuple[float | None, ...] = ()
-    kind: Literal["line", "band", "points", "bars", "steps"] = "line"
-    dashed: bool = False
-    role: str = ""
-    epsilon: Epsilon | None = None
-    epsilon_text: str = ""
+    kind: Literal["line", "band", "points", "bars", "steps"] = "line"  # a band shades the spread
+    dashed: bool = False  # as for claims without proof and references
+    role: str = ""  # decides the colour, such as the method's name; `name` by default
+    epsilon: Epsilon | None = None  # the legend then has its value, basis and scope
+    epsilon_text: str = ""  # in place of a value for the whole, such as "0.1 a round"
+    # Axis whose numbers are epsilons: then only basis and scope of `epsilon` count.
     epsilon_along: Literal["", "x", "y"] = ""
-    other_x: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    ended: str = ""
-    note: str = ""
+    other_x: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by label of the axis
+    ended: str = ""  # reason of an early end, such as "diverged"; a cross marks the last point
+    note: str = ""  # text for the pointer
 
     @property
     def meaning(self) -> str:
@@ -82,61 +59,34 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A straight line across a plot, with a label.
-
-    Attributes:
-        value: Place of the line.
-        label: Label of the line.
-        axis: Axis that `value` is on.
-        epsilon: Epsilon that the line stands for, if any: the label has it in full.
-    """
+    """A straight line across a plot, with a label."""
 
     value: float
     label: str
-    axis: Literal["x", "y"] = "y"
-    epsilon: Epsilon | None = None
+    axis: Literal["x", "y"] = "y"  # the axis that `value` is on
+    epsilon: Epsilon | None = None  # that the line stands for, if any: the label has it in full
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot.
+    """A plot: lines, points and bars over one x axis at a time."""
 
-    Attributes:
-        name: Name of its files and anchor; letters, digits and dashes.
-        title: Heading.
-        x: The x axis that is shown first.
-        y: The y axis.
-        series: Lines, points and bars.
-        caption: Text below the plot.
-        marks: Straight lines.
-        other_x: Axes to switch to; every series has its `other_x` for each.
-        categories: Labels of bars, one for each place 0, 1, 2, ...
-    """
-
-    name: str
+    name: str  # of its files and anchor; letters, digits and dashes
     title: str
-    x: Axis
+    x: Axis  # the one that is shown first
     y: Axis
     series: tuple[Series, ...]
     caption: str = ""
     marks: tuple[Mark, ...] = ()
-    other_x: tuple[Axis, ...] = ()
-    categories: tuple[str, ...] = ()
+    other_x: tuple[Axis, ...] = ()  # to switch to; every series has its `other_x` for each
+    categories: tuple[str, ...] = ()  # labels of bars, one for each place 0, 1, 2, ...
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table: as many cells in each row as there are columns."""
 
-    Attributes:
-        name: Name of its file and anchor.
-        title: Heading.
-        columns: Headings of the columns.
-        rows: Cells, as many in each row as there are columns.
-        caption: Text below the table.
-    """
-
-    name: str
+    name: str  # of its file and anchor
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -148,44 +98,26 @@ Exhibit = Plot | Table
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page.
+    """A part of a page; plots that follow each other stand side by side if they fit."""
 
-    Attributes:
-        name: Name of its anchor.
-        title: Heading.
-        lead: Summary in a sentence or two.
-        exhibits: Plots and tables; plots that follow each other stand side by side if they fit.
-        text: Paragraphs below the lead.
-        details: Tables that are folded away, by heading, such as settings.
-        badge: Short text beside the heading, such as "Figure 3 of the paper".
-    """
-
-    name: str
+    name: str  # of its anchor
     title: str
-    lead: str = ""
+    lead: str = ""  # summary in a sentence or two
     exhibits: tuple[Exhibit, ...] = ()
-    text: tuple[str, ...] = ()
-    details: Mapping[str, Table] = field(default_factory=dict)
-    badge: str = ""
+    text: tuple[str, ...] = ()  # paragraphs below the lead
+    details: Mapping[str, Table] = field(default_factory=dict)  # folded away, by heading
+    badge: str = ""  # beside the heading, such as "Figure 3 of the paper"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
-
-    Attributes:
-        title: Title.
-        lead: Summary below the title.
-        sections: Sections, in their order.
-        notice: Text in a box at the top, such as "Reduced run"; empty for none.
-        origin: Record of commands, versions, seeds and settings, as text by name.
-    """
+    """A page of sections."""
 
     title: str
     lead: str
     sections: tuple[Section, ...]
-    notice: str = ""
-    origin: Mapping[str, str] = field(default_factory=dict)
+    notice: str = ""  # in a box at the top, such as "Reduced run"
+    origin: Mapping[str, str] = field(default_factory=dict)  # commands, versions, seeds, settings
 
 
 def all_exhibits(page: Page) -> Iterator[Exhibit]:
@@ -218,6 +150,11 @@ def check_page(page: Page) -> None:
         check_exhibit(exhibit)
 
 
+def _check_name(kind: str, name: str) -> None:
+    fits = _NAME.fullmatch(name) is not None
+    check(fits, f"name of {kind}", "consist of letters and digits, with single dashes", name)
+
+
 def check_exhibit(exhibit: Exhibit) -> None:
     """Check that the numbers of a plot, or the cells of a table, fit together.
 
@@ -239,30 +176,21 @@ def check_exhibit(exhibit: Exhibit) -> None:
     labels = [axis.label for axis in (exhibit.x, *exhibit.other_x)]
     check(len(set(labels)) == len(labels), "other_x", "have labels of their own", labels)
     for series in exhibit.series:
-        _check_series(exhibit, series)
+        count = len(series.y)
+        places = count + (series.kind == "steps" and count > 0)
+        numbers: dict[str, tuple[int, Sized]] = {"x": (places, series.x)}
+        if series.low or series.high:  # a spread may be left out, but not one end of it
+            numbers |= {"low": (count, series.low), "high": (count, series.high)}
+        for label in labels[1:]:
+            numbers[f"other_x[{label!r}]"] = (places, series.other_x.get(label, ()))
+        for name, (expected, found) in numbers.items():
+            if len(found) != expected:
+                raise MismatchError(
+                    f"{name} of series {series.name!r} in plot {exhibit.name!r} must have "
+                    f"{expected} numbers, got {len(found)}"
+                )
     for mark in exhibit.marks:
         check(math.isfinite(mark.value), f"mark of plot {exhibit.name}", "be finite", mark.value)
-
-
-def _check_name(kind: str, name: str) -> None:
-    fits = _NAME.fullmatch(name) is not None
-    check(fits, f"name of {kind}", "consist of letters and digits, with single dashes", name)
-
-
-def _check_series(plot: Plot, series: Series) -> None:
-    count = len(series.y)
-    places = count + (series.kind == "steps" and count > 0)
-    numbers = {"x": (places, series.x)}
-    if series.low or series.high:  # a spread may be left out, but not one end of it
-        numbers |= {"low": (count, series.low), "high": (count, series.high)}  # type: ignore[dict-item]
-    for axis in plot.other_x:
-        numbers[f"other_x[{axis.label!r}]"] = (places, series.other_x.get(axis.label, ()))
-    for name, (expected, found) in numbers.items():
-        if len(found) != expected:
-            raise MismatchError(
-                f"{name} of series {series.name!r} in plot {plot.name!r} must have {expected} "
-                f"numbers, got {len(found)}"
-            )
 
 
 def number_text(value: float) -> str:

@@ -10,10 +10,10 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
@@ -22,21 +22,10 @@ from plotly.offline import get_plotlyjs
 
 from diffsketch.errors import MismatchError
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.charts import (
-    NEUTRAL,
-    drawable,
-    figure,
-    has_symbols,
-    looks_of,
-    role_of,
-    switched,
-    to_png,
-    to_svg,
-)
+from diffsketch.pages import charts
 from diffsketch.pages.exhibits import (
     DASH,
     Cell,
-    Exhibit,
     Page,
     Plot,
     all_exhibits,
@@ -68,46 +57,49 @@ def render(page: Page, *, files: bool = False) -> str:
           scripts only these, known by their hashes, run.
         * Text is shown as it is, whatever is in it (`tests/pages/test_page.py`).
 
-    Args:
-        page: The page.
-        files: Whether `figures/` and `data/` stand beside the page and are linked from it, as
-            `write_page` makes them.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
+    With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them. Raises
+    as `check_page`.
     """
     check_page(page)
-    looks = looks_of(all_exhibits(page))
+    looks = charts.looks_of(all_exhibits(page))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {
-        "by_kind": _by_kind,
+    filters: dict[str, Callable[..., Any]] = {
+        "by_kind": lambda exhibits: [
+            (are_plots, list(group))
+            for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
+        ],
         "cell_text": cell_text,
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,
-        "role_of": role_of,
         "sort_number": _sort_number,
         "spec": lambda plot: json_text(
-            {"figure": figure(plot, looks), "switched": switched(plot, looks)}
+            {"figure": charts.figure(plot, looks), "switched": charts.switched(plot, looks)}
         ),
         "verdict": _verdict,
     }
+    environment.filters |= filters
     environment.tests |= {
         "epsilon": lambda cell: isinstance(cell, Epsilon),
         "log_is_sensible": _log_is_sensible,
         "long": lambda cell: isinstance(cell, str) and len(cell) > _LONG,
-        "with_symbols": has_symbols,
+        "with_symbols": charts.has_symbols,
     }
     scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
+    digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
+    policy = (  # Plotly sets styles, hence those are free
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
     return environment.from_string(asset("page.html")).render(
         page=page,
         files=files,
         looks=looks,
-        neutral=NEUTRAL,
+        neutral=charts.NEUTRAL,
         verdicts=_VERDICTS,
-        policy=_policy(scripts),
+        policy=policy,
         style=Markup(asset("page.css")),  # noqa: S704 - our own
         scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and Plotly's
     )
@@ -137,22 +129,6 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
 
 
-def _policy(scripts: Iterable[str]) -> str:
-    """Say what the browser may do for this page. Plotly sets styles, hence those are free."""
-    digests = [hashlib.sha256(script.encode("utf-8")).digest() for script in scripts]
-    hashes = [f"'sha256-{base64.b64encode(digest).decode('ascii')}'" for digest in digests]
-    return (
-        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _by_kind(exhibits: Iterable[Exhibit]) -> list[tuple[bool, list[Exhibit]]]:
-    """Group plots that follow each other, and tables."""
-    grouped = itertools.groupby(exhibits, lambda each: isinstance(each, Plot))
-    return [(are_plots, list(group)) for are_plots, group in grouped]
-
-
 def _sort_number(cell: Cell) -> str:
     """Format a number as JavaScript reads it; empty for what is sorted as text."""
     if isinstance(cell, str | bool) or cell is None or math.isnan(float(cell)):
@@ -172,7 +148,7 @@ def _log_is_sensible(plot: Plot) -> bool:
     if any(series.kind in ("bars", "steps") for series in plot.series):
         return False
     ends = (value for one in plot.series for value in (*one.y, *one.low, *one.high))
-    numbers = [number for value in ends if (number := drawable(value)) is not None]
+    numbers = [number for value in ends if (number := charts.drawable(value)) is not None]
     numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
     if not numbers or min(numbers) <= 0:
         return False
@@ -182,20 +158,16 @@ def _log_is_sensible(plot: Plot) -> bool:
 def pictures_of(page: Page) -> Pictures:
     """Draw all plots of a page, in its colours. This takes most of a page's time."""
     check_page(page)
-    looks = looks_of(all_exhibits(page))
+    looks = charts.looks_of(all_exhibits(page))
     return {
-        exhibit.name: {"svg": to_svg(exhibit, looks), "png": to_png(exhibit, looks)}
+        exhibit.name: {"svg": charts.to_svg(exhibit, looks), "png": charts.to_png(exhibit, looks)}
         for exhibit in all_exhibits(page)
         if isinstance(exhibit, Plot)
     }
 
 
 def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:
-    """Return the picture of a plot in each of its forms.
-
-    Raises:
-        MismatchError: There is none, as the pictures are those of another page.
-    """
+    """Return the picture of a plot in each of its forms; refuse pictures of another page."""
     if name not in pictures:
         raise MismatchError(f"pictures must have one of each plot of the page, got none of {name}")
     return pictures[name]
@@ -207,20 +179,14 @@ def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True)
     The page itself needs no other file. Whatever else is in the directory is left as it is. The
     same page gives the same bytes.
 
+    Returns the files, `index.html` first. Raises as `check_page`, and an `OSError` where a file
+    cannot be written.
+
     Args:
         page: The page.
         directory: Made if it does not exist.
         pictures: Whether to make `figures`; without them the page has no links to files. Or what
             `pictures_of` made of this page, if that is needed elsewhere, too.
-
-    Returns:
-        The files, `index.html` first.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many, or the pictures are those
-            of another page.
-        OSError: A file cannot be written.
     """
     directory = Path(directory)
     index = render(page, files=pictures is not False).encode("utf-8")

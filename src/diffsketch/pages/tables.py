@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 
 from diffsketch.errors import check
 from diffsketch.pages.exhibits import (
     Cell,
     Exhibit,
     Plot,
-    Series,
     Table,
     cell_text,
     check_exhibit,
@@ -35,11 +34,12 @@ def to_csv(exhibit: Exhibit) -> bytes:
     check_exhibit(exhibit)
     lines = _plot_lines(exhibit) if isinstance(exhibit, Plot) else _table_lines(exhibit)
     stream = io.StringIO(newline="")
-    csv.writer(stream, lineterminator="\n").writerows(lines)
+    rows = ([_exact(cell) for cell in line] for line in lines)
+    csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue().encode("utf-8")
 
 
-def _plot_lines(plot: Plot) -> Iterable[Sequence[str]]:
+def _plot_lines(plot: Plot) -> Iterator[list[Cell]]:
     axes = [axis.label for axis in plot.other_x]
     fixed = ("series", "kind", "category", "x", "x_end", "y", "low", "high")
     epsilon = ("epsilon_text", *(f"epsilon_{name}" for name in _EPSILON))
@@ -48,58 +48,54 @@ def _plot_lines(plot: Plot) -> Iterable[Sequence[str]]:
         count = len(series.y)
         low, high = (ends or (None,) * count for ends in (series.low, series.high))
         for index, place in enumerate(series.x[:count]):
-            named = place in range(len(plot.categories))
+            named, steps = place in range(len(plot.categories)), series.kind == "steps"
+            value: Cell = None if series.epsilon is None else float(series.epsilon)
+            if series.epsilon_along:  # a bin is about all between its edges
+                own = series.y if series.epsilon_along == "y" else series.x
+                value = None if steps else own[index]
             yield [
                 series.name,
                 series.kind,
                 plot.categories[int(place)] if named else "",
-                _exact(place),
-                _exact(series.x[index + 1]) if series.kind == "steps" else "",
-                *(_exact(value) for value in (series.y[index], low[index], high[index])),
-                *(_exact(series.other_x[label][index]) for label in axes),
+                place,
+                series.x[index + 1] if steps else "",
+                *(series.y[index], low[index], high[index]),
+                *(series.other_x[label][index] for label in axes),
                 series.epsilon_text,
-                *_epsilon_cells(series.epsilon, _point_epsilon(series, index)),
+                *_epsilon_cells(series.epsilon, value),
                 series.ended if index == count - 1 else "",
             ]
     for mark in plot.marks:
-        value = _exact(mark.value)
-        place_cells = [value, "", ""] if mark.axis == "x" else ["", "", value]
+        place_cells: list[Cell] = [mark.value, "", ""] if mark.axis == "x" else ["", "", mark.value]
         meaning = ["", *_epsilon_cells(mark.epsilon, mark.value)]
         yield [mark.label, "mark", "", *place_cells, "", "", *("" for _ in axes), *meaning, ""]
 
 
-def _table_lines(table: Table) -> Iterable[Sequence[str]]:
-    columns = range(len(table.columns))
-    spread = [any(isinstance(row[column], Epsilon) for row in table.rows) for column in columns]
-    heading: list[str] = []
+def _table_lines(table: Table) -> Iterator[list[Cell]]:
+    spread = [
+        any(isinstance(row[column], Epsilon) for row in table.rows)
+        for column, _ in enumerate(table.columns)
+    ]
+    heading: list[Cell] = []
     for name, several in zip(table.columns, spread, strict=True):
-        heading += [name, *(f"{name} {part}" for part in _EPSILON[1:])] if several else [name]
+        heading += [name, *(f"{name} {part}" for part in _EPSILON[1:] if several)]
     yield heading
     for row in table.rows:
-        line: list[str] = []
+        line: list[Cell] = []
         for cell, several in zip(row, spread, strict=True):
             if isinstance(cell, Epsilon):
                 line += _epsilon_cells(cell, float(cell))
             else:
-                line += [_exact(cell), *("" for _ in _EPSILON[1:])] if several else [_exact(cell)]
+                line += [cell, *("" for _ in _EPSILON[1:] if several)]
         yield line
 
 
-def _point_epsilon(series: Series, index: int) -> Cell:
-    if not series.epsilon_along:
-        return None if series.epsilon is None else float(series.epsilon)
-    if series.kind == "steps":  # a bin is about all between its edges
-        return None
-    return series.y[index] if series.epsilon_along == "y" else series.x[index]
-
-
-def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[str]:
+def _epsilon_cells(epsilon: Epsilon | None, value: Cell) -> list[Cell]:
     if epsilon is None:
         return ["" for _ in _EPSILON]
     scope = epsilon.scope
     basis = f"{epsilon.basis}, simulated" if epsilon.simulated else str(epsilon.basis)
-    words = (basis, str(scope.unit), str(scope.relation), str(scope.trust))
-    return [_exact(value), _exact(epsilon.delta), *words, str(epsilon.rounds)]
+    return [value, epsilon.delta, basis, scope.unit, scope.relation, scope.trust, epsilon.rounds]
 
 
 def _exact(cell: Cell) -> str:
@@ -144,8 +140,7 @@ def image_link(text: str, path: str) -> str:
 
 def _escaped(text: str) -> str:
     """Escape text: no cell ends early, nothing becomes a tag or a link; code stays code."""
-    one_line = re.sub(r"\s+", " ", text).strip()
-    parts = re.split(r"(`[^`]+`)", one_line)
+    parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
     for index, part in enumerate(parts):
         marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)
         parts[index] = marked.replace("|", r"\|")

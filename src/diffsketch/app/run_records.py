@@ -60,11 +60,6 @@ class RunRecord:
     name: str | None = None  # in the comparison that it is part of
 
     @property
-    def ended(self) -> bool:
-        """Whether there will be no more of it."""
-        return self.summary is not None
-
-    @property
     def epsilon(self) -> Epsilon | None:
         """Epsilon spent; None if nothing is measured yet."""
         if self.summary is not None:
@@ -77,6 +72,11 @@ class RunRecord:
         if self.summary is not None:
             return int(self.summary["bytes_up"]), int(self.summary["bytes_down"])
         return (self.curve[-1].bytes_up, self.curve[-1].bytes_down) if self.curve else (0, 0)
+
+    @property
+    def outcome_text(self) -> str:
+        """The outcome as tables and legends name it."""
+        return "out of budget" if self.outcome == "budget" else self.outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +109,8 @@ class RunLine:
 def find_runs(paths: Iterable[Path]) -> tuple[dict[Path, str | None], list[str]]:
     """Find the runs in directories of runs or comparisons, or below them.
 
-    Returns:
-        The directory of each run once, with its name in the comparison that it is part of; and
-        which comparisons have runs that have not begun.
-
-    Raises:
-        DataError: There is none in one of the paths, or the plan of a comparison is damaged.
-        MismatchError: A plan is of another version's format.
+    Returns the directory of each run once, with its name in the comparison that it is part of; and
+    which comparisons have runs that have not begun.
     """
     runs: dict[Path, str | None] = {}
     notes: list[str] = []
@@ -163,14 +158,9 @@ def _planned(path: Path) -> tuple[dict[Path, str], int]:
 
 
 def read_run(path: Path, name: str | None = None) -> RunRecord:
-    """Read a run, finished or not.
+    """Read a run, finished or not; `name` is that in the comparison that it is part of.
 
-    Guarantees (`tests/pages/test_runs.py`): no file is changed and no lock is taken, so that the
-    run may go on meanwhile.
-
-    Args:
-        path: Its directory.
-        name: Its name in the comparison that it is part of.
+    No file is changed and no lock is taken, so that the run may go on meanwhile.
 
     Raises:
         DataError: A file is missing or damaged.
@@ -202,18 +192,11 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
                 f"{files.metrics}: damaged or missing: it {extent}, the run after round {timed}"
             )
     times = files.times()
+    seconds = times["training"] / timed if times and timed else None
     return RunRecord(
-        path=path,
-        config=files.config,
-        curve=curve,
-        summary=summary,
-        rounds=max(timed, last),
-        seconds=times["training"] / timed if times and timed else None,
-        outcome=outcome,
-        versions=files.start["versions"],
-        command=files.command,
-        name=name,
-    )
+        path, files.config, curve, summary, max(timed, last), seconds, outcome,
+        files.start["versions"], files.command, name,
+    )  # fmt: skip
 
 
 def _curve(path: Path) -> tuple[RunPoint, ...]:
@@ -262,7 +245,7 @@ def lines_of(runs: Iterable[RunRecord]) -> tuple[list[RunLine], list[str]]:
         twin = next((other for other in home if other.config.seed == run.config.seed), None)
         home.append(run)
         if twin is not None:
-            shorter = min((run, twin), key=lambda one: (one.ended, len(one.curve)))
+            shorter = min((run, twin), key=lambda one: (one.summary is not None, len(one.curve)))
             home.remove(shorter)
             longer = twin if shorter is run else run
             notes.append(f"{shorter.path} repeats {longer.path}, and is counted once.")
@@ -290,13 +273,28 @@ def _fits(run: RunRecord, group: Sequence[RunRecord]) -> bool:
 
 
 def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Name lines as comparisons do, or by method; with the settings that differ."""
+    """Name lines as comparisons do, or by method; with the settings that differ.
+
+    A setting that only some methods have differs where one method has it differently: that another
+    method lacks it, or has another default, the method's name says already.
+    """
     configs = [settings_of_line(group[0].config) for group in groups]
     given = [next((run.name for run in group if run.name is not None), None) for group in groups]
     names = []
     for name, config in zip(given, configs, strict=True):
         alike = [one for one, other in zip(configs, given, strict=True) if name in (None, other)]
-        head, differing = name or str(config["method"]), _differing(alike)
+        differing = []
+        for setting in vars(RunConfig()):
+            have = [one for one in alike if setting in one or setting not in _UNUSED_IF_NONE]
+            sets = [{one.get(setting) for one in have}]
+            if setting in _OF_METHODS and setting not in _ALWAYS:
+                methods = {one["method"] for one in have}
+                sets = [
+                    {one.get(setting) for one in alike if one["method"] == own} for own in methods
+                ]
+            if any(len(values) > 1 for values in sets):
+                differing.append(setting)
+        head = name or str(config["method"])
         if ("rows" in differing or "cols" in differing) and "rows" in config:
             head += f" {config['rows']}x{config['cols']}"  # the size belongs to the method
         rest = [one for one in differing if one in config and one not in ("rows", "cols")]
@@ -305,25 +303,6 @@ def _names(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({group[0].path})"
         for name, group in zip(names, groups, strict=True)
     ]
-
-
-def _differing(configs: Sequence[Mapping[str, Value]]) -> list[str]:
-    """List the settings that are not the same in all of them, but for the method.
-
-    What only some methods have differs where one method has it differently: that another method
-    lacks it, or has another default, the method's name says already.
-    """
-    found = []
-    for name in vars(RunConfig()):
-        have = [one for one in configs if name in one or name not in _UNUSED_IF_NONE]
-        if name in _OF_METHODS and name not in _ALWAYS:
-            methods = {one["method"] for one in have}
-            sets = [{one.get(name) for one in configs if one["method"] == own} for own in methods]
-        else:
-            sets = [{one.get(name) for one in have}]
-        if any(len(values) > 1 for values in sets):
-            found.append(name)
-    return found
 
 
 def _setting_text(name: str, value: Value) -> str:

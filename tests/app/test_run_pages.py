@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -17,11 +18,11 @@ import pytest
 
 from diffsketch.app import files as directory
 from diffsketch.app.files import locked
+from diffsketch.app.run_pages import page_of_runs, plots_of, results_of, table_of
+from diffsketch.app.run_records import RunLine, RunPoint, RunRecord, lines_of, read_run
 from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
-from diffsketch.pages.run_lines import RunLine, RunPoint, RunRecord, lines_of, read_run
-from diffsketch.pages.runs import page_of_runs, plots_of, results_of, table_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
 
@@ -492,3 +493,19 @@ def test_nothing_is_overwritten(here: Path) -> None:
     assert result.exit_code == 2
     assert "--output must be a new or empty directory, got --output='page'" in result.stderr
     assert [path.name for path in (here / "page").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["report", "audit", "reproduce"])
+def test_a_missing_extra_is_said_in_a_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pages.charts", "pages.page", "auditing.report", "reproduction.reproduce"):
+        package, _, module = f"diffsketch.{name}".rpartition(".")
+        monkeypatch.delitem(sys.modules, f"diffsketch.{name}", raising=False)
+        monkeypatch.delattr(importlib.import_module(package), module, raising=False)
+    for name in ("matplotlib", *(one for one in sys.modules if one.startswith("matplotlib."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    given = [tmp_path] if command == "report" else ["--output", tmp_path / "new"]
+    result = invoke(command, *given)
+    assert "needs the extra pages: pip install 'diffsketch[pages]'" in refused(result)
+    assert list(tmp_path.iterdir()) == []
