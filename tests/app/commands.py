@@ -13,7 +13,7 @@ from unittest import mock
 
 from typer.testing import CliRunner, Result
 
-from diffsketch.app.cli import app
+from diffsketch.cli import app
 from diffsketch.training.simulation import Simulation
 
 

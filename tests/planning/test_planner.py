@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from diffsketch.app.build import most_participations, settings_of_methods
-from diffsketch.app.cli import app
+from diffsketch.cli import app
 from diffsketch.app.settings import RunConfig, describe, parse_setting
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, build_method

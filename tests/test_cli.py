@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from diffsketch import __version__
 from diffsketch.app import demo
-from diffsketch.app.cli import app, main
 from diffsketch.app.settings import read_settings
+from diffsketch.cli import app, main
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
@@ -75,7 +75,7 @@ def test_help_names_the_command_and_an_example() -> None:
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from diffsketch.app.cli import app\n"
+        "from diffsketch.cli import app\n"
         "for words in ('--help', '--version', 'run --help', 'reproduce --list'):\n"
         "    app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
@@ -134,7 +134,7 @@ def test_interrupt_exits_130_quietly(
     if where == "command":
         monkeypatch.setattr(demo, "run_demo", interrupt)
     else:
-        monkeypatch.setattr("diffsketch.app.cli.app", interrupt)
+        monkeypatch.setattr("diffsketch.cli.app", interrupt)
     monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()
