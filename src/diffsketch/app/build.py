@@ -60,12 +60,17 @@ def build(config: RunConfig) -> Built:
     Guarantees (`tests/app/test_build.py`): the resolved settings build the same again; a setting
     that is not used is an error; the noise found for a budget is enough for all rounds, and 1% less
     is not; what is refused here would be refused by the first round.
-
-    Raises:
-        ArgumentError: A setting is missing, not used, wrong or beyond what can be computed.
-        DataError: The task's data cannot be used.
     """
-    _check_machine(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(
+            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
+        )
+    cores = os.cpu_count() or 1
+    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
+        raise ArgumentError(
+            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
+            f"got threads={config.threads}"
+        )
     fields = settings_of_methods()[config.method]
     config = with_task_defaults(config, fields=fields)
     task = load_task(
@@ -136,19 +141,6 @@ def most_participations(sampler: Sampler, rounds: int) -> int:
     return int(counts.max())
 
 
-def _check_machine(config: RunConfig) -> None:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(
-            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
-        )
-    cores = os.cpu_count() or 1
-    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
-        raise ArgumentError(
-            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
-            f"got threads={config.threads}"
-        )
-
-
 def _sampler(config: RunConfig, task: Task) -> Sampler:
     members = len(task.devices)
     if config.algorithm == "sgd":
@@ -156,11 +148,10 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     cohort, seed = cast(int, config.cohort), config.seed
     if config.sampling == "weighted":
         return WeightedSampler(task.devices.sizes, cohort, seed)
-    if config.sampling == "uniform":
-        return UniformSampler(members, cohort, seed)
-    if config.sampling == "shuffled":
-        return ShuffledSampler(members, cohort, seed)
-    return PoissonDevices.of(members, cohort, seed)
+    if config.sampling == "poisson":
+        return PoissonDevices.of(members, cohort, seed)
+    kind = UniformSampler if config.sampling == "uniform" else ShuffledSampler
+    return kind(members, cohort, seed)
 
 
 def _server(config: RunConfig) -> Server:

@@ -207,12 +207,7 @@ def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory:
 
 
 def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
-    """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed.
-
-    Raises:
-        DataError: There is no plan, or it is damaged or was changed.
-        MismatchError: It is of another version's format.
-    """
+    """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
     path = directory / _PLAN
     try:
         data = read_sealed(path)
@@ -241,12 +236,7 @@ def members_of(
 
 
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one, or until `stop`.
-
-    Raises:
-        DiffSketchError: It failed, for another reason than that it diverged; a `MismatchError` if
-            the directory holds another run.
-    """
+    """Run it to its end, from its checkpoint if it has one, or until `stop`."""
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
@@ -270,13 +260,11 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
-    """Raise unless the run that is there has the settings that the plan has for it.
-
-    Settings that the data and the method decide are left out: they follow from the rest.
-    """
+    """Raise unless the run that is there has the settings that the plan has for it."""
     planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
     for name, wanted in planned:
         found = getattr(directory.config, name)
+        # Settings that the data and the method decide follow from the rest.
         decided = name == "workers" or name in METHOD_SETTINGS
         if found != wanted and not (wanted is None and decided):
             raise MismatchError(
@@ -286,11 +274,7 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row for each name: means over its seeds, and how far they spread.
-
-    The spread is the standard deviation over the seeds; None for a single one. Epsilon is the
-    largest of them.
-    """
+    """One row for each name: means over its seeds, their standard deviation, largest epsilon."""
     rows = []
     for name in dict.fromkeys(result.name for result in results):
         ended = [(one.summary, one.times) for one in results if one.name == name and one.summary]
@@ -414,19 +398,7 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare runs with so many seeds, from the shared one on; the exit status.
-
-    Nothing was written where something that is given is wrong.
-
-    Args:
-        shared: Settings of all runs.
-        each: Name and settings of each.
-        output: A new or empty directory; by default a new one below `runs`.
-        console: Where to show it.
-        seeds: Number of seeds.
-        jobs: Processes at a time.
-        command: For the record.
-    """
+    """Compare runs with shared settings and their own, with so many seeds; the exit status."""
     check(seeds >= 1, "seeds", "be a whole number >= 1", seeds)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)

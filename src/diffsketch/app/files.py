@@ -104,9 +104,7 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state and the progress of a checkpoint of the run with this identity.
 
-    Raises:
-        DataError: Any byte is changed or missing.
-        MismatchError: It is of another run, or of another version's format.
+    A `DataError` if any byte is changed or missing, a `MismatchError` if it is of another run.
     """
     try:
         tensors = safetensors.torch.load(content)
@@ -163,10 +161,7 @@ def check_versions(written: Mapping[str, str], path: Path) -> None:
 
 @lru_cache  # the code that runs does not change while it runs
 def source_digest(*parts: str) -> str:
-    """A digest of our own source, by content and names of modules.
-
-    Of the whole package, or of parts: folders with all in them, and modules ("training/tasks.py").
-    """
+    """A digest of our own source, or of parts: folders, and modules such as "training/tasks.py"."""
     places = [_SOURCE / part for part in parts] or [_SOURCE]
     found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
     digest = hashlib.sha256()
@@ -230,11 +225,7 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The measurements in a file that may be growing: without a line that is not whole yet.
-
-    Raises:
-        DataError: A line is none that `Metrics` writes.
-    """
+    """The measurements in a file that may be growing: without a line that is not whole yet."""
     found: list[dict[str, Any]] = []
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -272,16 +263,24 @@ class RunDirectory:
         """A directory for a new run; an old run in it is removed to be overwritten, no other file.
 
         The command is in a file of its own, since the same run may be begun by different ones.
-
-        Raises:
-            ArgumentError: Something is there that may not be removed.
-            RunBusy: Another process is writing to it.
-            OSError: It cannot be made.
         """
         prepare_output(path)
         lock = locked(path)
         try:
-            _clear(path, overwrite=overwrite)
+            _complete(path)
+            halves = leftovers(path, (*_RESULTS, *_BEGINNING))
+            others = set(path.iterdir()) - set(halves)
+            refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
+            if others and not has_run(path):
+                raise ArgumentError(f"{refused} has files that are not those of a run")
+            if others and not overwrite:
+                raise ArgumentError(
+                    f"{refused} holds a run: continue it with --resume {path}, or replace it with "
+                    "--overwrite"
+                )
+            # Those of a beginning are replaced: until then, it is said that there is a run.
+            for old in (*(path / name for name in _RESULTS), *halves):
+                old.unlink(missing_ok=True)
             content = to_toml(config).encode()
             identity = hashlib.sha256(content).hexdigest()
             start = {"format": _RUN_FORMAT, "config": identity, "versions": versions()}
@@ -295,13 +294,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """The directory of a run that was begun.
-
-        Raises:
-            DataError: There is no run, or one of its files is damaged.
-            MismatchError: It was begun by another version, or its settings were changed.
-            RunBusy: Another process is writing to it.
-        """
+        """The directory of a run that was begun by this version, to go on with it."""
         if not (path / CONFIG).is_file() or not recovered(path):
             raise DataError(
                 f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
@@ -381,10 +374,6 @@ def look(path: Path) -> RunDirectory:
 
     Guarantees (`tests/app/test_files.py`): no file is changed and no lock is taken or waited for,
     so that the run may go on meanwhile; versions other than ours are no obstacle.
-
-    Raises:
-        DataError: A file is missing or damaged.
-        MismatchError: It is of another version's format, or its settings were changed.
     """
     file, config = path / START, path / CONFIG
     try:
@@ -439,11 +428,8 @@ def locked(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process of this machine has locked a directory, as the kernel tells without a lock.
-
-    Trying to lock it would for a moment keep away whoever wants to continue the run. False where
-    the kernel does not tell.
-    """
+    """Whether a process here has locked a directory; False where the kernel does not tell."""
+    # Trying to lock it would for a moment keep away whoever wants to continue the run.
     place = path.stat()
     wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
     try:
@@ -477,20 +463,3 @@ def _complete(path: Path) -> None:
             if read_sealed(leftover).get("config") == digest:
                 leftover.replace(path / START)
                 return
-
-
-def _clear(path: Path, *, overwrite: bool) -> None:
-    _complete(path)
-    halves = leftovers(path, (*_RESULTS, *_BEGINNING))
-    others = set(path.iterdir()) - set(halves)
-    refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
-    if others and not has_run(path):
-        raise ArgumentError(f"{refused} has files that are not those of a run")
-    if others and not overwrite:
-        raise ArgumentError(
-            f"{refused} holds a run: continue it with --resume {path}, or replace it with "
-            "--overwrite"
-        )
-    # Those of a beginning are replaced: until then, it is said that there is a run.
-    for old in (*(path / name for name in _RESULTS), *halves):
-        old.unlink(missing_ok=True)

@@ -49,16 +49,13 @@ def run_all(
 
     Args:
         work: Function of a module, called with each item, `tell` and `stop`. After `stop` says so
-            it returns something that stands for an item that is not done.
+            it returns something that stands for an item that is not done. If it raises an error,
+            nothing new is begun.
         items: Sent to the processes.
         processes: At a time.
         watch: Called now and then while the work goes on.
         stop: Asked now and then.
         quiet: Warnings that other processes do not show: their lines would get into each other.
-
-    Raises:
-        PoolBroken: A process was killed.
-        Exception: The work has raised it; nothing new is begun then.
     """
     if min(processes, len(items)) <= 1:
         return _in_this_process(work, items, watch, stop)

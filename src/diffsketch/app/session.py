@@ -160,12 +160,10 @@ class RunProgress:
 
     @property
     def diverging(self) -> bool:
-        """Whether it diverged, or loss and accuracy are worse than they were.
-
-        Both: a confident model may have a large loss.
-        """
+        """Whether it diverged, or both loss and accuracy are worse than they were."""
         if self.loss is None or self.accuracy is None or self.first_loss is None:
             return False
+        # Not by the loss alone: a confident model may have a large one.
         fell = self.accuracy < self.best_accuracy - _FALL
         return self.diverged or (self.loss > self.first_loss and fell)
 
@@ -182,11 +180,6 @@ class TrainingSession:
 
     Guarantees (`tests/app/test_resume.py`): killed at any moment and continued, a run ends with
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
-
-    Raises:
-        DataError: The checkpoint or the measurements are damaged, or one is missing.
-        MismatchError: The checkpoint is of another run.
-        CheckpointFailed: A file cannot be written; from `run`.
     """
 
     def __init__(self, built: Built, directory: RunDirectory, *, metrics: Metrics) -> None:
@@ -206,19 +199,35 @@ class TrainingSession:
         return self.simulation.round_index
 
     def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
-        """Do the rounds that are left, show each, and write a checkpoint.
-
-        If the run ends, and is not interrupted, also the model and the summary.
-        """
-        with self._explained_errors():
+        """Do the rounds that are left and save them; at the end, write model and summary."""
+        directory = self.directory
+        try:
             ending = self._train(show, stop)
             self._save()
             if ending.kind != "interrupted":
                 named = unflatten(self._built.model, self.simulation.averaged_weights)
                 model = {name: part.cpu().contiguous() for name, part in named.items()}
-                self.directory.write_results(
+                directory.write_results(
                     model=safetensors.torch.save(model), summary=self._summary(ending)
                 )
+        except DiffSketchError:
+            raise  # some of these are also an OSError, but not about writing
+        except OSError as error:
+            text = f"{error.filename2 or error.filename or directory.path}: "
+            text += f"{error.strerror or error}; "
+            if not directory.path.is_dir():
+                text += "the directory of the run is gone, and its checkpoint with it"
+            elif self._saved_round is None:
+                text += "no checkpoint was written yet"
+            elif not directory.checkpoint.exists():
+                text += "the checkpoint is gone"
+            else:
+                once = "there is room" if error.errno in _FULL_DISK else "it can be written"
+                text += (
+                    f"the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
+                    f"continue with diffsketch run --resume {directory.path}"
+                )
+            raise CheckpointFailed(text) from error
         return ending
 
     def _train(self, show: Show, stop: Callable[[], bool]) -> Ending:
@@ -324,31 +333,6 @@ class TrainingSession:
         self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
         self.progress = RunProgress(**saved)
         self._saved_round = self.round_index
-
-    @contextmanager
-    def _explained_errors(self) -> Iterator[None]:
-        """Say what is left of the run where a file cannot be written."""
-        try:
-            yield
-        except DiffSketchError:
-            raise  # some of these are also an OSError, but not about writing
-        except OSError as error:
-            directory = self.directory
-            text = f"{error.filename2 or error.filename or directory.path}: "
-            text += f"{error.strerror or error}; "
-            if not directory.path.is_dir():
-                text += "the directory of the run is gone, and its checkpoint with it"
-            elif self._saved_round is None:
-                text += "no checkpoint was written yet"
-            elif not directory.checkpoint.exists():
-                text += "the checkpoint is gone"
-            else:
-                once = "there is room" if error.errno in _FULL_DISK else "it can be written"
-                text += (
-                    f"the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
-                    f"continue with diffsketch run --resume {directory.path}"
-                )
-            raise CheckpointFailed(text) from error
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
         """The content of `summary.json`. No times, so that the same run gives the same.
@@ -489,10 +473,7 @@ def start(
     command: list[str],
     overwrite: bool = False,
 ) -> int:
-    """Begin a run in a directory, by default a new one below `runs`; the exit status.
-
-    Nothing was written where something that is given is wrong.
-    """
+    """Begin a run in a directory, by default a new one below `runs`; the exit status."""
     with threads(config.threads):
         built = build(config)
         chosen = built.config

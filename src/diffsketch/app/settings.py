@@ -394,8 +394,7 @@ have them."""
 def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfig:
     """The given settings completed with those of the task, for a method with these fields.
 
-    Raises:
-        ArgumentError: Something is given that the task, the algorithm or the method does not use.
+    Anything given that the task, the algorithm or the method does not use is an `ArgumentError`.
     """
     defaults = TASK_DEFAULTS[config.task]
     algorithm = config.algorithm or str(defaults["algorithm"])
