@@ -83,7 +83,7 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
 def test_expected_errors_are_one_line_and_bugs_are_not_disguised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["demo", "--output", tmp_path / "out", "--data-dir", tmp_path / "none"]
+    arguments = ["demo", "--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "none")]
     assert str(tmp_path / "none") in refused(invoke(*arguments))
     result = invoke("--debug", *arguments)
     assert result.exit_code == 2

@@ -147,7 +147,7 @@ def test_most_participations() -> None:
 def test_nothing_proven_has_no_budget() -> None:
     for method in ("sketch", "laplace"):
         with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
-            build(RunConfig(method=method, budget=1.0, workers=3, samples=5))  # type: ignore[arg-type]
+            build(RunConfig(method=method, budget=1.0, workers=3, samples=5))
 
 
 GAUSSIAN: dict[str, Any] = {"method": "sketch-gaussian", "clip": 1.0, "rows": 1, "cols": 20}

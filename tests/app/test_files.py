@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,6 @@ def test_epsilon_there_and_back(value: float) -> None:
 
 CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
-WAYS = pytest.mark.parametrize("way", [RunDirectory.open, look], ids=["open", "look"])
 
 
 def begin(path: Path) -> None:
@@ -217,35 +215,27 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-@WAYS
-@pytest.mark.parametrize("changed", ["rounds = 4", "rounds ="])
-def test_changed_settings_are_noticed(
-    tmp_path: Path, way: Callable[[Path], RunDirectory], changed: str
-) -> None:
-    begin(tmp_path)
-    path = tmp_path / "config.toml"
-    path.write_text(path.read_text().replace("rounds = 3", changed))
-    with pytest.raises(MismatchError, match=r"config\.toml: changed since the run began"):
-        way(tmp_path)
-
-
-@WAYS
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("name", "content", "said"),
     [
-        ("{", "damaged"),
-        ("[]", "damaged"),
-        ('{"format": "diffsketch run 9"}', "another version"),
-        ('{"format": "diffsketch run 2"}', "its checksum differs"),
+        ("config.toml", "rounds = 4", r"config\.toml: changed since the run began"),
+        ("config.toml", "rounds =", r"config\.toml: changed since the run began"),
+        ("run.json", "{", "damaged"),
+        ("run.json", "[]", "damaged"),
+        ("run.json", '{"format": "diffsketch run 9"}', "another version"),
+        ("run.json", '{"format": "diffsketch run 2"}', "its checksum differs"),
     ],
 )
-def test_damaged_start_is_refused(
-    tmp_path: Path, way: Callable[[Path], RunDirectory], content: str, said: str
+def test_changed_and_damaged_files_are_refused(
+    tmp_path: Path, name: str, content: str, said: str
 ) -> None:
     begin(tmp_path)
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises((DataError, MismatchError), match=said):
-        way(tmp_path)
+    path = tmp_path / name
+    before = path.read_text()
+    path.write_text(before.replace("rounds = 3", content) if name == "config.toml" else content)
+    for way in (RunDirectory.open, look):
+        with pytest.raises((DataError, MismatchError), match=said):
+            way(tmp_path)
 
 
 def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

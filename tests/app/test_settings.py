@@ -54,7 +54,7 @@ def values_of(item: Setting) -> st.SearchStrategy[Any]:
 ANY = st.fixed_dictionaries({}, optional={k: values_of(item) for k, item in SETTINGS.items()})
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(ANY)
 def test_toml_there_and_back(given_values: dict[str, Any]) -> None:
     config = RunConfig(**given_values)
