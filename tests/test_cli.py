@@ -227,7 +227,8 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
     [
         (
             ["run", "--workers", "40000", "--samples", "2"],
-            "--workers * --samples must be <= 60000, the images, got --workers=40000, --samples=2",
+            "--workers * --samples must be <= 60000, the training images there are, got "
+            "--workers=40000, --samples=2",
         ),
         (
             ["run", "--task", "shakespeare", "--workers", "10000"],
