@@ -60,7 +60,7 @@ def main() -> None:
             sys.setprofile(None)
 
     Simulation.step = traced  # type: ignore[method-assign]
-    from diffsketch.app.cli import main as command
+    from diffsketch.cli import main as command
 
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["diffsketch", "run", "--rounds", "5", "--method", options.method]

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddp": CORE | {"training"},
     "flower": CORE | {"training", "secure_sum"},
     "planning": CORE,
-    "auditing": CORE | {"training"},
+    "auditing": CORE | {"training", "ddp"},
     "pages": BASE | {"privacy"},
     "app": CORE | {"training", "pages", "__version__"},
     "reproduction": CORE | {"training", "auditing", "pages", "app", "__version__"},

@@ -1,5 +1,5 @@
 """`python -m diffsketch`."""
 
-from diffsketch.app.cli import main
+from diffsketch.cli import main
 
 main()

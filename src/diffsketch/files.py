@@ -38,6 +38,14 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
         LockBusy: Others hold it for longer, or replaced it meanwhile.
         LockLost: It was removed while the block ran; raised at its end.
     """
+
+    def is_ours() -> bool:
+        """Whether the open file still is the one of this name."""
+        try:
+            return os.path.samestat(os.fstat(handle), lock.stat())
+        except OSError:
+            return False
+
     lock = path.with_name(f".{path.name}.lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,10 +63,10 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
                         f"another process holds the lock of {path}, for more than {wait:g} s"
                     ) from None
                 time.sleep(_PAUSE)
-        if not _is_file(handle, lock):
+        if not is_ours():
             raise LockBusy(f"{lock} was removed or replaced meanwhile")
         yield
-        if not _is_file(handle, lock):
+        if not is_ours():
             raise LockLost(f"{lock} was removed meanwhile")
     finally:
         os.close(handle)  # and with it the lock
@@ -85,9 +93,6 @@ def replace_file(path: Path, content: bytes) -> None:
 
     The content goes to a temporary name in the same directory, which then takes the file's place
     in one step. On an error the temporary file is removed and the old file is as it was.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     replace_files({path: content})
 
@@ -98,9 +103,6 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     Nothing takes its place before everything is written and every place has been looked at. If
     one of the steps fails that then put them in place, new files are removed again; of old ones
     the first may have been replaced.
-
-    Raises:
-        OSError: A file cannot be written.
     """
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
     placed: list[Path] = []
@@ -124,14 +126,6 @@ def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:
     """Temporary files of a process that was killed while it wrote files of these names."""
     found = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
     return [path for path in found if path.suffixes[-2][1:].isdecimal()]
-
-
-def _is_file(handle: int, path: Path) -> bool:
-    """Whether an open file still is the one of this name."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except OSError:
-        return False
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -13,8 +13,19 @@ from unittest import mock
 
 from typer.testing import CliRunner, Result
 
-from diffsketch.app.cli import app
+from diffsketch.cli import app
 from diffsketch.training.simulation import Simulation
+
+# Settings that methods cannot do without.
+NEEDED: dict[str, dict[str, Any]] = {
+    "diffsketch-proven": {"clip": 1.0, "padding": 2000, "std": 1.0, "cols": 5},
+    "cpsgd": {"levels": 16, "trials": 64},
+    "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
+    "sketch-skellam": {"clip": 1.0, "budget": 8.0},
+    "gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
+    "skellam": {"clip": 1.0, "budget": 8.0},
+    "projunit": {"clip": 1.0, "size": 32},
+}
 
 
 def invoke(*arguments: str | Path, columns: int = 100) -> Result:

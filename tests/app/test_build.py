@@ -23,17 +23,9 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from diffsketch.training.server import FetchSGD, ServerOptimizer
+from tests.app.commands import NEEDED
 
 SMALL: dict[str, Any] = {"workers": 4, "samples": 10, "rounds": 2}
-NEEDED: dict[str, dict[str, Any]] = {
-    "diffsketch-proven": {"clip": 1.0, "padding": 2000, "std": 1.0, "cols": 5},
-    "cpsgd": {"levels": 16, "trials": 64},
-    "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
-    "sketch-skellam": {"clip": 1.0, "budget": 8.0},
-    "gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
-    "skellam": {"clip": 1.0, "budget": 8.0},
-    "projunit": {"clip": 1.0, "size": 32},
-}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -70,13 +62,16 @@ def test_settings_arrive() -> None:
     assert "rows=2, cols=30, family='pairwise', combine='median'" in str(simulation.method)
 
 
-def test_other_servers_and_samplers() -> None:
+def test_other_servers_samplers_and_models() -> None:
     config = RunConfig(method="sketch", hashes="fixed", top_k=5, table_momentum=0.9, **SMALL)
     assert build(config).simulation.server == FetchSGD(5, table_momentum=0.9)
     config = RunConfig(task="mnist-devices", method="none", sampling="poisson", cohort=2, **SMALL)
     assert isinstance(build(config).simulation.sampler, PoissonDevices)
     config = RunConfig(method="sketch", correction="shared", **SMALL)
     assert build(config).simulation.algorithm.correction == "shared"
+    assert build(RunConfig(model="cnn", method="none", **SMALL)).config.model == "cnn"
+    shakespeare = build(RunConfig(task="shakespeare", workers=2, rounds=1, method="none"))
+    assert (shakespeare.config.model, shakespeare.config.workers) == ("lstm", 2)
 
 
 def test_cpsgd_gets_its_share_of_the_runs_delta() -> None:
@@ -90,16 +85,6 @@ def test_cpsgd_gets_its_share_of_the_runs_delta() -> None:
         **NEEDED["cpsgd"],
     )  # fmt: skip
     assert "delta=0.001" in str(build(devices).simulation.method)
-
-
-def test_models_of_tasks() -> None:
-    cnn = build(RunConfig(model="cnn", method="none", **SMALL))
-    assert set(cnn.named_weights(cnn.simulation.weights)) == {
-        name for name, _ in cnn.model.named_parameters()
-    }
-    shakespeare = build(RunConfig(task="shakespeare", workers=2, rounds=1, method="none"))
-    assert shakespeare.config.model == "lstm"
-    assert shakespeare.config.workers == 2
 
 
 BUDGET: dict[str, Any] = {
@@ -160,23 +145,15 @@ def test_most_participations() -> None:
 
 
 def test_nothing_proven_has_no_budget() -> None:
-    with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
-        build(RunConfig(method="sketch", budget=1.0, workers=3, samples=5))
-    with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
-        build(RunConfig(method="laplace", budget=1.0, workers=3, samples=5))
+    for method in ("sketch", "laplace"):
+        with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
+            build(RunConfig(method=method, budget=1.0, workers=3, samples=5))
 
 
 GAUSSIAN: dict[str, Any] = {"method": "sketch-gaussian", "clip": 1.0, "rows": 1, "cols": 20}
 
 
 def test_mistakes_of_a_method_are_found_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Any:
-        raise ArgumentError("scale must be finite, got scale=inf")
-
-    monkeypatch.setattr(PlainSketch, "_encode", fail)
-    with pytest.raises(ArgumentError, match="scale must be finite"):
-        build(RunConfig(method="sketch", **SMALL))
-
     def overflow(*_: object) -> Any:
         raise OverflowError("too large")
 
@@ -216,13 +193,8 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"learning_rate": 1e300}, "learning_rate must be at most 1e\\+38"),
-        ({"server_step": 1e300}, "server_step must be at most 1e\\+38"),
         ({"learning_rate": 1e30, "server_step": 1e30}, "server_step must be at most 1e\\+08 with"),
-        ({"noise_multiplier": 1e-300, **GAUSSIAN}, "noise_multiplier must be a number >= 0.0001"),
         ({"noise_multiplier": 1e300, **GAUSSIAN}, "noise_multiplier must be at most 1e\\+09"),
-        ({"threads": 2000}, "threads must be at most 1,024"),
-        ({"rounds": 2**33}, "rounds must be at most 4,294,967,296"),
         ({"rounds": 10**400}, "rounds must be at most 4,294,967,296"),
     ],
 )
@@ -242,33 +214,36 @@ SIMULATED = (
 )
 
 
-def assumed(**settings: Any) -> list[str]:
-    simulation = build(RunConfig(**settings)).simulation
-    simulation.step()
-    return assumptions(simulation.claim, simulation.sampler)
-
-
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("settings", "said"),
     [
         (
-            "weighted",
-            "Who takes part in which round, and how many examples each client has, is taken as "
-            "public.",
+            {**CENTRAL, "sampling": "weighted"},
+            [
+                "Who takes part in which round, and how many examples each client has, is taken "
+                "as public.",
+                SIMULATED,
+            ],
         ),
-        ("uniform", "Who takes part in which round is taken as public."),
-        ("shuffled", "Who takes part in which round is taken as public."),
-        ("poisson", "Byte and message counts are for the simulator; the number drawn is secret."),
+        (
+            {**CENTRAL, "sampling": "uniform"},
+            ["Who takes part in which round is taken as public.", SIMULATED],
+        ),
+        (
+            {**CENTRAL, "sampling": "poisson"},
+            [
+                "Byte and message counts are for the simulator; the number drawn is secret.",
+                SIMULATED,
+            ],
+        ),
+        ({"method": "diffsketch", **SMALL}, [SIMULATED]),
+        ({"method": "sketch", **SMALL}, []),
     ],
 )
-def test_proven_runs(sampling: str, said: str) -> None:
-    assert assumed(**CENTRAL, sampling=sampling) == [said, SIMULATED]
-
-
-def test_others() -> None:
-    small: dict[str, Any] = {"workers": 3, "samples": 5, "rounds": 1}
-    assert assumed(method="diffsketch", **small) == [SIMULATED]
-    assert assumed(method="sketch", **small) == []
+def test_assumptions(settings: dict[str, Any], said: list[str]) -> None:
+    simulation = build(RunConfig(**settings)).simulation
+    simulation.step()
+    assert assumptions(simulation.claim, simulation.sampler) == said
 
 
 def test_samples_that_are_secret_hide_who_takes_part() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from diffsketch.app.pool import PoolBroken, run_all
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.training.simulation import Simulation
-from tests.app.commands import done, interrupted_in_round, invoke, read, refused
+from tests.app.commands import NEEDED, done, interrupted_in_round, invoke, read, refused
 
 # In a module of its own, so that a process can import it.
 WORK = """
@@ -119,15 +120,6 @@ def test_warnings_of_processes(
 
 
 SHORT = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
-NEEDED = {
-    "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
-    "sketch-skellam": {"clip": 1.0, "budget": 50.0},
-    "gaussian": {"clip": 1.0, "noise_multiplier": 2.0},
-    "skellam": {"clip": 1.0, "budget": 50.0},
-    "diffsketch-proven": {"clip": 1.0, "padding": 40, "std": 1.0},
-    "cpsgd": {"levels": 4, "trials": 4000},
-    "projunit": {"clip": 1.0, "size": 20},
-}
 
 
 @pytest.fixture
@@ -148,13 +140,17 @@ def test_flags_do_not_lose_silently(here: Path) -> None:
     done("compare", "--config", "all.toml", "--rounds", "4", "--output", "out")
 
 
-def test_a_changed_plan_is_refused(compared: Path) -> None:
+def test_a_changed_plan_or_one_at_work_is_refused(compared: Path) -> None:
     plan = compared / "comparison.plan.json"
     content = plan.read_text()
     for changed in (content.replace("0.5", "0.25"), "{", "[]", content[:-20]):
         plan.write_text(changed)
         assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", compared))
     plan.write_text(content)
+    lock = locked(compared)
+    said = refused(invoke("compare", "--resume", compared))
+    assert "out: another process is writing to it" in said
+    os.close(lock)
     done("compare", "--resume", compared)
 
 
@@ -198,10 +194,7 @@ def test_runs_of_others_are_refused(compared: Path, finished: bool) -> None:
 @pytest.mark.parametrize("method", ["diffsketch", "skellam", "cpsgd"])
 def test_own_runs_are_known(tmp_path: Path, method: Any) -> None:
     """Whatever the task and the method have added to what the plan says."""
-    config = RunConfig(
-        method=method, workers=3, samples=10, rounds=2,
-        **NEEDED.get(method, {}),  # type: ignore[arg-type]
-    )  # fmt: skip
+    config = RunConfig(method=method, workers=3, samples=10, rounds=2, **NEEDED.get(method, {}))
     with RunDirectory.create(tmp_path / "run", build(config).config, command=["x"]) as directory:
         _check_member(Member(method, 0, tmp_path / "run", config), directory)
 
@@ -224,14 +217,6 @@ def test_lost_times_of_a_member(compared: Path) -> None:
         assert next(csv.DictReader(stream))["milliseconds_per_round"] == ""
 
 
-def test_one_process_at_a_time(compared: Path) -> None:
-    lock = locked(compared)
-    assert "out: another process is writing to it" in refused(
-        invoke("compare", "--resume", compared)
-    )
-    assert lock >= 0
-
-
 def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     methods = ["--method", "none", "--method", "none:learning_rate=1e38"]
     result = done("compare", *SHORT, "--rounds", "8", *methods, "--output", tmp_path / "out")
@@ -240,11 +225,11 @@ def test_last_line_says_what_diverged(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_seeds_stay_below_their_limit(here: Path) -> None:
-    last = ["--seed", str(2**63 - 1), "--method", "none", *SHORT]
-    said = refused(invoke("compare", *last, "--seeds", "2"))
-    assert "--seeds must be at most 1, so that all are below" in said
-    assert list(here.iterdir()) == []
+def test_output_that_has_files_is_refused(here: Path) -> None:
+    (here / "mine").write_text("mine")
+    said = refused(invoke("compare", *SHORT, "--method", "none", "--output", here))
+    assert "--output must be a new or empty directory" in said
+    assert [item.name for item in here.iterdir()] == ["mine"]
 
 
 def test_folders_are_short_and_differ() -> None:
@@ -387,6 +372,10 @@ def test_file_with_tables(here: Path) -> None:
         (["--method", "none", "--method", "projunit"], "(in projunit)"),
         (["--method", "none", "--seeds", "0"], "--seeds must be a whole number >= 1"),
         (["--method", "none", "--jobs", "0"], "--jobs must be a whole number >= 1"),
+        (
+            ["--method", "none", "--seed", str(2**63 - 1), "--seeds", "2"],
+            "--seeds must be at most 1, so that all are below",
+        ),
         (["--resume", "none"], "none: not the directory of a comparison"),
         (["--resume", "none", "--method", "none"], "--resume takes everything from none"),
     ],
@@ -420,12 +409,3 @@ def test_shared_settings_go_where_they_are_used() -> None:
     assert dict(contenders[1].settings) == {"rounds": 2, "rows": 7, "method": "sketch", "cols": 5}
     with pytest.raises(ArgumentError, match="clip must be a setting"):
         contenders_of({"clip": 1.0}, each, fields_of=settings_of_methods())
-
-
-def test_output_that_has_files_is_refused(here: Path) -> None:
-    (here / "out").mkdir()
-    (here / "out" / "mine").write_text("mine")
-    result = invoke("compare", *SMALL, "--method", "none", "--output", "out")
-    assert result.exit_code == 2
-    assert "--output must be a new or empty directory" in result.stderr
-    assert [item.name for item in (here / "out").iterdir()] == ["mine"]

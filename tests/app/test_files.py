@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from diffsketch.app.files import (
     Metrics,
     RunBusy,
     RunDirectory,
-    RunFiles,
     check_versions,
     free_name,
     has_run,
     locked,
     look,
     pack,
+    read_metrics,
     read_sealed,
     sealed,
     source_digest,
@@ -42,12 +41,6 @@ from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Uni
 DATA = {"accuracy": 0.5, "names": ["a", "b"], "nothing": None, "deep": {"x": 1}}
 
 
-def test_there_and_back(tmp_path: Path) -> None:
-    path = tmp_path / "data.json"
-    path.write_bytes(sealed(DATA))
-    assert read_sealed(path) == DATA
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [(b"0.5", b"0.6"), (b'"a"', b'"c"'), (b"sha256", b"sha255"), (b"{", b"["), (b"null", b"\xff")],
@@ -55,6 +48,8 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_changes_are_noticed(tmp_path: Path, old: bytes, new: bytes) -> None:
     path = tmp_path / "data.json"
     content = sealed(DATA)
+    path.write_bytes(content)
+    assert read_sealed(path) == DATA
     assert old in content
     path.write_bytes(content.replace(old, new))
     with pytest.raises(DataError, match=r"data\.json: damaged"):
@@ -87,6 +82,8 @@ def test_same_back() -> None:
             assert state[name] == value
     assert progress["bytes"] == 10
     assert progress["loss"] != progress["loss"]
+    with pytest.raises(MismatchError, match="other settings"):
+        unpack(pack(STATE, PROGRESS, identity="me"), PATH, identity="you")
 
 
 def test_every_changed_or_missing_byte_is_noticed() -> None:
@@ -102,11 +99,6 @@ def test_every_changed_or_missing_byte_is_noticed() -> None:
             unpack(content[:length], PATH, identity="me")
     with pytest.raises(DataError, match="damaged checkpoint"):
         unpack(content + b"x", PATH, identity="me")
-
-
-def test_another_runs_checkpoint_is_refused() -> None:
-    with pytest.raises(MismatchError, match="other settings"):
-        unpack(pack(STATE, PROGRESS, identity="me"), PATH, identity="you")
 
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
@@ -130,13 +122,11 @@ def test_restored_to_what_it_was(metrics_path: Path) -> None:
         assert metrics_path.read_bytes() == before
         assert metrics.state() == state
         metrics.append({"round": 2})
-    assert [json.loads(line)["round"] for line in metrics_path.read_text().splitlines()] == [
-        0,
-        1,
-        2,
-    ]
+    assert [one["round"] for one in read_metrics(metrics_path)] == [0, 1, 2]
     with Metrics(metrics_path) as metrics:
         metrics.restore(None)
+        with pytest.raises(ValueError, match="JSON"):
+            metrics.append({"loss": math.nan})
     assert metrics_path.read_bytes() == b""
 
 
@@ -156,11 +146,6 @@ def test_damage_is_noticed_and_kept(metrics_path: Path, damage: str) -> None:
     assert metrics_path.read_bytes() == damaged
 
 
-def test_what_json_cannot_say_is_a_bug(metrics_path: Path) -> None:
-    with Metrics(metrics_path) as metrics, pytest.raises(ValueError, match="JSON"):
-        metrics.append({"loss": math.nan})
-
-
 @pytest.mark.parametrize("value", [0.5, math.inf])
 def test_epsilon_there_and_back(value: float) -> None:
     epsilon = Epsilon(value, 1e-5, 7, Basis.PROVEN, SCOPE)
@@ -171,24 +156,11 @@ def test_epsilon_there_and_back(value: float) -> None:
 
 CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
-WAYS = pytest.mark.parametrize("way", [RunDirectory.open, look], ids=["open", "look"])
 
 
 def begin(path: Path) -> None:
     with RunDirectory.create(path, CONFIG, command=COMMAND) as directory:
         directory.write_checkpoint(b"content", {"training": 0.5, "total": 1.0})
-
-
-def test_begun_and_opened(tmp_path: Path) -> None:
-    begin(tmp_path / "run")
-    with RunDirectory.open(tmp_path / "run") as directory:
-        assert directory.config == CONFIG
-        assert (tmp_path / "run" / "command.txt").read_text() == "diffsketch run\n"
-        assert directory.checkpoint.read_bytes() == b"content"
-        assert directory.times() == {"training": 0.5, "total": 1.0}
-        assert directory.summary() is None
-        directory.write_results(model=b"model", summary={"accuracy": 0.5})
-        assert directory.summary() == {"accuracy": 0.5}
 
 
 def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
@@ -243,41 +215,27 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-@WAYS
-@pytest.mark.parametrize("changed", ["rounds = 4", "rounds ="])
-def test_changed_settings_are_noticed(
-    tmp_path: Path, way: Callable[[Path], RunFiles], changed: str
-) -> None:
-    begin(tmp_path)
-    path = tmp_path / "config.toml"
-    path.write_text(path.read_text().replace("rounds = 3", changed))
-    with pytest.raises(MismatchError, match=r"config\.toml: changed since the run began"):
-        way(tmp_path)
-
-
-@WAYS
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("name", "content", "said"),
     [
-        ("{", "damaged"),
-        ("[]", "damaged"),
-        ('{"format": "diffsketch run 9"}', "another version"),
-        ('{"format": "diffsketch run 2"}', "its checksum differs"),
+        ("config.toml", "rounds = 4", r"config\.toml: changed since the run began"),
+        ("config.toml", "rounds =", r"config\.toml: changed since the run began"),
+        ("run.json", "{", "damaged"),
+        ("run.json", "[]", "damaged"),
+        ("run.json", '{"format": "diffsketch run 9"}', "another version"),
+        ("run.json", '{"format": "diffsketch run 2"}', "its checksum differs"),
     ],
 )
-def test_damaged_start_is_refused(
-    tmp_path: Path, way: Callable[[Path], RunFiles], content: str, said: str
+def test_changed_and_damaged_files_are_refused(
+    tmp_path: Path, name: str, content: str, said: str
 ) -> None:
     begin(tmp_path)
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises((DataError, MismatchError), match=said):
-        way(tmp_path)
-
-
-def test_no_run_is_said(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(DataError, match="not the directory of a run"):
-            RunDirectory.open(path)
+    path = tmp_path / name
+    before = path.read_text()
+    path.write_text(before.replace("rounds = 3", content) if name == "config.toml" else content)
+    for way in (RunDirectory.open, look):
+        with pytest.raises((DataError, MismatchError), match=said):
+            way(tmp_path)
 
 
 def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,8 +259,9 @@ def test_what_there_is_to_see(tmp_path: Path) -> None:
     assert (files.path, files.config, files.command) == (tmp_path, CONFIG, "diffsketch run")
     assert files.checkpoint.read_bytes() == b"content"
     assert files.times() == {"training": 0.5, "total": 1.0}
-    assert (files.begun, files.finished, files.summary()) == (True, False, None)
+    assert (files.finished, files.summary()) == (False, None)
     with RunDirectory.open(tmp_path) as directory:
+        assert (directory.config, directory.times()) == (files.config, files.times())
         assert (files.identity, files.start) == (directory.identity, directory.start)
         directory.write_results(model=b"model", summary={"accuracy": 0.5})
     assert (files.finished, files.summary()) == (True, {"accuracy": 0.5})
@@ -340,15 +299,15 @@ def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("run.json", r"run\.json: missing"), ("config.toml", r"config\.toml: No such file")],
-)
-def test_what_is_missing_is_said(tmp_path: Path, name: str, said: str) -> None:
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(DataError, match="not the directory of a run"):
+            RunDirectory.open(path)
     begin(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(DataError, match=said):
-        look(tmp_path)
+    for name, said in (("config.toml", "No such file"), ("run.json", "missing")):
+        (tmp_path / name).unlink()
+        with pytest.raises(DataError, match=f"{name}: {said}"):
+            look(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["diffsketch", "torch", "numpy", "machine", "source"])

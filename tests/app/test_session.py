@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import io
 import math
-import re
 import shutil
 import signal
 import threading
@@ -29,7 +28,6 @@ from diffsketch.app.session import (
     Interrupts,
     RunProgress,
     progress_display,
-    progress_line,
     session,
 )
 from diffsketch.app.settings import RunConfig, describe, read_settings
@@ -63,6 +61,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return path, plain(result.output)
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    return {item.name: item.read_bytes() for item in path.iterdir()}
+
+
 def test_help_shows_every_setting() -> None:
     printed = plain(invoke("run", "--help", columns=120).output)
     for item in describe(RunConfig).values():
@@ -90,8 +92,8 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     assert not any("second" in key for line in lines for key in line)
 
 
-def test_summary(finished: tuple[Path, str]) -> None:
-    path, _ = finished
+def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
+    path, printed = finished
     summary = read(path / "summary.json")
     assert summary["outcome"] == "finished"
     assert summary["rounds"] == summary["planned_rounds"] == 30
@@ -103,6 +105,13 @@ def test_summary(finished: tuple[Path, str]) -> None:
     assert summary["config"]["rows"] == 7
     assert summary["versions"]["torch"] == torch.__version__
     assert set(read(path / "times.json")) == {"training", "total"}
+    for text in (
+        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
+        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "Simulated: the noise follows from the seed", "do not publish it as a private release",
+        f"Wrote {path / 'summary.json'}",
+    ):  # fmt: skip
+        assert text in printed, text
 
 
 def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
@@ -120,25 +129,13 @@ def test_model_is_the_trained_one(finished: tuple[Path, str]) -> None:
     assert float(right.double().mean()) == pytest.approx(read(path / "summary.json")["accuracy"])
 
 
-def test_what_is_printed(finished: tuple[Path, str]) -> None:
-    path, printed = finished
-    for text in (
-        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
-        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
-        "Simulated: the noise follows from the seed", "do not publish it as a private release",
-        f"Wrote {path / 'summary.json'}",
-    ):  # fmt: skip
-        assert text in printed, text
-
-
 def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
     path, _ = finished
-    before = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
-    result = done("run", "--resume", path)
-    assert "is finished: there is nothing to continue" in plain(result.output)
-    assert "compression 47.3x" in plain(result.output)
-    after = {item.name: (item.read_bytes(), item.stat().st_mtime_ns) for item in path.iterdir()}
-    assert after == before
+    before = {item.name: item.stat().st_mtime_ns for item in path.iterdir()}
+    printed = plain(done("run", "--resume", path).output)
+    assert "is finished: there is nothing to continue" in printed
+    assert "compression 47.3x" in printed
+    assert {item.name: item.stat().st_mtime_ns for item in path.iterdir()} == before
 
 
 def test_config_file_and_flags(here: Path) -> None:
@@ -149,8 +146,10 @@ def test_config_file_and_flags(here: Path) -> None:
     assert "no claim" in plain(result.output)
     # The resolved file is a file of settings like any other, and gives the same run.
     done("run", "--config", "out/config.toml", "--output", "again")
-    for name in ("config.toml", "metrics.jsonl", "model.safetensors"):
-        assert (here / "again" / name).read_bytes() == (here / "out" / name).read_bytes()
+    one, again = contents(here / "out"), contents(here / "again")
+    assert len(one) == 8
+    for name in one.keys() - {"command.txt", "times.json"}:
+        assert again[name] == one[name], name
 
 
 def test_existing_run_is_kept_unless_told(here: Path) -> None:
@@ -181,6 +180,10 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
         (["--algorithm", "fedavg", "--cohort", "11"], "--cohort must be at most the number of"),
         (["--config", "none.toml"], "none.toml: No such file"),
         (["--overwrite"], "--overwrite needs --output"),
+        pytest.param(
+            ["--device", "cuda"], "--device must be cpu where PyTorch finds no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (["--resume", "none"], "none: not the directory of a run"),
         (["--resume", "none", "--seed", "1"], "--resume takes all settings from none/config.toml"),
     ],
@@ -189,14 +192,6 @@ def test_bad_input_is_one_line_and_writes_nothing(
     here: Path, arguments: list[str], said: str
 ) -> None:
     assert said in refused(invoke("run", *arguments))
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda_device(here: Path) -> None:
-    result = invoke("run", "--device", "cuda")
-    assert result.exit_code == 2
-    assert "--device must be cpu where PyTorch finds no CUDA device" in result.stderr
     assert list(here.iterdir()) == []
 
 
@@ -273,20 +268,6 @@ def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read(here / "out" / "summary.json")["rounds"] == 30
 
 
-def test_damaged_checkpoint_is_named(here: Path) -> None:
-    with interrupted_in_round(5):
-        result = invoke("run", *SMALL, "--output", "out")
-    assert result.exit_code == 130
-    assert "Interrupted after 5 rounds. Continue with: diffsketch run --resume out" in result.output
-    path = here / "out" / "checkpoint.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    said = refused(invoke("run", "--resume", "out"))
-    assert "out/checkpoint.safetensors: damaged checkpoint" in said
-    assert path.read_bytes() == content
-
-
 def test_divergence_is_said_and_kept(here: Path) -> None:
     result = invoke("run", *SMALL, "--method", "none", "--learning-rate", "1e38", "--output", "out")
     assert result.exit_code == 2, result.output
@@ -330,22 +311,36 @@ SHORT = [
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
     """A run with a checkpoint after 5 rounds."""
+    path = tmp_path / "run"
     with interrupted_in_round(5):
-        assert invoke("run", *SHORT, "--output", tmp_path / "run").exit_code == 130
-    return tmp_path / "run"
+        result = invoke("run", *SHORT, "--output", path)
+    assert result.exit_code == 130
+    again = f"Interrupted after 5 rounds. Continue with: diffsketch run --resume {path}"
+    assert again in plain(result.output)
+    return path
+
+
+def test_damaged_checkpoint_is_named(stopped: Path) -> None:
+    path = stopped / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    said = refused(invoke("run", "--resume", stopped))
+    assert "run/checkpoint.safetensors: damaged checkpoint" in said
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("also", [[], ["times.json"], ["times.json", "metrics.jsonl"]])
 def test_a_lost_checkpoint_is_no_new_run(stopped: Path, also: list[str]) -> None:
     for name in ("checkpoint.safetensors", *also):
         (stopped / name).unlink()
-    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    before = contents(stopped)
     result = invoke("run", "--resume", stopped)
     if len(also) == 2:  # nothing is left of its rounds
         assert result.exit_code == 0
         return
     assert "checkpoint.safetensors: missing, though the run had begun" in refused(result)
-    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+    assert contents(stopped) == before
 
 
 def test_a_run_is_begun_once_it_has_a_checkpoint(
@@ -363,7 +358,7 @@ def test_a_run_is_begun_once_it_has_a_checkpoint(
     done("run", "--resume", tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"training": "x", "total": 1}', "{}"])
+@pytest.mark.parametrize("content", ["{", '{"training": "x", "total": 1}'])
 def test_times_are_not_needed(stopped: Path, content: str) -> None:
     (stopped / "times.json").write_text(content)
     result = done("run", "--resume", stopped)
@@ -387,10 +382,10 @@ def test_a_lost_model_is_written_again_but_no_measurements(stopped: Path) -> Non
     assert not (stopped / "metrics.jsonl").exists()
     (stopped / "metrics.jsonl").write_bytes(content)
     done("run", "--resume", stopped)
-    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    before = contents(stopped)
     (stopped / "model.safetensors").unlink()
     done("run", "--resume", stopped)
-    after = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    after = contents(stopped)
     del before["times.json"], after["times.json"]
     assert after == before
 
@@ -404,12 +399,12 @@ def test_changed_data_is_said(stopped: Path, monkeypatch: pytest.MonkeyPatch, pa
         return task
 
     monkeypatch.setattr(build_module, "load_task", load)
-    before = {item.name: item.read_bytes() for item in stopped.iterdir()}
+    before = contents(stopped)
     said = refused(invoke("run", "--resume", stopped))
     what = "the test data has" if part == "test" else "the data has"
     assert f"{what} changed since the run began" in said
     assert len(said) < 300
-    assert {item.name: item.read_bytes() for item in stopped.iterdir()} == before
+    assert contents(stopped) == before
 
 
 def test_a_directory_that_is_gone(tmp_path: Path) -> None:
@@ -418,14 +413,6 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
         said = refused(invoke("run", *SHORT, "--checkpoint-seconds", "0", "--output", stopped))
     assert "the directory of the run is gone" in said
     assert "intact" not in said
-
-
-def test_the_same_settings_write_the_same_files(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        done("run", *SHORT, "--output", tmp_path / name)
-    for item in (tmp_path / "one").iterdir():
-        if item.name not in ("command.txt", "times.json"):
-            assert item.read_bytes() == (tmp_path / "other" / item.name).read_bytes(), item.name
 
 
 def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,45 +446,31 @@ def status(done: int) -> Any:
     )
 
 
-def shown(console: Console) -> str:
-    stream = console.file
-    assert isinstance(stream, io.StringIO)
+def shown(**options: Any) -> str:
+    """Ten rounds as a display shows them."""
+    stream = io.StringIO()
+    with progress_display(Console(file=stream, width=40, **options), rounds=10) as show:
+        for number in range(1, 11):
+            show(status(number))
     return uncoloured(stream.getvalue())
 
 
-def test_words() -> None:
-    assert progress_line(status(1)) == (
-        "loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
-        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
-    )
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_bar_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_BAR_SECONDS", 0.0)
-    console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    with progress_display(console, rounds=10) as show:
-        for done in range(1, 11):
-            show(status(done))
-    text = " ".join(shown(console).split())
+    text = " ".join(shown(force_terminal=True).split())
     assert "round 10/10" in text
     assert "━" in text
-    assert "at 1e-05 (proven; client, replace, distributed)" in re.sub(r"\s+", " ", text)
+    assert "at 1e-05 (proven; client, replace, distributed)" in text
     assert "…" not in text
 
 
 def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(file=io.StringIO(), width=40)
-    with progress_display(console, rounds=10) as show:
-        for done in range(1, 11):
-            show(status(done))
-    assert shown(console).splitlines() == [f"round 10/10 | {progress_line(status(10))}"]
+    assert shown().splitlines() == [
+        "round 10/10 | loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
+        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
+    ]
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    console = Console(file=io.StringIO(), width=40)
-    with progress_display(console, rounds=10) as show:
-        for done in range(1, 11):
-            show(status(done))
-    assert len(shown(console).splitlines()) == 10
+    assert len(shown().splitlines()) == 10
 
 
 def test_worker_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

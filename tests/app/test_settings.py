@@ -54,7 +54,7 @@ def values_of(item: Setting) -> st.SearchStrategy[Any]:
 ANY = st.fixed_dictionaries({}, optional={k: values_of(item) for k, item in SETTINGS.items()})
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(ANY)
 def test_toml_there_and_back(given_values: dict[str, Any]) -> None:
     config = RunConfig(**given_values)
@@ -67,6 +67,11 @@ def test_toml_there_and_back(given_values: dict[str, Any]) -> None:
 
 def test_file_is_read_with_types(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
+    with pytest.raises(DataError, match="No such file"):
+        read_settings(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not a TOML file"):
+        read_settings(path)
     path.write_text('learning_rate = 1\nrounds = 3\nmethod = "none"\n', encoding="utf-8")
     assert read_settings(path) == {"learning_rate": 1.0, "rounds": 3, "method": "none"}
     assert isinstance(read_settings(path)["learning_rate"], float)
@@ -96,14 +101,6 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
         read_settings(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert said in str(caught.value)
-
-
-def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
-        read_settings(tmp_path / "none.toml")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="not a TOML file"):
-        read_settings(tmp_path / "binary.toml")
 
 
 @pytest.mark.parametrize(
@@ -167,19 +164,16 @@ def test_every_setting_of_a_method_can_be_given() -> None:
     assert frozenset().union(*FIELDS.values()) == METHOD_SETTINGS
 
 
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ("mnist", {"algorithm": "sgd", "workers": 10, "samples": 200, "learning_rate": 0.01}),
-        ("mnist-devices", {"algorithm": "fedavg", "workers": 6000, "samples": 10, "cohort": 10}),
-        ("shakespeare", {"algorithm": "fedavg", "workers": 46, "learning_rate": 0.8, "cohort": 1}),
-    ],
-)
-def test_the_papers_hyper_parameters(task: str, expected: dict[str, Any]) -> None:
-    config = resolved(task=task)
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert config.batch_size == 10
-    assert config.local_epochs == (None if config.algorithm == "sgd" else 1)
+def test_the_papers_hyper_parameters() -> None:
+    for task, expected in {
+        "mnist": {"algorithm": "sgd", "workers": 10, "samples": 200, "learning_rate": 0.01},
+        "mnist-devices": {"algorithm": "fedavg", "workers": 6000, "samples": 10, "cohort": 10},
+        "shakespeare": {"algorithm": "fedavg", "workers": 46, "learning_rate": 0.8, "cohort": 1},
+    }.items():
+        config = resolved(task=task)
+        assert {name: getattr(config, name) for name in expected} == expected
+        assert config.batch_size == 10
+        assert config.local_epochs == (None if config.algorithm == "sgd" else 1)
 
 
 def test_what_is_given_goes_first() -> None:
@@ -202,7 +196,6 @@ def test_resolved_settings_stay_as_they_are() -> None:
     [
         ({"local_epochs": 2}, "local_epochs must not be given with --algorithm sgd"),
         ({"cohort": 2}, "cohort must not be given with --algorithm sgd"),
-        ({"sampling": "uniform"}, "sampling must not be given with --algorithm sgd"),
         ({"algorithm": "fedavg", "correction": "shared"}, "correction must not be given with"),
         ({"task": "shakespeare", "samples": 5}, "samples must not be given with --task shakes"),
         ({"table_momentum": 0.5}, "table_momentum must be 0 without --top-k"),

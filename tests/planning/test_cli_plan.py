@@ -12,8 +12,8 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from diffsketch.app.cli import app, main
 from diffsketch.app.settings import RelationName, SamplingName, TrustName, UnitName
+from diffsketch.cli import app, main
 from diffsketch.planning import SAMPLINGS, Relation, Trust, Unit
 
 ARGUMENTS = [
@@ -122,7 +122,7 @@ def test_help_is_quick_and_names_the_options() -> None:
         assert text in printed
     code = (
         "import sys\n"
-        "from diffsketch.app.cli import app\n"
+        "from diffsketch.cli import app\n"
         "app(['plan', '--help'], standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'dp_accounting')))\n"
     )

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from diffsketch.app.build import most_participations, settings_of_methods
-from diffsketch.app.cli import app
 from diffsketch.app.settings import RunConfig, describe, parse_setting
+from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, build_method
 from diffsketch.planning import (

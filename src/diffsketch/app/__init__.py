@@ -1,1 +1,1 @@
-"""Runs: settings, directories, checkpoints, comparisons and the command line."""
+"""Runs: settings, directories, checkpoints and comparisons."""

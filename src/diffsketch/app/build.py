@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError
@@ -22,7 +21,6 @@ from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.local import trainer_for
-from diffsketch.training.models import unflatten
 from diffsketch.training.rounds import Algorithm, DistributedSGD, FedAvg
 from diffsketch.training.sampling import (
     AllDevices,
@@ -49,21 +47,11 @@ _THREADS_PER_CORE = 4
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A simulation and where it comes from.
+    """A simulation and where it comes from."""
 
-    Attributes:
-        config: Every setting that the run uses, resolved: the same simulation comes from it.
-        simulation: Before its first round.
-        model: The module that the weights belong to.
-    """
-
-    config: RunConfig
-    simulation: Simulation
-    model: nn.Module
-
-    def named_weights(self, weights: Tensor) -> Mapping[str, Tensor]:
-        """Flat weights by the names of the model's parameters."""
-        return unflatten(self.model, weights)
+    config: RunConfig  # every setting that the run uses: the same simulation comes from it
+    simulation: Simulation  # before its first round
+    model: nn.Module  # that the weights belong to
 
 
 def build(config: RunConfig) -> Built:
@@ -72,12 +60,17 @@ def build(config: RunConfig) -> Built:
     Guarantees (`tests/app/test_build.py`): the resolved settings build the same again; a setting
     that is not used is an error; the noise found for a budget is enough for all rounds, and 1% less
     is not; what is refused here would be refused by the first round.
-
-    Raises:
-        ArgumentError: A setting is missing, not used, wrong or beyond what can be computed.
-        DataError: The task's data cannot be used.
     """
-    _check_machine(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(
+            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
+        )
+    cores = os.cpu_count() or 1
+    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
+        raise ArgumentError(
+            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
+            f"got threads={config.threads}"
+        )
     fields = settings_of_methods()[config.method]
     config = with_task_defaults(config, fields=fields)
     task = load_task(
@@ -93,18 +86,24 @@ def build(config: RunConfig) -> Built:
     model = task.model(config.seed)
     dim = sum(parameter.numel() for parameter in model.parameters())
     sampler = _sampler(config, task)
-    config, method = _method(config, fields, dim=dim, sampler=sampler)
+    budget = None if config.budget is None else Budget(config.budget, config.delta)
+    config, method = _method(config, fields, dim=dim, sampler=sampler, budget=budget)
+    rate, size = cast(float, config.learning_rate), cast(int, config.batch_size)
+    if config.algorithm == "sgd":
+        algorithm: Algorithm = DistributedSGD(rate, size, correction=config.correction)
+    else:
+        algorithm = FedAvg(rate, size, local_epochs=cast(int, config.local_epochs))
     simulation = Simulation(
         task,
         method=method,
         trainer=trainer_for(model),
-        algorithm=_algorithm(config),
+        algorithm=algorithm,
         rounds=cast(int, config.rounds),
         seed=config.seed,
         sampler=sampler,
         server=_server(config),
         hashes=config.hashes,
-        budget=_budget(config),
+        budget=budget,
     )
     _try_once(simulation, config)
     return Built(config, simulation, model)
@@ -142,30 +141,6 @@ def most_participations(sampler: Sampler, rounds: int) -> int:
     return int(counts.max())
 
 
-def _check_machine(config: RunConfig) -> None:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(
-            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
-        )
-    cores = os.cpu_count() or 1
-    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
-        raise ArgumentError(
-            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
-            f"got threads={config.threads}"
-        )
-
-
-def _budget(config: RunConfig) -> Budget | None:
-    return None if config.budget is None else Budget(config.budget, config.delta)
-
-
-def _algorithm(config: RunConfig) -> Algorithm:
-    rate, size = cast(float, config.learning_rate), cast(int, config.batch_size)
-    if config.algorithm == "sgd":
-        return DistributedSGD(rate, size, correction=config.correction)
-    return FedAvg(rate, size, local_epochs=cast(int, config.local_epochs))
-
-
 def _sampler(config: RunConfig, task: Task) -> Sampler:
     members = len(task.devices)
     if config.algorithm == "sgd":
@@ -173,11 +148,10 @@ def _sampler(config: RunConfig, task: Task) -> Sampler:
     cohort, seed = cast(int, config.cohort), config.seed
     if config.sampling == "weighted":
         return WeightedSampler(task.devices.sizes, cohort, seed)
-    if config.sampling == "uniform":
-        return UniformSampler(members, cohort, seed)
-    if config.sampling == "shuffled":
-        return ShuffledSampler(members, cohort, seed)
-    return PoissonDevices.of(members, cohort, seed)
+    if config.sampling == "poisson":
+        return PoissonDevices.of(members, cohort, seed)
+    kind = UniformSampler if config.sampling == "uniform" else ShuffledSampler
+    return kind(members, cohort, seed)
 
 
 def _server(config: RunConfig) -> ServerRule:
@@ -189,9 +163,9 @@ def _server(config: RunConfig) -> ServerRule:
 
 
 def _method(
-    config: RunConfig, fields: frozenset[str], *, dim: int, sampler: Sampler
+    config: RunConfig, fields: frozenset[str], *, dim: int, sampler: Sampler, budget: Budget | None
 ) -> tuple[RunConfig, Method]:
-    """The method, and the settings completed with the method's own values."""
+    """The method, with the least noise for the budget, and the settings with its own values."""
     rounds, cohort = cast(int, config.rounds), max(1, round(sampler.expected))
     # Rounds that the client pays for that pays most; all of them if samples are secret.
     paid = most_participations(sampler, rounds) if sampler.fixed_size else rounds
@@ -203,48 +177,34 @@ def _method(
     for name, is_needed in needed.items():
         if is_needed and name not in given and name != "noise_multiplier":
             raise ArgumentError(f"{name} must be given for --method {config.method}")
+
+    def method_with(settings: dict[str, Any]) -> Method:
+        return build_method(config.method, dim=dim, cohort=cohort, settings=settings)
+
+    def event_of(multiplier: float) -> Event:
+        seed = SketchKey.from_integer(config.seed).seed(0)
+        claim = method_with({**given, "noise_multiplier": multiplier}).claim_for(cohort, seed)
+        if not isinstance(claim, ProvenClaim):
+            raise ArgumentError(f"budget needs a proven claim, got budget={config.budget}: {claim}")
+        if isinstance(sampler, PoissonDevices):
+            claim = sampler.lottery.amplified(claim)
+        return claim.event
+
     if "noise_multiplier" in fields - given.keys():
-        given["noise_multiplier"] = _noise_for_budget(
-            config, given, dim=dim, cohort=cohort, sampler=sampler, paid=paid
+        if budget is None:
+            raise ArgumentError(
+                f"noise_multiplier must be given for --method {config.method}, or a --budget that "
+                "it is found from"
+            )
+        given["noise_multiplier"] = calibrate(
+            event_of, budget, rounds=paid, least=_LEAST_NOISE, tolerance=_TOLERANCE
         )
-    method = build_method(config.method, dim=dim, cohort=cohort, settings=given)
+    method = method_with(given)
     found: dict[str, Any] = {}
     for name in fields:
         value, kind = getattr(method, name), describe(RunConfig)[name].kind
         found[name] = None if value is None else kind(value)  # enumerations as text
     return config.replaced(**found), method
-
-
-def _noise_for_budget(
-    config: RunConfig,
-    given: Mapping[str, object],
-    *,
-    dim: int,
-    cohort: int,
-    sampler: Sampler,
-    paid: int,
-) -> float:
-    """The least noise multiplier with which all planned rounds stay within the budget."""
-    budget, seed = _budget(config), SketchKey.from_integer(config.seed).seed(0)
-    if budget is None:
-        raise ArgumentError(
-            f"noise_multiplier must be given for --method {config.method}, or a --budget that it "
-            "is found from"
-        )
-
-    def event_of(multiplier: float) -> Event:
-        settings = {**given, "noise_multiplier": multiplier}
-        method = build_method(config.method, dim=dim, cohort=cohort, settings=settings)
-        claim = method.claim_for(cohort, seed)
-        if not isinstance(claim, ProvenClaim):
-            raise ArgumentError(
-                f"budget needs a proven claim, got budget={budget.epsilon}: {claim}"
-            )
-        if isinstance(sampler, PoissonDevices):
-            claim = sampler.lottery.amplified(claim)
-        return claim.event
-
-    return calibrate(event_of, budget, rounds=paid, least=_LEAST_NOISE, tolerance=_TOLERANCE)
 
 
 def _try_once(simulation: Simulation, config: RunConfig) -> None:

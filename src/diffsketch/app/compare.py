@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from diffsketch.app.files import (
     recovered,
     sealed,
 )
-from diffsketch.app.pool import PoolBroken, Stop, Tell, run_all
+from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import (
     Interrupts,
     bytes_in_words,
@@ -66,10 +66,6 @@ _COLUMNS = (
     "relation", "trust", "noised_share", "milliseconds_per_round",
 )  # fmt: skip
 _ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
-
-
-class ComparisonBroken(DiffSketchError):  # noqa: N818 - it says what happened
-    """A process that ran a part of a comparison is gone. Its checkpoints are kept."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +114,6 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
 
     >>> parse_method("sketch:rows=7,cols=22")
     ('sketch:rows=7,cols=22', {'method': 'sketch', 'rows': 7, 'cols': 22})
-
-    Raises:
-        ArgumentError: The method, a key or a value is none.
     """
     known = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
     method, _, rest = text.partition(":")
@@ -143,11 +136,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
 
 
 def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[str, Value]]]]:
-    """Shared settings, and those of each `[[run]]` table with its name.
-
-    Raises:
-        DataError: The file cannot be read, or something in it is no setting.
-    """
+    """Shared settings in a TOML file, and those of each `[[run]]` table with its name."""
     content = read_toml(path)
     tables = content.pop("run", [])
     shared = checked_table(content, f"{path}:")
@@ -174,12 +163,10 @@ def contenders_of(
     *,
     fields_of: Mapping[str, frozenset[str]],
 ) -> list[Contender]:
-    """The rows of the comparison.
+    """The rows of the comparison, each with a name of its own.
 
-    A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`.
-
-    Raises:
-        ArgumentError: There are none, two have one name, or nobody uses a shared setting.
+    A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
+    one that nobody uses is an error.
     """
     if not each:
         raise ArgumentError("method must be given, once for each run to compare, got method=None")
@@ -220,12 +207,7 @@ def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory:
 
 
 def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
-    """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed.
-
-    Raises:
-        DataError: There is no plan, or it is damaged or was changed.
-        MismatchError: It is of another version's format.
-    """
+    """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
     path = directory / _PLAN
     try:
         data = read_sealed(path)
@@ -243,24 +225,18 @@ def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
 
 
 def members_of(
-    contenders: Iterable[Contender], seeds: Sequence[int], directory: Path
+    contenders: Sequence[Contender], seeds: Sequence[int], directory: Path
 ) -> list[Member]:
     """All runs of a comparison, those with the same seed together."""
-    found = list(contenders)
     return [
         Member(one.name, seed, directory / one.folder / f"seed-{seed}", one.config(seed))
         for seed in seeds
-        for one in found
+        for one in contenders
     ]
 
 
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one, or until `stop`.
-
-    Raises:
-        DiffSketchError: It failed, for another reason than that it diverged.
-        MismatchError: What is there is not this run.
-    """
+    """Run it to its end, from its checkpoint if it has one, or until `stop`."""
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
@@ -284,13 +260,11 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
-    """Raise unless the run that is there has the settings that the plan has for it.
-
-    Settings that the data and the method decide are left out: they follow from the rest.
-    """
+    """Raise unless the run that is there has the settings that the plan has for it."""
     planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
     for name, wanted in planned:
         found = getattr(directory.config, name)
+        # Settings that the data and the method decide follow from the rest.
         decided = name == "workers" or name in METHOD_SETTINGS
         if found != wanted and not (wanted is None and decided):
             raise MismatchError(
@@ -300,44 +274,40 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row for each name: means over its seeds, and how far they spread.
-
-    The spread is the standard deviation over the seeds; None for a single one. Epsilon is the
-    largest of them.
-    """
-    names = dict.fromkeys(result.name for result in results)
-    return [_row(name, [one for one in results if one.name == name]) for name in names]
-
-
-def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:
-    ended = [(one.summary, one.times) for one in results if one.summary is not None]
-    summaries = [summary for summary, _ in ended]
-    accuracies = [one["accuracy"] for one in summaries]
-    bytes_of = [one["bytes_up"] + one["bytes_down"] for one in summaries]
-    raw = sum(one["uncompressed_bytes_up"] + one["uncompressed_bytes_down"] for one in summaries)
-    seconds = sum(times["training"] for _, times in ended if times)
-    steps = sum(summary["rounds"] for summary, times in ended if times)
-    endings = Counter(
-        "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
-        for one in summaries
-    )
-    return {
-        "name": name,
-        "seeds": len(summaries),
-        "accuracy": statistics.fmean(accuracies),
-        "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        "rounds": max(one["rounds"] for one in summaries),
-        "message_bytes": summaries[0]["message_bytes"],
-        "bytes": statistics.fmean(bytes_of),
-        "compression": raw / max(sum(bytes_of), 1),
-        "milliseconds_per_round": 1000 * seconds / steps if steps else None,
-        "epsilon": max(
-            (one["epsilon"] for one in summaries),
-            key=lambda one: math.inf if one["value"] is None else float(one["value"]),
-        ),
-        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
-        "ended": dict(endings),
-    }
+    """One row for each name: means over its seeds, their standard deviation, largest epsilon."""
+    rows = []
+    for name in dict.fromkeys(result.name for result in results):
+        ended = [(one.summary, one.times) for one in results if one.name == name and one.summary]
+        summaries = [summary for summary, _ in ended]
+        accuracies = [one["accuracy"] for one in summaries]
+        sent = [one["bytes_up"] + one["bytes_down"] for one in summaries]
+        ways = ("uncompressed_bytes_up", "uncompressed_bytes_down")
+        raw = sum(one[way] for one in summaries for way in ways)
+        seconds = sum(times["training"] for _, times in ended if times)
+        steps = sum(summary["rounds"] for summary, times in ended if times)
+        endings = Counter(
+            "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
+            for one in summaries
+        )
+        row = {
+            "name": name,
+            "seeds": len(summaries),
+            "accuracy": statistics.fmean(accuracies),
+            "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+            "rounds": max(one["rounds"] for one in summaries),
+            "message_bytes": summaries[0]["message_bytes"],
+            "bytes": statistics.fmean(sent),
+            "compression": raw / max(sum(sent), 1),
+            "milliseconds_per_round": 1000 * seconds / steps if steps else None,
+            "epsilon": max(
+                (one["epsilon"] for one in summaries),
+                key=lambda one: math.inf if one["value"] is None else float(one["value"]),
+            ),
+            "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
+            "ended": dict(endings),
+        }
+        rows.append(row)
+    return rows
 
 
 def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[Table | str, ...]:
@@ -352,13 +322,15 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
         milliseconds = row["milliseconds_per_round"]
+        epsilon = epsilon_from_data(row["epsilon"]).text("short")
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["bytes"] else "-",
-            _narrow(epsilon_from_data(row["epsilon"]).text("short")),
+            # One part a line: "eps 8 / at 1e-05 / proven; / client, / replace, / central".
+            re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", epsilon).rstrip(")"),
             end_section=True,
         )
         for text in row["assumes"]:
@@ -379,20 +351,6 @@ def _name(name: str) -> str:
     made = name.partition(":")[0] in METHOD_NAMES
     first, *rest = re.split("[:,]", name) if made else [name]
     return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
-
-
-def _narrow(text: str) -> str:
-    """The text of an epsilon on several lines.
-
-    >>> print(_narrow("eps 7.99 at 1e-05 (proven; client, replace, central)"))
-    eps 7.99
-    at 1e-05
-    proven;
-    client,
-    replace,
-    central
-    """
-    return re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", text).rstrip(")")
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -440,22 +398,8 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare runs with so many seeds, from the shared one on; the exit status.
-
-    Args:
-        shared: Settings of all runs.
-        each: Name and settings of each.
-        output: A new or empty directory; by default a new one below `runs`.
-        console: Where to show it.
-        seeds: Number of seeds.
-        jobs: Processes at a time.
-        command: For the record.
-
-    Raises:
-        DiffSketchError: Something that is given is wrong; nothing was written then.
-    """
+    """Compare runs with shared settings and their own, with so many seeds; the exit status."""
     check(seeds >= 1, "seeds", "be a whole number >= 1", seeds)
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
     if first + seeds > _SEED_END:
@@ -463,6 +407,7 @@ def start(
             f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
             f"seeds={seeds} and seed={first}"
         )
+    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders = contenders_of(common, each, fields_of=settings_of_methods())
     for contender in contenders:  # so that a mistake is found before anything is run
         try:
@@ -484,13 +429,7 @@ def start(
 
 
 def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> int:
-    """Continue a comparison; the exit status.
-
-    Raises:
-        DataError: There is none, or its plan is damaged or was changed.
-        MismatchError: A run that is there is not one of the plan.
-        RunBusy: Another process is at it.
-    """
+    """Continue a comparison; the exit status."""
     check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders, seeds = read_plan(path)
     return _run(contenders, seeds, path, console, jobs=jobs, command=command)
@@ -505,14 +444,34 @@ def _run(
     jobs: int,
     command: list[str],
 ) -> int:
-    lock = locked(path)
+    members, lock = members_of(contenders, seeds, path), locked(path)
     try:
         if not has_plan(path):
             write_plan(contenders, seeds, path)
-        results, status = _results(members_of(contenders, seeds, path), console, jobs, command)
+        with (
+            Interrupts() as interrupts,
+            Progress(console=console, transient=True) as progress,
+            warnings_in_lines(progress.console),
+        ):
+            task = progress.add_task("Comparing", total=1.0)
+
+            def watch(shares: Sequence[float | None]) -> None:
+                begun = zip(members, shares, strict=True)
+                now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
+                share = sum(share or 0.0 for share in shares) / len(members)
+                progress.update(task, completed=share, description=f"Comparing {'; '.join(now)}")
+
+            results = run_all(
+                partial(run_one, command=command),
+                members,
+                processes=jobs,
+                watch=watch,
+                stop=lambda: interrupts.signal is not None,
+                quiet=(NonFiniteUpdate,),  # counted in the summary
+            )
         if any(result.summary is None for result in results):
             print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
-            return status
+            return interrupts.exit_status
         rows = rows_of(results)
         paths = write_results(results, rows, path)
     finally:
@@ -525,34 +484,3 @@ def _run(
     if diverged := outcomes.count("diverged"):
         console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
     return 0
-
-
-def _results(
-    members: Sequence[Member], console: Console, jobs: int, command: list[str]
-) -> tuple[list[Result], int]:
-    """Run all members under a progress bar; also the exit status of a signal that came."""
-    with (
-        Interrupts() as interrupts,
-        Progress(console=console, transient=True) as progress,
-        warnings_in_lines(progress.console),
-    ):
-        task = progress.add_task("Comparing", total=1.0)
-
-        def watch(shares: Sequence[float | None]) -> None:
-            begun = zip(members, shares, strict=True)
-            now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
-            share = sum(share or 0.0 for share in shares) / len(members)
-            progress.update(task, completed=share, description=f"Comparing {'; '.join(now)}")
-
-        try:
-            results = run_all(
-                partial(run_one, command=command),
-                members,
-                processes=jobs,
-                watch=watch,
-                stop=lambda: interrupts.signal is not None,
-                quiet=(NonFiniteUpdate,),  # counted in the summary
-            )
-        except PoolBroken as error:
-            raise ComparisonBroken("a process of the comparison was ended") from error
-    return results, interrupts.exit_status

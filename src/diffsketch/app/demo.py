@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,16 +24,13 @@ from diffsketch.training.data import ImageDataset, load_mnist
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 ROWS = 7
 COMPRESSIONS = (2, 5, 10, 25, 51, 100, 200)
 AVERAGED_COMPRESSION = 51
 ROUNDS = (10, 100, 1000)
 _TRIALS = 20
 _MAX_ROUNDS = 2000  # of all trials of one measurement together; bounds the time that it takes
-_SAMPLES = 2000
-_STEPS = 10
-_LEARNING_RATE = 0.5
+_SAMPLES, _STEPS, _LEARNING_RATE = 2000, 10, 0.5
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,8 @@ def run_demo(
 ) -> DemoResult:
     """Sketch the gradient of a logistic regression and measure how well it comes back.
 
-    Args:
-        seed: Fixes all hashes.
-        family: The hash family of the sketches.
-        data_dir: Where MNIST's idx files are; None takes the copy in the package.
-        on_progress: Called with the share of the work that is done, from 0 to 1.
+    `data_dir` has MNIST's idx files, instead of the copy in the package; `on_progress` is called
+    with the share of the work that is done, from 0 to 1.
     """
     key = SketchKey.from_integer(seed)
     gradient = logistic_gradient(load_mnist(data_dir, split="train"))
@@ -106,16 +100,12 @@ def logistic_gradient(dataset: ImageDataset) -> Tensor:
     """The gradient of a logistic regression after some full-batch steps from zero.
 
     Weights and biases in one vector: `classes * (pixels + 1)` coordinates, 7,850 for MNIST.
-
-    Raises:
-        DataError: There is no image, or the gradient is zero.
     """
     if len(dataset) == 0:
         raise DataError("the training data must have at least one image, found none")
     inputs = dataset.images[:_SAMPLES].flatten(start_dim=1).float() / 255
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)  # for the biases
     labels = dataset.labels[:_SAMPLES]
-    bias_input = torch.ones(len(inputs), 1)
-    inputs = torch.cat([inputs, bias_input], dim=1)
     weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1)
     for step in range(_STEPS + 1):
         weights.requires_grad_()
@@ -137,23 +127,14 @@ def _measure(
         table, trial = sketch.encode(gradient, seed), index // rounds
         averages[0, trial] += sketch.query(table, seed, combine="median") / rounds
         averages[1, trial] += sketch.query(table, seed, combine="mean") / rounds
-    errors = (averages - gradient).norm(dim=-1) / gradient.norm()
-    median_error, mean_error = errors.mean(dim=-1).tolist()
-    cosines = cosine_similarity(averages, gradient, dim=-1)
-    median_cosine, mean_cosine = cosines.mean(dim=-1).tolist()
+    errors = ((averages - gradient).norm(dim=-1) / gradient.norm()).mean(dim=-1).tolist()
+    cosines = cosine_similarity(averages, gradient, dim=-1).mean(dim=-1).tolist()
+    # One row's variance is ||g||^2 / cols per coordinate; rows and rounds are independent.
+    predicted = math.sqrt(sketch.compression / rounds)
     return GradientRecovery(
-        rows=sketch.rows,
-        cols=sketch.cols,
-        compression=sketch.compression,
-        rounds=rounds,
-        trials=trials,
-        median_error=median_error,
-        mean_error=mean_error,
-        # One row's variance is ||g||^2 / cols per coordinate; rows and rounds are independent.
-        predicted_mean_error=math.sqrt(sketch.compression / rounds),
-        median_cosine=median_cosine,
-        mean_cosine=mean_cosine,
-    )
+        sketch.rows, sketch.cols, sketch.compression, rounds, trials, errors[0], errors[1],
+        predicted, cosines[0], cosines[1],
+    )  # fmt: skip
 
 
 def write_results(result: DemoResult, directory: Path) -> tuple[Path, Path]:
@@ -215,18 +196,22 @@ def _draw(axes: Axes, recoveries: tuple[GradientRecovery, ...], places: Sequence
 def report(result: DemoResult) -> tuple[Table | str, ...]:
     """Parts to print: the two tables, and how to read them."""
     fixed = result.by_rounds[0].compression
-    tables = [
-        _table(
-            f"One sketch of a gradient with {result.dim:,} coordinates",
-            "compression",
-            {f"{one.compression:.1f}x": one for one in result.by_compression},
-        ),
-        _table(
-            f"Average over rounds of fresh hashes at {fixed:.0f}x",
-            "rounds",
-            {str(one.rounds): one for one in result.by_rounds},
-        ),
-    ]
+    titles = {
+        "compression": f"One sketch of a gradient with {result.dim:,} coordinates",
+        "rounds": f"Average over rounds of fresh hashes at {fixed:.0f}x",
+    }
+    tables = []
+    for first, recoveries in zip(titles, (result.by_compression, result.by_rounds), strict=True):
+        table = Table(title=titles[first], title_justify="left")
+        headings = ("table", "error\nmedian", "error\nmean", "theory\nmean", "cosine\nmedian")
+        for heading in (first, *headings, "cosine\nmean"):
+            table.add_column(heading, justify="right")
+        for one in recoveries:
+            name = f"{one.compression:.1f}x" if first == "compression" else str(one.rounds)
+            errors = (one.median_error, one.mean_error, one.predicted_mean_error)
+            numbers = (*errors, one.median_cosine, one.mean_cosine)
+            table.add_row(name, f"{one.rows} x {one.cols}", *(f"{x:.2f}" for x in numbers))
+        tables.append(table)
     reading = [
         "Error is ||estimate - gradient|| / ||gradient||; theory is sqrt(compression / rounds), "
         "for the mean query."
@@ -239,15 +224,3 @@ def report(result: DemoResult) -> tuple[Table | str, ...]:
             "direction (here of one fixed gradient)."
         )
     return (*tables, *reading, "A bare sketch gives no privacy guarantee.")
-
-
-def _table(title: str, first: str, rows: Mapping[str, GradientRecovery]) -> Table:
-    table = Table(title=title, title_justify="left")
-    headings = ("table", "error\nmedian", "error\nmean", "theory\nmean", "cosine\nmedian")
-    for heading in (first, *headings, "cosine\nmean"):
-        table.add_column(heading, justify="right")
-    for name, one in rows.items():
-        errors = (one.median_error, one.mean_error, one.predicted_mean_error)
-        numbers = (*errors, one.median_cosine, one.mean_cosine)
-        table.add_row(name, f"{one.rows} x {one.cols}", *(f"{value:.2f}" for value in numbers))
-    return table

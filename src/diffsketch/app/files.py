@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -31,7 +33,7 @@ METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.j
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 _RUN_FORMAT, _CHECKPOINT_FORMAT = "diffsketch run 2", "diffsketch checkpoint 1"
-_CHECKSUM, _ENTRY = "sha256", "checkpoint"
+SHOWN = (SUMMARY, METRICS, MODEL, CONFIG, COMMAND, TIMES, CHECKPOINT)  # the most telling first
 _RESULTS = (SUMMARY, MODEL, CHECKPOINT, METRICS, TIMES)
 _BEGINNING = (CONFIG, COMMAND, START)  # as they take their places: the last says there is a run
 _SOURCE = Path(__file__).parents[1]
@@ -43,35 +45,21 @@ class RunBusy(DiffSketchError):  # noqa: N818 - it says what happened
 
 
 def sealed(data: Mapping[str, Any]) -> bytes:
-    """The content of a JSON file with its own checksum.
-
-    Guarantees (`tests/app/test_files.py`): `read_sealed` gives the same back, and refuses a file
-    with anything changed or missing.
-    """
-    return _json({**data, _CHECKSUM: _digest(data)})
+    """The content of a JSON file with its own checksum, which `read_sealed` checks."""
+    return _json({**data, "sha256": _digest(data)})
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The data that `sealed` was given.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: It is damaged, or was changed.
-    """
+    """The data that `sealed` was given; a `DataError` if anything was changed or is missing."""
     found = read_json(path)
-    checksum = found.pop(_CHECKSUM, None)
+    checksum = found.pop("sha256", None)
     if checksum != _digest(found):
         raise DataError(f"{path}: damaged, or changed since it was written: its checksum differs")
     return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: It is not readable, or holds something else.
-    """
+    """A JSON object; a `FileNotFoundError` without a file, a `DataError` for any other content."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -99,16 +87,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str) -> bytes:
-    """The content of a checkpoint.
-
-    Guarantees (`tests/app/test_files.py`): `unpack` gives the same back, bit by bit; a file with
-    any byte changed or missing is refused.
-
-    Args:
-        state: Tensors and JSON values of the simulation.
-        progress: JSON values of the run around it.
-        identity: Of the run, so that another run's checkpoint is refused.
-    """
+    """The content of a checkpoint, for `unpack`: tensors and JSON values, bit by bit."""
     tensors = {
         name: value.detach().cpu().contiguous()
         for name, value in state.items()
@@ -119,20 +98,18 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
     text = json.dumps({**head, "state": rest, "progress": dict(progress)})
     whole = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
     # One entry: several come in any order, and the same checkpoint shall have the same bytes.
-    return safetensors.torch.save(tensors, metadata={_ENTRY: whole})
+    return safetensors.torch.save(tensors, metadata={"checkpoint": whole})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state and the progress of a checkpoint of the run with this identity.
 
-    Raises:
-        DataError: The content is damaged.
-        MismatchError: It is of another run, or of another version's format.
+    A `DataError` if any byte is changed or missing, a `MismatchError` if it is of another run.
     """
     try:
         tensors = safetensors.torch.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata = json.loads(header["__metadata__"][_ENTRY])
+        metadata = json.loads(header["__metadata__"]["checkpoint"])
         text = metadata["content"]
         if _checkpoint_digest(tensors, text) != metadata["sha256"]:
             raise ValueError("its checksum differs")
@@ -149,9 +126,8 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
 
 
 def _checkpoint_digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    digest.update(safetensors.torch.save(dict(tensors)))
-    return digest.hexdigest()
+    content = safetensors.torch.save(dict(tensors))
+    return hashlib.sha256(text.encode() + content).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -185,14 +161,7 @@ def check_versions(written: Mapping[str, str], path: Path) -> None:
 
 @lru_cache  # the code that runs does not change while it runs
 def source_digest(*parts: str) -> str:
-    """A digest of our own source: of all modules, or of those in some parts of the package.
-
-    Guarantees (`tests/app/test_files.py`): it changes with every module's content and name.
-
-    Args:
-        parts: Folders, with all that is in them, and modules, as in "training/tasks.py"; the whole
-            package if none is given.
-    """
+    """A digest of our own source, or of parts: folders, and modules such as "training/tasks.py"."""
     places = [_SOURCE / part for part in parts] or [_SOURCE]
     found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
     digest = hashlib.sha256()
@@ -208,9 +177,6 @@ class Metrics:
 
     Guarantees (`tests/app/test_files.py`): after `restore`, the file is what it was when `state`
     was called, whatever was written since; if it cannot be, that is an error.
-
-    Args:
-        path: The file; its content is kept until `restore` says otherwise.
     """
 
     def __init__(self, path: Path) -> None:
@@ -259,39 +225,104 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The measurements in a file that may be growing: without a line that is not whole yet.
-
-    Raises:
-        DataError: A line is none that `Metrics` writes.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    found = []
+    """The measurements in a file that may be growing: without a line that is not whole yet."""
+    found: list[dict[str, Any]] = []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            _ = int(record["round"])
+            found.append(json.loads(line))
+            _ = int(found[-1]["round"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path}: damaged: line {number} is no measurement") from error
-        found.append(record)
     return found
 
 
-class RunFiles:
-    """A run as its files have it, whether finished, interrupted or under way. Use `look`.
+class RunDirectory:
+    """A run as its files have it, whether finished, interrupted or under way.
 
-    Attributes:
-        path: The directory.
-        config: The settings of the run, all resolved.
-        start: Content of `run.json`: digest of the settings and versions at the beginning.
+    `look` gives one to be shown; `create` and `open` lock it for this process until it is closed.
+
+    Guarantees (`tests/app/test_files.py`): nothing is removed that is not a run's and was not
+    asked to be; two processes never write to one; settings that were changed since are noticed. A
+    run that was killed while it began can be opened, or created again (`tests/app/test_resume.py`).
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, start: Mapping[str, Any]) -> None:
-        self.path, self.config, self.start = path, config, start
+    def __init__(
+        self, path: Path, config: RunConfig, *, start: Mapping[str, Any], lock: int = -1
+    ) -> None:
+        self.path, self.config = path, config  # all settings, resolved
+        self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
         self.identity = str(start["config"])  # a digest of the settings
+        self._lock = lock
+
+    @classmethod
+    def create(
+        cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
+    ) -> RunDirectory:
+        """A directory for a new run; an old run in it is removed to be overwritten, no other file.
+
+        The command is in a file of its own, since the same run may be begun by different ones.
+        """
+        prepare_output(path)
+        lock = locked(path)
+        try:
+            _complete(path)
+            halves = leftovers(path, (*_RESULTS, *_BEGINNING))
+            others = set(path.iterdir()) - set(halves)
+            refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
+            if others and not has_run(path):
+                raise ArgumentError(f"{refused} has files that are not those of a run")
+            if others and not overwrite:
+                raise ArgumentError(
+                    f"{refused} holds a run: continue it with --resume {path}, or replace it with "
+                    "--overwrite"
+                )
+            # Those of a beginning are replaced: until then, it is said that there is a run.
+            for old in (*(path / name for name in _RESULTS), *halves):
+                old.unlink(missing_ok=True)
+            content = to_toml(config).encode()
+            identity = hashlib.sha256(content).hexdigest()
+            start = {"format": _RUN_FORMAT, "config": identity, "versions": versions()}
+            said = shlex.join(command).encode(errors="replace") + b"\n"
+            contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
+            replace_files({path / name: content for name, content in contents})
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, config, start=start, lock=lock)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """The directory of a run that was begun by this version, to go on with it."""
+        if not (path / CONFIG).is_file() or not recovered(path):
+            raise DataError(
+                f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
+                "was interrupted before it was begun is begun again"
+            )
+        lock = locked(path)
+        try:
+            found = look(path)
+            check_versions(found.start["versions"], path / START)
+            for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
+                half.unlink(missing_ok=True)
+        except BaseException:
+            os.close(lock)
+            raise
+        found._lock = lock
+        return found
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @property
     def command(self) -> str:
@@ -313,11 +344,6 @@ class RunFiles:
         """Whether everything is there that a run leaves."""
         return (self.path / SUMMARY).exists() and (self.path / MODEL).exists()
 
-    @property
-    def begun(self) -> bool:
-        """Whether a checkpoint was written, even if it is gone."""
-        return self.checkpoint.exists() or (self.path / TIMES).exists()
-
     def times(self) -> dict[str, float]:
         """Seconds that all sessions took; empty if not known: nothing else depends on them."""
         try:
@@ -328,10 +354,14 @@ class RunFiles:
         good = (isinstance(one, int | float) and 0 <= one < math.inf for one in times.values())
         return times if all(good) else {}  # type: ignore[return-value]
 
-    def files(self) -> list[Path]:
-        """The files that have been written, the most interesting first."""
-        names = (SUMMARY, METRICS, MODEL, CONFIG, COMMAND, TIMES, CHECKPOINT)
-        return [self.path / name for name in names if (self.path / name).exists()]
+    def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
+        """Replace the checkpoint; on an error the old one stays."""
+        replace_file(self.checkpoint, content)
+        replace_file(self.path / TIMES, _json(times))
+
+    def write_results(self, *, model: bytes, summary: dict[str, Any]) -> None:
+        """Write the results; the summary last, since it says that the run is finished."""
+        replace_files({self.path / MODEL: model, self.path / SUMMARY: sealed(summary)})
 
 
 def has_run(path: Path) -> bool:
@@ -339,17 +369,13 @@ def has_run(path: Path) -> bool:
     return (path / START).is_file()
 
 
-def look(path: Path) -> RunFiles:
+def look(path: Path) -> RunDirectory:
     """The run in a directory, to be shown.
 
     Guarantees (`tests/app/test_files.py`): no file is changed and no lock is taken or waited for,
     so that the run may go on meanwhile; versions other than ours are no obstacle.
-
-    Raises:
-        DataError: A file is missing or damaged.
-        MismatchError: It is of another version's format, or its settings were changed.
     """
-    file = path / START
+    file, config = path / START, path / CONFIG
     try:
         start = read_json(file)
     except FileNotFoundError as error:
@@ -364,7 +390,6 @@ def look(path: Path) -> RunFiles:
     if not isinstance(written, dict) or not isinstance(start.get("config"), str):
         raise DataError(f"{file}: damaged: it lacks the versions or the digest of the settings")
     start["versions"] = {name: str(value) for name, value in written.items()}
-    config = path / CONFIG
     try:
         digest = hashlib.sha256(config.read_bytes()).hexdigest()
     except OSError as error:
@@ -374,110 +399,19 @@ def look(path: Path) -> RunFiles:
             f"{config}: changed since the run began: it does not say any more what was run, and a "
             "run can only be continued with the settings that it has"
         )
-    return RunFiles(path, RunConfig(**read_settings(config)), start=start)  # type: ignore[arg-type]
-
-
-class RunDirectory(RunFiles):
-    """A run's directory, locked for this process until it is closed. Use `create` or `open`.
-
-    Guarantees (`tests/app/test_files.py`): nothing is removed that is not a run's and was not
-    asked to be; two processes never write to one; settings that were changed since are noticed. A
-    run that was killed while it began can be opened, or created again (`tests/app/test_resume.py`).
-    """
-
-    def __init__(
-        self, path: Path, config: RunConfig, *, start: Mapping[str, Any], lock: int
-    ) -> None:
-        super().__init__(path, config, start=start)
-        self._lock = lock
-
-    @classmethod
-    def create(
-        cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
-    ) -> RunDirectory:
-        """A directory for a new run; an old run in it is removed to be overwritten, no other file.
-
-        The command is in a file of its own, since the same run may be begun by different ones.
-
-        Raises:
-            ArgumentError: Something is there that may not be removed.
-            RunBusy: Another process is writing to it.
-            OSError: It cannot be made.
-        """
-        prepare_output(path)
-        lock = locked(path)
-        try:
-            _clear(path, overwrite=overwrite)
-            content = to_toml(config).encode()
-            identity = hashlib.sha256(content).hexdigest()
-            start = {"format": _RUN_FORMAT, "config": identity, "versions": versions()}
-            said = shlex.join(command).encode(errors="replace") + b"\n"
-            contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
-            replace_files({path / name: content for name, content in contents})
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(path, config, start=start, lock=lock)
-
-    @classmethod
-    def open(cls, path: Path) -> RunDirectory:
-        """The directory of a run that was begun.
-
-        Raises:
-            DataError: There is no run, or one of its files is damaged.
-            MismatchError: It was begun by another version, or its settings were changed.
-            RunBusy: Another process is writing to it.
-        """
-        if not (path / CONFIG).is_file() or not recovered(path):
-            raise DataError(
-                f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
-                "was interrupted before it was begun is begun again"
-            )
-        lock = locked(path)
-        try:
-            found = look(path)
-            check_versions(found.start["versions"], path / START)
-            for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
-                half.unlink(missing_ok=True)
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(path, found.config, start=found.start, lock=lock)
-
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
-        """Replace the checkpoint; on an error the old one stays."""
-        replace_file(self.checkpoint, content)
-        replace_file(self.path / TIMES, _json(times))
-
-    def write_results(self, *, model: bytes, summary: dict[str, Any]) -> None:
-        """Write the results; the summary last, since it says that the run is finished."""
-        replace_files({self.path / MODEL: model, self.path / SUMMARY: sealed(summary)})
+    settings: dict[str, Any] = {**read_settings(config)}
+    return RunDirectory(path, RunConfig(**settings), start=start)
 
 
 def free_name(base: Path) -> Path:
     """A new directory: the first of `base`, `base-2`, `base-3`, ... that does not exist."""
     base.parent.mkdir(parents=True, exist_ok=True)
-    path, number = base, 1
-    while True:
-        try:
+    for number in itertools.count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-        else:
-            return path
+            break
+    return path
 
 
 def locked(path: Path) -> int:
@@ -494,11 +428,8 @@ def locked(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process of this machine has locked a directory, as the kernel tells without a lock.
-
-    Trying to lock it would for a moment keep away whoever wants to continue the run. False where
-    the kernel does not tell.
-    """
+    """Whether a process here has locked a directory; False where the kernel does not tell."""
+    # Trying to lock it would for a moment keep away whoever wants to continue the run.
     place = path.stat()
     wanted = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
     try:
@@ -528,27 +459,7 @@ def _complete(path: Path) -> None:
         return
     digest = hashlib.sha256((path / CONFIG).read_bytes()).hexdigest()
     for leftover in leftovers(path, [START]):
-        try:
-            whole = read_sealed(leftover).get("config") == digest
-        except DataError:
-            continue
-        if whole:
-            leftover.replace(path / START)
-            return
-
-
-def _clear(path: Path, *, overwrite: bool) -> None:
-    _complete(path)
-    halves = leftovers(path, (*_RESULTS, *_BEGINNING))
-    others = set(path.iterdir()) - set(halves)
-    refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
-    if others and not has_run(path):
-        raise ArgumentError(f"{refused} has files that are not those of a run")
-    if others and not overwrite:
-        raise ArgumentError(
-            f"{refused} holds a run: continue it with --resume {path}, or replace it with "
-            "--overwrite"
-        )
-    # Those of a beginning are replaced: until then, it is said that there is a run.
-    for old in (*(path / name for name in _RESULTS), *halves):
-        old.unlink(missing_ok=True)
+        with contextlib.suppress(DataError):
+            if read_sealed(leftover).get("config") == digest:
+                leftover.replace(path / START)
+                return

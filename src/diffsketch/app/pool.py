@@ -16,15 +16,9 @@ from typing import TypeVar
 
 from diffsketch.errors import DiffSketchError
 
-Tell = Callable[[float], None]
-"""Told the share of an item that is done."""
-
-Stop = Callable[[], bool]
-"""Asked now and then whether to interrupt."""
-
-Watch = Callable[[Sequence[float | None]], None]
-"""Told the share of each item that is done; None before it is begun."""
-
+Tell = Callable[[float], None]  # told the share of an item that is done
+Stop = Callable[[], bool]  # asked now and then whether to interrupt
+Watch = Callable[[Sequence[float | None]], None]  # told the share of each; None before it is begun
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -55,19 +49,16 @@ def run_all(
 
     Args:
         work: Function of a module, called with each item, `tell` and `stop`. After `stop` says so
-            it returns something that stands for an item that is not done.
+            it returns something that stands for an item that is not done. If it raises an error,
+            nothing new is begun.
         items: Sent to the processes.
         processes: At a time.
         watch: Called now and then while the work goes on.
         stop: Asked now and then.
         quiet: Warnings that other processes do not show: their lines would get into each other.
-
-    Raises:
-        PoolBroken: A process was killed.
-        Exception: What the work has raised; nothing new is begun then.
     """
     if min(processes, len(items)) <= 1:
-        return _in_this_process(work, items, watch=watch, stop=stop)
+        return _in_this_process(work, items, watch, stop)
     # Not forked: threads of PyTorch and Numba do not survive that.
     context = multiprocessing.get_context("spawn")
     event = context.Event()
@@ -75,17 +66,15 @@ def run_all(
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
     ) as pool:
-        futures: dict[Future[_Result], int] = {
-            pool.submit(_in_process, work, item, index, quiet): index
-            for index, item in enumerate(items)
-        }
-        waiting = set(futures)
+        futures = [
+            pool.submit(_in_process, work, item, index, quiet) for index, item in enumerate(items)
+        ]
+        waiting: set[Future[_Result]] = set(futures)
         try:
             while waiting:
                 done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
-                    shares[futures[future]] = 1.0
                 watch(_shown(list(shares)))
                 if stop():
                     event.set()
@@ -99,7 +88,7 @@ def run_all(
 
 
 def _in_this_process(
-    work: Callable[..., _Result], items: Sequence[_Item], *, watch: Watch, stop: Stop
+    work: Callable[..., _Result], items: Sequence[_Item], watch: Watch, stop: Stop
 ) -> list[_Result]:
     shares, due, results = [_NOT_BEGUN] * len(items), 0.0, []
     for index, item in enumerate(items):
@@ -131,14 +120,14 @@ def _enter_process(event: Event, shares: MutableSequence[float]) -> None:
     _stopped, _shares = event, shares
     # The parent decides: Ctrl-C reaches all processes of a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _in_process(
@@ -154,4 +143,6 @@ def _in_process(
         for kind in quiet:
             warnings.simplefilter("ignore", kind)
         tell(0.0)
-        return work(item, tell=tell, stop=stop)
+        result = work(item, tell=tell, stop=stop)
+        tell(1.0)
+        return result

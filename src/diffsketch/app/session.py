@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,29 +23,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
-from diffsketch.app.files import (
-    CONFIG,
-    Metrics,
-    RunDirectory,
-    finite,
-    free_name,
-    pack,
-    read_metrics,
-    unpack,
-)
+from diffsketch.app.files import Metrics, RunDirectory, finite
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.training.simulation import (
-    Diverged,
-    DivergedRound,
-    NonFiniteUpdate,
-    RoundResult,
-    Simulation,
-)
+from diffsketch.training.models import unflatten
+from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, RoundResult
 
 EXIT_DIVERGED = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -70,13 +57,10 @@ class Interrupts:
 
     Guarantees (`tests/app/test_session.py`): handlers are as before afterwards. Outside of the
     main thread, where Python handles no signals, nothing is changed.
-
-    Attributes:
-        signal: The number of the signal that came, or None.
     """
 
     def __init__(self) -> None:
-        self.signal: int | None = None
+        self.signal: int | None = None  # the one that came
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -85,7 +69,9 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     @property
     def exit_status(self) -> int:
@@ -94,12 +80,7 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self.__exit__()
 
 
 def bytes_in_words(count: float) -> str:
@@ -178,12 +159,10 @@ class RunProgress:
 
     @property
     def diverging(self) -> bool:
-        """Whether the model is worse than it was: its loss above that of the first weights.
-
-        And its accuracy 5 points below the best: a confident model may have a large loss.
-        """
+        """Whether it diverged, or both loss and accuracy are worse than they were."""
         if self.loss is None or self.accuracy is None or self.first_loss is None:
             return False
+        # Not by the loss alone: a confident model may have a large one.
         fell = self.accuracy < self.best_accuracy - _FALL
         return self.diverged or (self.loss > self.first_loss and fell)
 
@@ -200,23 +179,16 @@ class TrainingSession:
 
     Guarantees (`tests/app/test_resume.py`): killed at any moment and continued, a run ends with
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
-
-    Raises:
-        DataError: The checkpoint or the measurements are damaged, or one is missing.
-        MismatchError: The checkpoint is of another run.
-        CheckpointFailed: A file cannot be written; from all methods.
     """
 
-    def __init__(
-        self, simulation: Simulation, directory: RunDirectory, *, metrics: Metrics
-    ) -> None:
-        self.simulation, self.directory, self.progress = simulation, directory, RunProgress()
+    def __init__(self, built: Built, directory: RunDirectory, *, metrics: Metrics) -> None:
+        self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
-        self._metrics, self._delta = metrics, directory.config.delta
+        self._built, self._metrics, self._delta = built, metrics, directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
         self._restore()
-        self._epsilon = simulation.epsilon(self._delta)
+        self._epsilon = self.simulation.epsilon(self._delta)
         self._epsilon_due = 0.0  # when it may be computed for the display again
         self._last_save = self._clock = time.monotonic()
 
@@ -226,19 +198,44 @@ class TrainingSession:
         return self.simulation.round_index
 
     def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
-        """Do the rounds that are left, show each, evaluate, and write the last checkpoint."""
-        with self._writing():
+        """Do the rounds that are left and save them; at the end, write model and summary."""
+        directory = self.directory
+        try:
             ending = self._train(show, stop)
             self._save()
+            if ending.kind != "interrupted":
+                named = unflatten(self._built.model, self.simulation.averaged_weights)
+                model = {name: part.cpu().contiguous() for name, part in named.items()}
+                directory.write_results(
+                    model=safetensors.torch.save(model), summary=self._summary(ending)
+                )
+        except DiffSketchError:
+            raise  # some of these are also an OSError, but not about writing
+        except OSError as error:
+            text = f"{error.filename2 or error.filename or directory.path}: "
+            text += f"{error.strerror or error}; "
+            if not directory.path.is_dir():
+                text += "the directory of the run is gone, and its checkpoint with it"
+            elif self._saved_round is None:
+                text += "no checkpoint was written yet"
+            elif not directory.checkpoint.exists():
+                text += "the checkpoint is gone"
+            else:
+                once = "there is room" if error.errno in _FULL_DISK else "it can be written"
+                text += (
+                    f"the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
+                    f"continue with diffsketch run --resume {directory.path}"
+                )
+            raise CheckpointFailed(text) from error
         return ending
 
     def _train(self, show: Show, stop: Callable[[], bool]) -> Ending:
         simulation, progress, config = self.simulation, self.progress, self.directory.config
-        if simulation.round_index == 0:
+        if self.round_index == 0:
             self._evaluate()
         if self._saved_round is None:
             self._save()  # so that rounds without a checkpoint mean that it was lost
-        while simulation.round_index < self.rounds and not progress.diverged:
+        while self.round_index < self.rounds and not progress.diverged:
             if stop():
                 return Ending("interrupted", f"interrupted after {self._after()}")
             before = time.monotonic()
@@ -253,7 +250,7 @@ class TrainingSession:
             self._times["training"] += time.monotonic() - before
             progress.add(result)
             every = config.evaluate_every or 1
-            if simulation.round_index % every == 0 or simulation.round_index == self.rounds:
+            if self.round_index % every == 0 or self.round_index == self.rounds:
                 self._evaluate()
             show(self)
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
@@ -262,15 +259,6 @@ class TrainingSession:
         if progress.diverged:
             return Ending("diverged", f"the loss after {self._after()} is not a finite number")
         return Ending("finished")
-
-    def write_results(self, built: Built, ending: Ending) -> None:
-        """Write the model and the summary."""
-        named = built.named_weights(self.simulation.averaged_weights)
-        model = {name: part.cpu().contiguous() for name, part in named.items()}
-        with self._writing():
-            self.directory.write_results(
-                model=safetensors.torch.save(model), summary=self._summary(ending)
-            )
 
     def shown_epsilon(self) -> Epsilon:
         """Epsilon now, or a moment ago: computing it takes a twentieth of the time at most."""
@@ -304,8 +292,8 @@ class TrainingSession:
         moving = {"drift": simulation.drift, "clip": simulation.clip}
         record |= {name: value for name, value in moving.items() if value is not None}
         self._metrics.append(record)
-        progress.evaluated, progress.loss = simulation.round_index, loss
-        progress.accuracy = accuracy
+        progress.evaluated = simulation.round_index
+        progress.loss, progress.accuracy = loss, accuracy
         progress.best_accuracy = max(progress.best_accuracy, accuracy)
         if progress.first_loss is None:
             progress.first_loss = loss
@@ -315,7 +303,7 @@ class TrainingSession:
         self._times["total"] += now - self._clock
         self._clock = self._last_save = now
         progress = {**asdict(self.progress), "metrics": self._metrics.state()}
-        content = pack(self.simulation.state(), progress, identity=self.directory.identity)
+        content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
         self.directory.write_checkpoint(content, self._times)
         self._saved_round = self.round_index
 
@@ -324,17 +312,19 @@ class TrainingSession:
         if not path.exists():
             # To begin again would throw away what is known of rounds that there were.
             try:
-                rounds = max((one["round"] for one in read_metrics(directory.metrics)), default=0)
+                rounds = max(
+                    (one["round"] for one in files.read_metrics(directory.metrics)), default=0
+                )
             except DataError:
                 rounds = 1  # whatever it is, it is not the beginning of a run
-            if directory.begun or rounds > 0:
+            if (directory.path / files.TIMES).exists() or rounds > 0:
                 raise DataError(
                     f"{path}: missing, though the run had begun: put it back, or begin again with "
-                    f"diffsketch run --config {directory.path / CONFIG}"
+                    f"diffsketch run --config {directory.path / files.CONFIG}"
                 )
             self._metrics.restore(None)
             return
-        state, saved = unpack(path.read_bytes(), path, identity=directory.identity)
+        state, saved = files.unpack(path.read_bytes(), path, identity=directory.identity)
         try:
             self.simulation.load_state(state)
         except MismatchError as error:
@@ -342,31 +332,6 @@ class TrainingSession:
         self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
         self.progress = RunProgress(**saved)
         self._saved_round = self.round_index
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Say what is left of the run where a file cannot be written."""
-        try:
-            yield
-        except DiffSketchError:
-            raise  # some of these are also an OSError, but not about writing
-        except OSError as error:
-            directory = self.directory
-            text = f"{error.filename2 or error.filename or directory.path}: "
-            text += f"{error.strerror or error}; "
-            if not directory.path.is_dir():
-                text += "the directory of the run is gone, and its checkpoint with it"
-            elif self._saved_round is None:
-                text += "no checkpoint was written yet"
-            elif not directory.checkpoint.exists():
-                text += "the checkpoint is gone"
-            else:
-                once = "there is room" if error.errno in _FULL_DISK else "it can be written"
-                text += (
-                    f"the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
-                    f"continue with diffsketch run --resume {directory.path}"
-                )
-            raise CheckpointFailed(text) from error
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
         """The content of `summary.json`. No times, so that the same run gives the same.
@@ -421,37 +386,28 @@ Show: TypeAlias = Callable[[TrainingSession], None]
 @contextmanager
 def progress_display(console: Console, *, rounds: int) -> Iterator[Show]:
     """A function to call after each round: a bar on a terminal, elsewhere a line now and then."""
-    last = 0.0 if console.is_terminal else time.monotonic()
-    pause = _BAR_SECONDS if console.is_terminal else _LINE_SECONDS
-    bar = Progress(
-        TextColumn("round {task.completed:,.0f}/{task.total:,.0f}"),
-        BarColumn(bar_width=None),
-        TimeRemainingColumn(),
-        console=console,
-        expand=True,
-    )
+    bar_shown = console.is_terminal
+    last, pause = (0.0, _BAR_SECONDS) if bar_shown else (time.monotonic(), _LINE_SECONDS)
+    columns = (TextColumn("round {task.completed:,.0f}/{task.total:,.0f}"), BarColumn(None))
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, expand=True)
     task = bar.add_task("", total=rounds)
     live = Live(bar, console=console, transient=True, refresh_per_second=10)
 
     def show(session: TrainingSession) -> None:
         nonlocal last
-        now = time.monotonic()
+        now, done = time.monotonic(), session.round_index
         # A round may take less time than drawing the bar.
-        if now - last < pause and session.round_index != session.rounds:
+        if now - last < pause and done != session.rounds:
             return
-        last = now
-        if console.is_terminal:
-            bar.update(task, completed=session.round_index)
+        last, line = now, progress_line(session)
+        if bar_shown:
+            bar.update(task, completed=done)
             # A line of its own, so that nothing is cut off in a narrow terminal.
-            live.update(Group(bar, Text(progress_line(session))))
+            live.update(Group(bar, Text(line)))
         else:
-            done = f"round {session.round_index:,}/{session.rounds:,}"
-            print_line(console, f"{done} | {progress_line(session)}")
+            print_line(console, f"round {done:,}/{session.rounds:,} | {line}")
 
-    if console.is_terminal:
-        with live:
-            yield show
-    else:
+    with live if bar_shown else nullcontext():
         yield show
 
 
@@ -516,25 +472,17 @@ def start(
     command: list[str],
     overwrite: bool = False,
 ) -> int:
-    """Begin a run in a directory, by default a new one below `runs`; the exit status.
-
-    Raises:
-        DiffSketchError: Something that is given is wrong; nothing was written then.
-    """
+    """Begin a run in a directory, by default a new one below `runs`; the exit status."""
     with threads(config.threads):
         built = build(config)
         chosen = built.config
-        path = output or free_name(Path("runs") / f"{chosen.task}-{chosen.method}")
+        path = output or files.free_name(Path("runs") / f"{chosen.task}-{chosen.method}")
         with RunDirectory.create(path, chosen, command=command, overwrite=overwrite) as directory:
             return _session_on(console, built, directory)
 
 
 def resume(path: Path, console: Console) -> int:
-    """Continue a run until it ends; the exit status.
-
-    Raises:
-        DiffSketchError: There is no run, or it is damaged, or of another version.
-    """
+    """Continue a run until it ends; the exit status."""
     with RunDirectory.open(path) as directory:
         summary = directory.summary()
         if summary is not None and directory.finished:
@@ -551,11 +499,7 @@ def session(
 ) -> Ending:
     """Train until the run ends or is interrupted; if it ends, write its results."""
     with Metrics(directory.metrics) as metrics:
-        training = TrainingSession(built.simulation, directory, metrics=metrics)
-        ending = training.run(show=show, stop=stop)
-        if ending.kind != "interrupted":
-            training.write_results(built, ending)
-    return ending
+        return TrainingSession(built, directory, metrics=metrics).run(show=show, stop=stop)
 
 
 def _session_on(console: Console, built: Built, directory: RunDirectory) -> int:
@@ -571,8 +515,9 @@ def _session_on(console: Console, built: Built, directory: RunDirectory) -> int:
         return interrupts.exit_status
     for part in report(directory.summary() or {}, directory.times()):
         console.print(part, highlight=False)
-    for file in directory.files():
-        print_line(console, f"Wrote {file}")
+    for name in files.SHOWN:
+        if (directory.path / name).exists():
+            print_line(console, f"Wrote {directory.path / name}")
     return EXIT_DIVERGED if ending.kind == "diverged" else 0
 
 

@@ -80,20 +80,12 @@ class Options(BaseModel):
         except ValidationError as error:
             raise _refusal(type(self), error) from None
 
-    def given(self) -> dict[str, Any]:
-        """Values that differ from their defaults."""
-        fields = type(self).model_fields
-        return {name: value for name, value in self if value != fields[name].default}
-
 
 class RunConfig(Options):
     """Settings of a run. `None` stands for the value of the task or the method.
 
     Guarantees (`tests/app/test_settings.py`): each value has its type and is within its limits;
     text made by `to_toml` gives the same settings back.
-
-    Raises:
-        ArgumentError: A value is not what its setting expects, or there is no such setting.
 
     >>> RunConfig(rounds=0)
     Traceback (most recent call last):
@@ -226,23 +218,23 @@ def _refusal(model: type[BaseModel], error: ValidationError) -> ArgumentError:
     if first["type"] == "extra_forbidden":
         return ArgumentError(f"unknown key {name!r}; {nearest(name, model.model_fields)}")
     setting = describe(model)[name]
+
+    def number(value: float) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
     if first["type"] == "less_than_equal":  # the largest number that can be computed with
-        expected = f"at most {_number(first['ctx']['le'])}"
+        expected = f"at most {number(first['ctx']['le'])}"
     elif setting.choices:
         expected = f"one of {', '.join(setting.choices)}"
     else:
         limits = [
-            f"{sign} {_number(limit)}"
+            f"{sign} {number(limit)}"
             for item in model.model_fields[name].metadata
             for key, sign in (("ge", ">="), ("gt", ">"), ("lt", "<"))
             if (limit := getattr(item, key, None)) is not None
         ]
         expected = " ".join([_TYPE_TEXT[setting.kind], " and ".join(limits)]).strip()
     return ArgumentError(f"{name} must be {expected}, got {name}={value!r}")
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 @dataclass(frozen=True)
@@ -302,20 +294,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def read_settings(path: Path) -> dict[str, Value]:
-    """The settings in a TOML file: any of the fields of `RunConfig`, by name.
-
-    Raises:
-        DataError: It cannot be read, is no TOML, or has a key or value that is none of a run.
-    """
+    """The settings in a TOML file, any of the fields of `RunConfig`; a `DataError` for others."""
     return checked_table(read_toml(path), f"{path}:")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
-
-    Raises:
-        DataError: It cannot be read, or is no TOML.
-    """
+    """The content of a TOML file; a `DataError` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -325,11 +309,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def checked_table(table: Mapping[str, object], where: str) -> dict[str, Value]:
-    """The table with values in the types of their settings.
-
-    Raises:
-        DataError: A key is unknown, or a value is not allowed; its text begins with `where`.
-    """
+    """The table with values in the types of their settings; else a `DataError` about `where`."""
     try:
         config = RunConfig(**table)  # type: ignore[arg-type]
     except ArgumentError as error:
@@ -362,38 +342,37 @@ METHOD_SETTINGS = frozenset(
 """All settings that methods may have, called as the methods call them."""
 
 _FEDAVG_ONLY = ("local_epochs", "cohort", "sampling")
-# The paper gives no number of local epochs: one pass is our choice.
-_ALL_TASKS: dict[str, Value] = {"batch_size": 10, "local_epochs": 1, "sampling": "weighted"}
+_ALL_TASKS: dict[str, Value] = {
+    "model": "logistic",
+    "learning_rate": 0.01,
+    "batch_size": 10,
+    "local_epochs": 1,  # our choice: the paper gives none
+    "cohort": 10,
+    "sampling": "weighted",
+    "per_round": 1.0,
+    "evaluate_every": 100,
+}
 
 TASK_DEFAULTS: dict[str, dict[str, Value]] = {
     "mnist": {
         **_ALL_TASKS,
-        "model": "logistic",
         "workers": 10,
         "samples": 200,
         "algorithm": "sgd",
         "rounds": 5000,
-        "learning_rate": 0.01,
-        "cohort": 10,
         "rows": 7,
         "cols": 22,
-        "per_round": 1.0,
-        "evaluate_every": 100,
     },
     "mnist-devices": {
         **_ALL_TASKS,
-        "model": "logistic",
         "workers": 6000,
         "samples": 10,
         "algorithm": "fedavg",
         "rounds": 3000,
-        "learning_rate": 0.01,
-        "cohort": 10,
         "rows": 10,
         "cols": 78,
         "per_round": 5.0,
         "claimed": 5.0,
-        "evaluate_every": 100,
     },
     "shakespeare": {
         **_ALL_TASKS,
@@ -405,7 +384,6 @@ TASK_DEFAULTS: dict[str, dict[str, Value]] = {
         "cohort": 1,
         "rows": 10,
         "cols": 190,
-        "per_round": 1.0,
         "evaluate_every": 10,
     },
 }
@@ -416,30 +394,14 @@ have them."""
 def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfig:
     """The given settings completed with those of the task, for a method with these fields.
 
-    Raises:
-        ArgumentError: Something is given that the task, the algorithm or the method does not use.
+    Anything given that the task, the algorithm or the method does not use is an `ArgumentError`.
     """
     defaults = TASK_DEFAULTS[config.task]
     algorithm = config.algorithm or str(defaults["algorithm"])
-    _check_used(config, algorithm=algorithm, fields=fields)
-    unused = set(METHOD_SETTINGS - fields)
-    if algorithm == "sgd":
-        unused |= set(_FEDAVG_ONLY)
-    if config.data_dir is not None and config.task == "shakespeare":
-        unused.add("workers")  # as many roles as there are, up to the paper's number
-    if config.levels is not None or config.trials is not None:
-        unused.add("claimed")
-    filled = {key: value for key, value in defaults.items() if key not in unused} | config.known()
-    if config.data_dir is not None:
-        # A run may be continued from elsewhere.
-        filled["data_dir"] = str(Path(config.data_dir).resolve())
-    return RunConfig(**filled)  # type: ignore[arg-type]
-
-
-def _check_used(config: RunConfig, *, algorithm: str, fields: frozenset[str]) -> None:
     unused = dict.fromkeys(METHOD_SETTINGS - fields, f"--method {config.method}")
     only = _FEDAVG_ONLY if algorithm == "sgd" else ("correction",)
     unused |= dict.fromkeys(only, f"--algorithm {algorithm}")
+    left_out = set(unused)
     if config.task == "shakespeare":
         unused["samples"] = "--task shakespeare"
     if config.top_k is not None:
@@ -447,8 +409,8 @@ def _check_used(config: RunConfig, *, algorithm: str, fields: frozenset[str]) ->
     # Tables, projections and rotations depend on the round's hashes; other messages do not.
     if not (fields & {"rows", "size"} or config.rotate):
         unused["hashes"] = f"--method {config.method}"
-    for name, value in config.given().items():
-        if name in unused:
+    for name, value in config:
+        if name in unused and value != RunConfig.model_fields[name].default:
             raise ArgumentError(
                 f"{name} must not be given with {unused[name]}, got {name}={value!r}"
             )
@@ -457,3 +419,13 @@ def _check_used(config: RunConfig, *, algorithm: str, fields: frozenset[str]) ->
         raise ArgumentError(
             f"table_momentum must be 0 without --top-k, got table_momentum={momentum!r}"
         )
+    if config.data_dir is not None and config.task == "shakespeare":
+        left_out.add("workers")  # as many roles as there are, up to the paper's number
+    if config.levels is not None or config.trials is not None:
+        left_out.add("claimed")
+    filled = {key: value for key, value in defaults.items() if key not in left_out}
+    filled |= config.known()
+    if config.data_dir is not None:
+        # A run may be continued from elsewhere.
+        filled["data_dir"] = str(Path(config.data_dir).resolve())
+    return RunConfig(**filled)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ Commands import the rest of the package when they run, so that `--help` does not
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_type_hints
@@ -40,6 +42,7 @@ from diffsketch.app.settings import (
 from diffsketch.errors import ArgumentError, DiffSketchError
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 # Where it is defined depends on Typer's version: in click, or in a copy of it.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -73,7 +76,7 @@ app = typer.Typer(
 class LastingConsole(Console):
     """Goes on silently where a pipe is closed, as by `| head`: a run is more than what it prints.
 
-    Guarantees (`tests/app/test_cli.py`): a run whose reader is gone ends as it would have.
+    Guarantees (`tests/test_cli.py`): a run whose reader is gone ends as it would have.
     """
 
     def on_broken_pipe(self) -> None:
@@ -83,6 +86,17 @@ class LastingConsole(Console):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[..., None]]:
+        """A bar, and a function to call with the share that is done, and what is being done."""
+        from rich.progress import Progress
+
+        with Progress(console=self, transient=True) as progress:
+            task = progress.add_task(title, total=1.0)
+            yield lambda done, what="": progress.update(
+                task, completed=done, description=f"{title} {what}"
+            )
 
     def show(self, *parts: Any, wrote: Sequence[Path | str] = ()) -> None:
         """Print tables and texts, then the names of files, unwrapped so that they can be copied."""
@@ -132,12 +146,8 @@ def command(
 ) -> Callable[[Callable[..., int | None]], Any]:
     """Make a function a command of `diffsketch`; its result is the exit status.
 
-    Each parameter becomes an option, which its default describes.
-
-    Args:
-        epilog: Below the help.
-        without: If given, there is also an option for each setting of a run but these, and the
-            function's parameter `settings` gets the given ones by name.
+    Each parameter becomes an option, which its default describes. With `without`, there is also an
+    option for each setting of a run but these, and the parameter `settings` gets those given.
     """
 
     def decorate(function: Callable[..., int | None]) -> Any:
@@ -173,9 +183,6 @@ def command(
     return decorate
 
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
 def _parameter(one: Setting) -> inspect.Parameter:
     """An option of Typer. None by default, so that one can tell what was given."""
     required = one.default is PydanticUndefined
@@ -185,18 +192,11 @@ def _parameter(one: Setting) -> inspect.Parameter:
     if not required and not isinstance(one.default, NoneType | bool | list) and one.default != "":
         shown = f"{one.default:g}" if one.kind is float else str(one.default)
     kind: Any = Literal[one.choices] if one.choices else one.kind
-    names = [] if one.argument else [one.flag]
+    make: Any = typer.Argument if one.argument else partial(typer.Option, one.flag)
     if one.kind is bool and one.default is None:
-        names = [f"{one.flag}/--no-{one.flag[2:]}"]
-    make: Any = typer.Argument if one.argument else typer.Option
-    made = make(
-        *names,
-        help=text,
-        metavar=metavar,
-        rich_help_panel=one.section or None,
-        show_default=shown or False,
-    )
-    default = inspect.Parameter.empty if required else None
+        make = partial(typer.Option, f"{one.flag}/--no-{one.flag[2:]}")
+    panel, default = one.section or None, inspect.Parameter.empty if required else None
+    made = make(help=text, metavar=metavar, rich_help_panel=panel, show_default=shown or False)
     annotation: Any = Annotated[kind if required else kind | None, made]
     return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
 
@@ -265,15 +265,14 @@ def run(
             raise ArgumentError(
                 f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
             )
-        from diffsketch.app import session
-
-        return session.resume(resume, console)
-    if overwrite and output is None:
+    elif overwrite and output is None:
         raise ArgumentError("overwrite needs --output: other runs get new directories")
     values = read_settings(config) if config is not None else {}
     chosen = RunConfig(**{**values, **settings})
     from diffsketch.app import session
 
+    if resume is not None:
+        return session.resume(resume, console)
     return session.start(chosen, output, console, overwrite=overwrite, command=words)
 
 
@@ -348,20 +347,14 @@ def demo(
 
     Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
     """
-    from rich.progress import Progress
-
     from diffsketch.app import demo as logic
     from diffsketch.files import prepare_output
 
     console = LastingConsole()
     prepare_output(output)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Sketching a gradient", total=1.0)
+    with console.progress("Sketching a gradient") as on_progress:
         result = logic.run_demo(
-            seed=seed,
-            family=family,
-            data_dir=data_dir,
-            on_progress=lambda done: progress.update(task, completed=done),
+            seed=seed, family=family, data_dir=data_dir, on_progress=on_progress
         )
     paths = logic.write_results(result, output)
     console.show(*logic.report(result), wrote=paths)
@@ -468,8 +461,6 @@ def audit(
     Prints tables, and writes them as JSON with pictures. What an attack achieves is a lower bound
     on epsilon: it can refute a claim, never prove one.
     """
-    from rich.progress import Progress
-
     from diffsketch.auditing import report as reports
     from diffsketch.auditing.audits import check_settings
     from diffsketch.auditing.cases import select
@@ -491,15 +482,8 @@ def audit(
         raise ArgumentError("--settings must come with --method")
     selection = select(names=case, plants=plant, release=release, is_quick=quick)
     prepare_output(output)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Auditing", total=1.0)
-        suite = reports.run_suite(
-            selection,
-            on_progress=lambda done, what: progress.update(
-                task, completed=done, description=f"Auditing {what}"
-            ),
-            **shared,
-        )
+    with console.progress("Auditing") as on_progress:
+        suite = reports.run_suite(selection, on_progress=on_progress, **shared)
     paths = reports.write_results(suite, output)
     console.show(*reports.report(suite), wrote=paths)
 
@@ -586,6 +570,9 @@ def reproduce(
 
 def main() -> None:
     """Run the command line; the entry point of the `diffsketch` script."""
+    # Importing PyTorch makes a million objects, of which none is garbage: to look through them
+    # now and then, and once more at the exit, took a third of the time of a short run.
+    gc.set_threshold(200_000, 30, 30)
     try:
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -595,4 +582,6 @@ def main() -> None:
         where = f"{used.ctx.command_path} --help" if used.ctx else "diffsketch --help"
         typer.echo(f"error: {' '.join(used.format_message().split())} (see {where})", err=True)
         sys.exit(EXIT_ERROR)
+    finally:
+        gc.freeze()
     sys.exit(status if isinstance(status, int) else 0)

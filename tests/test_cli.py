@@ -1,10 +1,9 @@
-"""The command line: help, one-line errors in the words of the options, closed pipes."""
+"""The command line: help, one-line errors that name options, closed pipes, the demonstration."""
 
 from __future__ import annotations
 
 import csv
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,33 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from diffsketch import __version__
 from diffsketch.app import demo
-from diffsketch.app.cli import app, main
 from diffsketch.app.settings import read_settings
+from diffsketch.cli import main
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.experiments import names
 from diffsketch.training.data import ImageDataset
-from tests.app.commands import done, invoke, refused
-
-PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-
-
-def plain(text: str) -> str:
-    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
+from tests.app.commands import done, invoke, plain, refused
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of one full run, whose printed text is in `printed.txt`."""
     directory = tmp_path_factory.mktemp("demo")
-    result = CliRunner().invoke(app, ["demo", "--output", str(directory)])
-    assert result.exit_code == 0, result.output
+    result = done("demo", "--output", directory)
     (directory / "printed.txt").write_text(plain(result.output), encoding="utf-8")
     return directory
 
@@ -51,31 +41,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_rows(directory: Path) -> list[dict[str, float]]:
     text = (directory / "recovery.csv").read_text(encoding="utf-8")
-    return [
-        {name: float(value) for name, value in row.items()}
-        for row in csv.DictReader(text.splitlines())
-    ]
+    rows = csv.DictReader(text.splitlines())
+    return [{name: float(value) for name, value in row.items()} for row in rows]
 
 
 def is_near(value: float, expected: float) -> bool:
     return abs(value - expected) <= 0.15 * expected
 
 
-def test_help_names_the_command_and_an_example() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    printed = plain(result.output)
-    commands = ("run", "compare", "demo", "plan", "audit")
+def test_help_and_version() -> None:
+    printed = plain(done("--help").output)
+    commands = ("run", "compare", "demo", "plan", "audit", "report", "reproduce")
     for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
     for command in ("run", "compare", "reproduce"):
-        assert "Exit status: 0" in plain(CliRunner().invoke(app, [command, "--help"]).output)
+        assert "Exit status: 0" in plain(done(command, "--help").output)
+    assert done("--version").stdout == f"diffsketch {__version__}\n"
 
 
 def test_help_and_version_do_not_import_torch() -> None:
     code = (
         "import sys\n"
-        "from diffsketch.app.cli import app\n"
+        "from diffsketch.cli import app\n"
         "for words in ('--help', '--version', 'run --help', 'reproduce --list'):\n"
         "    app(words.split(), standalone_mode=False)\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
@@ -83,58 +70,41 @@ def test_help_and_version_do_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
 
 
-def test_version() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"diffsketch {__version__}\n")
-
-
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["demo", "--family", "x"], ["demo", "--seed", "-1"], ["--x"]]
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_expected_error_is_one_line(tmp_path: Path) -> None:
+def test_expected_errors_are_one_line_and_bugs_are_not_disguised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["demo", "--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "none")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert str(tmp_path / "none") in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-def test_debug_shows_the_traceback_too(tmp_path: Path) -> None:
-    arguments = ["--debug", "demo", "--output", str(tmp_path), "--data-dir", str(tmp_path / "none")]
-    result = CliRunner().invoke(app, arguments)
+    assert str(tmp_path / "none") in refused(invoke(*arguments))
+    result = invoke("--debug", *arguments)
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: ")
 
-
-def test_bug_is_not_disguised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(demo, "run_demo", fail)
-    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
-    assert isinstance(result.exception, ZeroDivisionError)
+    assert isinstance(invoke("demo", "--output", tmp_path).exception, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("where", ["command", "start"])
+@pytest.mark.parametrize("where", ["diffsketch.app.demo.run_demo", "diffsketch.cli.app"])
 def test_interrupt_exits_130_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    if where == "command":
-        monkeypatch.setattr(demo, "run_demo", interrupt)
-    else:
-        monkeypatch.setattr("diffsketch.app.cli.app", interrupt)
+    monkeypatch.setattr(where, interrupt)
     monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -145,9 +115,7 @@ def test_interrupt_exits_130_quietly(
 def test_output_that_is_a_file_is_refused_and_kept(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_text("mine")
-    result = CliRunner().invoke(app, ["demo", "--output", str(target)])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "must be a directory" in result.stderr
+    assert "must be a directory" in refused(invoke("demo", "--output", target))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_text() == "mine"
 
@@ -155,9 +123,8 @@ def test_output_that_is_a_file_is_refused_and_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_write_error_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "recovery.png").mkdir()  # a file cannot take a directory's place
-    result = CliRunner().invoke(app, ["demo", "--output", str(tmp_path)])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert f"error: {tmp_path / 'recovery.png'}: " in result.stderr
+    said = refused(invoke("demo", "--output", tmp_path))
+    assert f"error: {tmp_path / 'recovery.png'}: " in said
     assert [path.name for path in tmp_path.iterdir()] == ["recovery.png"]
 
 
@@ -198,7 +165,7 @@ def test_demo_writes_its_files_and_says_so(output: Path) -> None:
     assert {path.name for path in output.iterdir()} == {
         "printed.txt", "recovery.csv", "recovery.png",
     }  # fmt: skip
-    assert (output / "recovery.png").read_bytes().startswith(PNG_MAGIC)
+    assert (output / "recovery.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     printed = (output / "printed.txt").read_text(encoding="utf-8")
     for text in ("recovery.png", "recovery.csv", "exceeds 1", "no privacy guarantee", "7 x 22"):
         assert text in printed
@@ -228,12 +195,12 @@ def test_averaging_recovers_the_direction(output: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_pairwise_family_meets_the_theory() -> None:
-    done: list[float] = []
-    result = demo.run_demo(family="pairwise", on_progress=done.append)
+    shares: list[float] = []
+    result = demo.run_demo(family="pairwise", on_progress=shares.append)
     assert demo.run_demo(family="pairwise") == result
     assert demo.run_demo(family="pairwise", seed=4) != result
-    assert done == sorted(done)
-    assert done[-1] == 1.0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
     for recovery in result.by_compression + result.by_rounds:
         assert is_near(recovery.mean_error, recovery.predicted_mean_error), recovery
 
@@ -258,34 +225,45 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--workers", "40000", "--samples", "2"], "--workers * --samples must be <= 60000, "),
-        (["--workers", "40000", "--samples", "2"], "got --workers=40000, --samples=2"),
-        (["--task", "shakespeare", "--workers", "10000"], "error: --workers must be <= 138, the"),
         (
-            ["--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--bits", "2"],
+            ["run", "--workers", "40000", "--samples", "2"],
+            "--workers * --samples must be <= 60000, the training images there are, got "
+            "--workers=40000, --samples=2",
+        ),
+        (
+            ["run", "--task", "shakespeare", "--workers", "10000"],
+            "error: --workers must be <= 138, the",
+        ),
+        (
+            ["run", "--method", "sketch-skellam", "--clip", "1", "--budget", "5", "--bits", "2"],
             "got --bits=2",
         ),
         (
             [
-                "--task", "mnist-devices", "--sampling", "poisson", "--method", "sketch-gaussian",
-                "--trust", "central", "--clip", "1", "--noise-multiplier", "1",
+                "run", "--task", "mnist-devices", "--sampling", "poisson", "--method",
+                "sketch-gaussian", "--trust", "central", "--clip", "1", "--noise-multiplier", "1",
             ],
             "got --relation='replace'",
         ),
+        (
+            ["reproduce", "mnst"],
+            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
+        ),
+        (["reproduce", "--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
+        (["reproduce", "--quick", "nothing-like-it"], "nothing-like-it"),
     ],
 )  # fmt: skip
-def test_words_of_errors(here: Path, arguments: list[str], said: str) -> None:
-    assert said in refused(invoke("run", *arguments))
+def test_errors_name_options(here: Path, arguments: list[str], said: str) -> None:
+    assert said in refused(invoke(*arguments))
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--rotate", True), ("--no-rotate", False)])
 def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
-    arguments = [
+    done(
         "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
         "--levels", "4", "--trials", "4000", flag, "--output", "out",
-    ]  # fmt: skip
-    done(*arguments)
+    )  # fmt: skip
     assert read_settings(here / "out" / "config.toml")["rotate"] is value
 
 
@@ -298,50 +276,21 @@ def test_a_closed_pipe_ends_no_run(here: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)  # whoever read is gone
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(  # noqa: S603
+    ended = subprocess.run(  # noqa: S603
         command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False, timeout=120
     )
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (ended.returncode, ended.stderr) == (0, b"")
     assert (here / "out" / "summary.json").exists()
 
 
-def reproduce(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "100"})
-
-
-def test_list(here: Path) -> None:
-    result = reproduce("--list")
-    assert result.exit_code == 0, result.output
-    for name in names():
-        assert name in result.output
-    assert "Times are rough" in result.output
-    assert "with 3 processes" in reproduce("--list", "--jobs", "3").output
+def test_reproduce_lists_its_experiments_and_keeps_files_of_others(here: Path) -> None:
+    listed = done("reproduce", "--list", "--jobs", "3").output
+    for text in (*names(), "Times are rough", "with 3 processes"):
+        assert text in listed
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["mnst"],
-            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
-        ),
-        (["--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
-        (["--quick", "nothing-like-it"], "nothing-like-it"),
-    ],
-)
-def test_mistakes(here: Path, arguments: list[str], said: str) -> None:
-    result = reproduce(*arguments)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert said in result.stderr
-    assert list(here.iterdir()) == []
-
-
-def test_files_of_others_stay(here: Path) -> None:
     (here / "out").mkdir()
     (here / "out" / "mine").write_text("mine")
-    result = reproduce("--quick", "--output", "out")
-    assert result.exit_code == 2
-    assert "--output must be new, empty, or of an earlier diffsketch reproduce" in result.stderr
+    said = refused(invoke("reproduce", "--quick", "--output", "out"))
+    assert "--output must be new, empty, or of an earlier diffsketch reproduce" in said
     assert [path.name for path in (here / "out").iterdir()] == ["mine"]
