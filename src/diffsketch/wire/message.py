@@ -75,19 +75,10 @@ class Header:
 
     @classmethod
     def of(
-        cls,
-        layout: MessageFormat,
-        *,
-        round_index: int,
-        fingerprint: bytes,
-        sender: int,
+        cls, layout: MessageFormat, *, round_index: int, fingerprint: bytes, sender: int,
         count: int = 1,
-    ) -> Header:
-        """Make the header of a message.
-
-        Raises:
-            ArgumentError: A number does not fit in its bytes.
-        """
+    ) -> Header:  # fmt: skip
+        """Make the header of a message; an `ArgumentError` if a number does not fit its bytes."""
         rows, cols = layout.shape if len(layout.shape) == 2 else (0, layout.shape[0])
         for name, value, least, most in (
             ("dim", layout.dim, 1, _MAX_SIZE),
@@ -109,7 +100,7 @@ class Header:
         """Read the header of bytes that may be a message. The checksum is not looked at.
 
         Raises:
-            WireError: Too short, not ours, or of another version.
+            WireError: The bytes are too short, not a message, or of another version.
         """
         check_data(data)
         if len(data) < HEADER_BYTES:
@@ -137,11 +128,7 @@ class Header:
         return _STRUCT.pack(_MAGIC, VERSION, method, bytes(4), *sizes, *rest)
 
     def check_format(self, expected: MessageFormat) -> None:
-        """Refuse a message of any other format than the expected one.
-
-        Raises:
-            WireError: It names the first difference.
-        """
+        """Refuse a message of any other format, by a `WireError` with the first difference."""
         names = ("method code", "cells of code", "bits", "dim", "shape")
         found = (self.method, self.cells, self.bits, self.dim, self.shape)
         kind, code = _CELL_CODES[expected.cells], expected.method_code
