@@ -416,6 +416,12 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
 
 
+def fitted(values: Tensor, layout: MessageFormat) -> Tensor:
+    """Cut whole numbers off at the limits of a format."""
+    low, end = layout.limits
+    return values.clamp(low, end - 1)
+
+
 def is_finite(values: Tensor) -> bool:
     """Check that all values are finite.
 

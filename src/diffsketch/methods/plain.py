@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, register
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, register
 from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode
@@ -87,7 +87,7 @@ class LinearMethod(Method):
         layout, mechanism = self.message_format, self._integer
         if mechanism is None or mechanism.trust is Trust.DISTRIBUTED:
             return layout.bits
-        return layout.for_sums_of(count, noise_bits=mechanism.bits).bits
+        return min(62, 1 + max(layout.bits + (count - 1).bit_length(), mechanism.bits))
 
     @cached_property
     def _claim(self) -> Claim:
@@ -113,7 +113,7 @@ class LinearMethod(Method):
         values = mechanism.rounded(batch, noise, encode=encode)
         if mechanism.trust is Trust.LOCAL:
             values += mechanism.draw(tuple(values.shape), noise).to(values.device)
-        return Encoded(_cut_off(values, self.message_format))
+        return Encoded(fitted(values, self.message_format))
 
     def reduced(self, total: Tensor) -> Tensor:
         """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""
@@ -121,7 +121,7 @@ class LinearMethod(Method):
             return total
         if self._integer.trust is Trust.DISTRIBUTED:
             return wrap(total, self._integer.bits)
-        return _cut_off(total, self.total_format)
+        return fitted(total, self.total_format)
 
     def _centred(self, total: Tensor) -> Tensor:
         """The signed numbers of a sum, which may have wrapped."""
@@ -150,12 +150,6 @@ class LinearMethod(Method):
         """Norm of the numbers that the cells stand for."""
         step = 1.0 if self._integer is None else self._integer.quantizer.granularity
         return super().norm_of(self._centred(total), count) * step
-
-
-def _cut_off(values: Tensor, layout: MessageFormat) -> Tensor:
-    """Cut whole numbers off at the limits of a format."""
-    low, end = layout.limits
-    return values.clamp(low, end - 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -93,11 +93,6 @@ class MessageFormat:
         """Smallest whole number of a cell, and the first one beyond the largest."""
         low = -(1 << (self.bits - 1)) if self.cells == "signed" else 0
         return low, low + (1 << self.bits)
-
-    def for_sums_of(self, count: int, *, noise_bits: int = 1) -> MessageFormat:
-        """The format of a sum of up to `count` signed messages, in clear, and of its noise."""
-        bits = self.bits + (count - 1).bit_length()
-        return replace(self, bits=min(62, 1 + max(bits, noise_bits)))
 
     @property
     def cell_count(self) -> int:

@@ -117,7 +117,7 @@ class Inbox:
 
     Sums of sums: an aggregator in between sends its own inbox's `total(sender=...)` on, and the
     inbox above is made with `sums=True`. Whole numbers are summed as one inbox would have, bit by
-    bit; floats are rounded once by each aggregator (`tests/wire/test_tree.py`). It cannot see
+    bit; floats are rounded once by each aggregator (`tests/wire/test_inbox.py`). It cannot see
     whether two aggregators have summed the same worker's message: give them disjoint `senders`.
 
     Args:

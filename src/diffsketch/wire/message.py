@@ -56,10 +56,10 @@ _CELL_CODES = {"float32": 0, "unsigned": 1, "signed": 2}
 
 @dataclass(frozen=True)
 class Header:
-    """The numbers of the 48 bytes. `parse` promises no more than magic and version.
+    """The numbers of the 48 bytes, as in the table above. `parse` checks magic and version only.
 
-    A server that serves several formats may look here to see which one to expect. The attributes
-    are those of the table above; `method` and `cells` are codes, and `rows` is 0 for a vector.
+    A server that serves several formats may look here to see which one to expect. `method` and
+    `cells` are codes, and `rows` is 0 for a vector.
     """
 
     method: int
