@@ -143,9 +143,12 @@ def test_groups_change_nothing(
     assert not appended.is_factored(method.sketch, DIM)
     whole, parts = method.encode(vectors, SEED, noise()).messages, list[Tensor]()
     part = CohortNoise.part
-    monkeypatch.setattr(
-        CohortNoise, "part", lambda own, rows: parts.append(rows) or part(own, rows)
-    )
+
+    def recorded(own: CohortNoise, rows: Tensor) -> CohortNoise:
+        parts.append(rows)
+        return part(own, rows)
+
+    monkeypatch.setattr(CohortNoise, "part", recorded)
     monkeypatch.setattr(appended, "_GROUP", 2 * method.sketch.dim)
     assert torch.equal(method.encode(vectors, SEED, noise()).messages, whole)
     assert [rows.tolist() for rows in parts] == [[0, 1], [2, 3], [4, 5]]

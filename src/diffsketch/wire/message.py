@@ -127,19 +127,6 @@ class Header:
         sizes = dim.to_bytes(6, "little"), rows, cols.to_bytes(6, "little")
         return _STRUCT.pack(_MAGIC, VERSION, method, bytes(4), *sizes, *rest)
 
-    def check_format(self, expected: MessageFormat) -> None:
-        """Refuse a message of any other format, by a `WireError` with the first difference."""
-        names = ("method code", "cells of code", "bits", "dim", "shape")
-        found = (self.method, self.cells, self.bits, self.dim, self.shape)
-        kind, code = _CELL_CODES[expected.cells], expected.method_code
-        wanted = (code, kind, expected.bits, expected.dim, expected.shape)
-        for name, value, right in zip(names, found, wanted, strict=True):
-            if value != right:
-                raise WireError(
-                    f"message has {name} {value}, and {right} is expected for method "
-                    f"{expected.method}"
-                )
-
 
 @dataclass(frozen=True, eq=False)
 class Message:
@@ -228,9 +215,15 @@ class Message:
             WireError: It is not such a message.
             ArgumentError: No message could be what is expected, or `data` is not bytes.
         """
-        Header.of(expected, round_index=round_index, fingerprint=fingerprint, sender=0)
+        wanted = Header.of(expected, round_index=round_index, fingerprint=fingerprint, sender=0)
         header = Header.parse(data)
-        header.check_format(expected)
+        for name in ("method code", "cells of code", "bits", "dim", "shape"):
+            found, right = (getattr(one, name.split()[0]) for one in (header, wanted))
+            if found != right:
+                raise WireError(
+                    f"message has {name} {found}, and {right} is expected for method "
+                    f"{expected.method}"
+                )
         if len(data) != expected.wire_bytes:
             what = "truncated" if len(data) < expected.wire_bytes else "too long"
             raise WireError(
@@ -248,9 +241,9 @@ class Message:
                 f"{header.fingerprint.hex()}, and {fingerprint.hex()} is expected"
             )
         if header.count < 1 or (count is not None and header.count != count):
-            wanted = "1 or more" if count is None else count
+            many = "1 or more" if count is None else count
             raise WireError(
-                f"message is the sum of {header.count} messages, and {wanted} is expected"
+                f"message is the sum of {header.count} messages, and {many} is expected"
             )
         return cls(
             expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
