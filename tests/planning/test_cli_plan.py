@@ -147,7 +147,8 @@ def test_names_are_those_of_the_library() -> None:
     ("arguments", "message"),
     [
         ("--dim 0", "--dim must be >= 1"),
-        ("--epsilon nan", "--epsilon must be > 0 and finite, got --epsilon=nan"),
+        ("--epsilon nan", "--epsilon must be a number, got --epsilon=nan"),
+        ("--epsilon 0", "--epsilon must be > 0 and finite, got --epsilon=0"),
         ("--bytes 10", "--bytes must be >= 52"),
         ("--norm 0", "--norm must be in 1e-30..1e30, got --norm=0.0"),
         ("--alternatives -1", "--alternatives must be >= 0"),
