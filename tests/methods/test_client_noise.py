@@ -225,7 +225,7 @@ def fixed_norms(count: int = WORKERS) -> Tensor:
 
 def whole_numbers(method: ClientNoise, vector: Tensor, source: int) -> Tensor:
     """A client's message without its noise."""
-    batch, encode = method._in_clips(vector[None], SEED)
+    batch, encode = method._inputs(vector[None], SEED)
     return method.mechanism.rounded(batch, FastNoise(source), encode=encode)[0]
 
 

@@ -132,17 +132,26 @@ def test_algorithm_1_queries_by_the_median(vectors: Tensor) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        DiffSketch(DIM, 3, 4, per_round=20.0, padding=500),
-        ProvenDiffSketch(DIM, 3, 4, clip=1.0, padding=500, std=0.3),
+        DiffSketch(DIM, 7, 4, per_round=1e12, padding=60),
+        ProvenDiffSketch(DIM, 7, 4, clip=1.0, padding=60, std=0.3),
     ],
     ids=["claimed", "proven"],
 )
 def test_groups_change_nothing(
     method: DiffSketch | ProvenDiffSketch, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = method.encode(vectors, SEED, noise()).messages
-    monkeypatch.setattr(appended, "_GROUP", 2 * (DIM + 500))
+    assert not appended.is_factored(method.sketch, DIM)
+    whole, parts = method.encode(vectors, SEED, noise()).messages, list[Tensor]()
+    part = CohortNoise.part
+
+    def recorded(own: CohortNoise, rows: Tensor) -> CohortNoise:
+        parts.append(rows)
+        return part(own, rows)
+
+    monkeypatch.setattr(CohortNoise, "part", recorded)
+    monkeypatch.setattr(appended, "_GROUP", 2 * method.sketch.dim)
     assert torch.equal(method.encode(vectors, SEED, noise()).messages, whole)
+    assert [rows.tolist() for rows in parts] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_alpha_of_zero_is_not_no_noise() -> None:

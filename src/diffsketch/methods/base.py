@@ -86,10 +86,7 @@ class Method(ABC):
 
     @property
     def total_format(self) -> MessageFormat:
-        """Format of the published sum, which the server sends back: by default that of a message.
-
-        Whole numbers may need more bits for a sum that does not wrap.
-        """
+        """Format of the published sum: of a message, with more bits where sums need them."""
         return self.message_format
 
     @property
@@ -106,13 +103,10 @@ class Method(ABC):
         raise ArgumentError(f"method={self.name!r} has no clip that changes, got clip={clip!r}")
 
     def after(self, total: Tensor, *, count: int | float) -> Self:  # noqa: ARG002
-        """Return the method of the next round, from this one's published sum: the same, for most.
+        """Return the method of the next round: for most, the same.
 
-        Whoever follows what is published computes the same.
-
-        Args:
-            total: The published sum.
-            count: How many messages are in it, or are expected to be.
+        It follows from the published sum and the number of messages in it, or expected in it, so
+        that everybody computes the same.
         """
         return self
 
@@ -153,11 +147,9 @@ class Method(ABC):
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         """Encode `(dim,)`, or each of `(workers, dim)`, float32 or float64, as a message.
 
-        Vectors are taken as float32, as most messages are.
-
         Args:
             vectors: Must be finite; whoever drives the rounds decides what becomes of a worker
-                whose vector is not.
+                whose vector is not. Taken as float32, as most messages are.
             seed: The round's hashes, known to all workers.
             noise: Rows of a batch draw from its rows, one for each worker, as `CohortNoise` has
                 them; a single vector draws from the only row.
@@ -169,17 +161,30 @@ class Method(ABC):
         check_seed(seed)
         if not isinstance(noise, Noise):
             raise ArgumentError(f"noise must be a Noise, got {type(noise).__name__}")
-        values = self._checked(vectors)
+        if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(
+                f"vectors must be a float32 or float64 tensor, got {_kind(vectors)}"
+            )
+        if not (1 <= vectors.dim() <= 2 and len(vectors) and vectors.shape[-1] == self.dim):
+            raise MismatchError(
+                f"vectors must be (dim,) or (workers, dim) with dim={self.dim}, "
+                f"got {tuple(vectors.shape)}"
+            )
+        values = vectors.detach().to(torch.float32)
+        if not is_finite(values):
+            raise ArgumentError(
+                "vectors must be finite in float32, got NaN, infinity or too large a number"
+                f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
+            )
         batch = values if values.dim() == 2 else values[None]
         encoded = self._encode(batch, seed, noise)
-        messages = encoded.messages
-        if messages is not batch and messages.is_floating_point():
-            check_sums(messages)
+        if encoded.messages is not batch and encoded.messages.is_floating_point():
+            check_sums(encoded.messages)
         if values.dim() == 2:
             return encoded
         claimed = None if encoded.claimed is None else encoded.claimed[0]
         noised = None if encoded.noised is None else encoded.noised[0]
-        return Encoded(messages[0], claimed, noised)
+        return Encoded(encoded.messages[0], claimed, noised)
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
         """Make the sum known, as the server does: with `central_noise`, and `reduced`.
@@ -245,7 +250,7 @@ class Method(ABC):
         return float(torch.linalg.vector_norm(total.double()))
 
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
-        """Refuse a message, or a sum of several, that is longer than honest workers make it.
+        """Refuse a message, or a sum of `count`, that is longer than honest workers make it.
 
         Messages modulo `2**bits` are centred first. Where the modulus is so small that all that it
         can hold is within the bound, nothing is refused, as nothing can be told.
@@ -281,30 +286,7 @@ class Method(ABC):
 
     @abstractmethod
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        """Decode a total of the right shape and type, with finite values.
-
-        Whoever can write to `out`, if it is given, does so and returns it; what others return is
-        copied there.
-        """
-
-    def _checked(self, vectors: Tensor) -> Tensor:
-        """Convert to float32, if type, shape and values are right."""
-        if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
-            kind = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise ArgumentError(f"vectors must be a float32 or float64 tensor, got {kind}")
-        good = 1 <= vectors.dim() <= 2 and vectors.shape[0] > 0 and vectors.shape[-1] == self.dim
-        if not good:
-            raise MismatchError(
-                f"vectors must be (dim,) or (workers, dim) with dim={self.dim}, "
-                f"got {tuple(vectors.shape)}"
-            )
-        values = vectors.detach().to(torch.float32)
-        if not is_finite(values):
-            raise ArgumentError(
-                "vectors must be finite in float32, got NaN, infinity or too large a number"
-                f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
-            )
-        return values
+        """Decode a checked total: into `out`, where that saves a copy, or anywhere else."""
 
     def _check_total(self, total: Tensor) -> None:
         layout = self.total_format
@@ -319,8 +301,7 @@ class Method(ABC):
             return
         if total.dtype != torch.int64:
             raise ArgumentError(f"total must be int64, got {total.dtype}")
-        low, high = (int(value) for value in total.aminmax())
-        least, end = layout.limits
+        (low, high), (least, end) = map(int, total.aminmax()), layout.limits
         if low < least or high >= end:
             raise MismatchError(
                 f"total must be in [{least}, {end}), as publish makes it, got values from "
@@ -415,23 +396,16 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
     missing = [key for key, needed in known.items() if needed and key not in settings]
     if missing:
         raise ArgumentError(f"method {name} needs {', '.join(missing)}")
-    kind = METHODS[name]
     arguments: dict[str, Any] = {"dim": dim, **settings}
-    if any(field.name == "cohort" for field in fields(kind)):
+    if any(field.name == "cohort" for field in fields(METHODS[name])):
         arguments["cohort"] = cohort
-    return kind(**arguments)
+    return METHODS[name](**arguments)
 
 
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
-    """Raise unless a mean with so many coordinates can be written there.
-
-    Raises:
-        ArgumentError: It is no contiguous tensor in float32, or it needs a gradient.
-        MismatchError: It has another shape, or is elsewhere.
-    """
+    """Raise unless a mean with so many coordinates can be written there."""
     if not isinstance(out, Tensor) or out.dtype != torch.float32:
-        kind = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise ArgumentError(f"out must be a float32 tensor, got {kind}")
+        raise ArgumentError(f"out must be a float32 tensor, got {_kind(out)}")
     if tuple(out.shape) != (dim,):
         raise MismatchError(f"out must have the shape ({dim},), got {tuple(out.shape)}")
     if not out.is_contiguous():
@@ -457,11 +431,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def check_sums(tables: Tensor) -> Tensor:
-    """Return the tables `(workers, ...)` of finite vectors, if they are finite as well.
-
-    Raises:
-        ArgumentError: One is not; the error names its row, where there are several.
-    """
+    """Return the tables `(workers, ...)` of finite vectors, if they are finite as well."""
     if not is_finite(tables):
         rows = _rows_of(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
         raise ArgumentError(
@@ -478,3 +448,7 @@ def _rows_of(bad: Tensor) -> str:
     rows = bad.nonzero().flatten().tolist()
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return f" in rows {', '.join(map(str, rows[:_NAMED]))}{more}"
+
+
+def _kind(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__

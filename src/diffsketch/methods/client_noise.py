@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, check_sums, fitted, register
+from diffsketch.methods.base import FALSE_REFUSAL, check_sums, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -21,8 +21,8 @@ from diffsketch.methods.forecast import (
     rounding_variance,
     sketch_recovery,
 )
-from diffsketch.methods.plain import LinearMethod, TableMethod, VectorMethod
-from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit, rounded_up
+from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
+from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
 from diffsketch.privacy.clipping import Encode, FlaggedBound
 from diffsketch.privacy.mechanisms import (
     DiscreteGaussianMechanism,
@@ -31,10 +31,10 @@ from diffsketch.privacy.mechanisms import (
     SkellamMechanism,
 )
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.rounding import MAX_BITS, wrap
+from diffsketch.privacy.mechanisms.rounding import MAX_BITS
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.formats import MessageFormat, WireError
+from diffsketch.wire.formats import WireError
 
 _RATE = 0.2  # of the paper
 _ERROR = 0.05  # standard deviation of the share of clients within the clip, if it can be had
@@ -42,7 +42,6 @@ _NOISY = 0.5  # from here on that noise is more than the share can tell, and the
 _LEAST_SHARE, _MOST_SHARE, _ANY_SHARE = 0.02, 0.5, 0.1
 _WRAPS = 1e-6  # probability that any cell of a message (of the sum, if that wraps) is cut off
 _STEPS, _ROUNDING = 256.0, 5.0  # of the clip at least, and over the noise; times `fineness`
-_ANY_COHORT = 4096  # messages that a sum in clear has room for, whatever cohort is given
 _CLIPS, _MULTIPLIERS = (1e-30, 1e30), (1e-9, 1e9)  # what float32 and whole numbers have room for
 _MOST_SHARES = 10**5  # of discrete Gaussian noise in a plan: its bound is a sum over them
 
@@ -69,17 +68,12 @@ def flag_share(noise_multiplier: float, *, cohort: int | None, trust: Trust) -> 
 
 
 def next_clip(clip: float, within: float, quantile: float, *, error: float) -> float:
-    """Compute the clip of the next round.
+    """Compute the clip of the next round, by the noisy share of clients `within` this one.
 
-    The rate is the paper's 0.2 as long as the noise leaves something to be seen. Else it is lower,
-    with the square of the noise, so that the clip settles near the quantile all the same, only
-    later; and no round changes a clip by more than a factor of e.
-
-    Args:
-        clip: This round's.
-        within: Noisy share of clients that needed no clipping. May be below 0 or above 1.
-        quantile: Of the norms, that is aimed at.
-        error: Standard deviation of the noise on the share.
+    The rate is the paper's 0.2 as long as the noise on the share, of standard deviation `error`,
+    leaves something to be seen. Else it is lower, with the square of the noise, so that the clip
+    settles near the quantile all the same, only later; and no round changes a clip by more than a
+    factor of e.
 
     >>> next_clip(1.0, 0.9, 0.5, error=0.05)  # too large: most are within
     0.9231163463866358
@@ -115,9 +109,9 @@ class ClientNoise(LinearMethod, Plannable):
     fewest for that probability.
 
     *Adaptive clipping.* With a `clip_quantile` the clip moves from round to round towards that
-    quantile of the norms (see `next_clip`). A message has one more cell for it, which
-    is clipped, noised and accounted for with the others; lengths, noise and steps are all in units
-    of the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
+    quantile of the norms (see `next_clip`). A message has one more cell for it, which is clipped,
+    gets noise and is accounted for with the others; lengths, noise and steps are all in units of
+    the round's clip, so the claim is that of `noise_multiplier` whatever the clip.
 
     Guarantees (`tests/methods/test_client_noise.py`): the sensitivity holds for the whole
     numbers that are sent; with Gaussian noise, epsilon and error are within 1% of the real-valued
@@ -171,8 +165,18 @@ class ClientNoise(LinearMethod, Plannable):
 
     @property
     def _sent_shape(self) -> tuple[int, ...]:
-        """Shape of a message: flat, with a cell for the flag, where the clip moves."""
+        # Flat, with a cell for the flag, where the clip moves.
         return self._shape if self.clip_quantile is None else (math.prod(self._shape) + 1,)
+
+    @property
+    def _together(self) -> int:
+        if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
+            return self.cohort
+        return max(self.cohort or 1, MANY)
+
+    @property
+    def _integer(self) -> IntegerMechanism:
+        return self.mechanism
 
     @cached_property
     def mechanism(self) -> IntegerMechanism:
@@ -211,65 +215,12 @@ class ClientNoise(LinearMethod, Plannable):
         """The cohort, where it shares the noise."""
         return self.cohort if self.trust is Trust.DISTRIBUTED else None
 
-    @property
-    def _together(self) -> int:
-        """Messages that the grid and the total are made for."""
-        if self.trust == Trust.DISTRIBUTED and self.cohort is not None:  # may be text at first
-            return self.cohort
-        return max(self.cohort or 1, _ANY_COHORT)
-
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """Whole numbers: modulo `2**bits` under a secure sum, else signed."""
-        bits = self.mechanism.bits
-        if self.trust is Trust.DISTRIBUTED:
-            return self._format(self._sent_shape, "unsigned", bits)
-        if self.trust is Trust.CENTRAL:  # without noise: the clip bounds every cell
-            bits = self.mechanism.quantizer.peak.bit_length() + 1
-        return self._format(self._sent_shape, "signed", bits)
-
-    @cached_property
-    def total_format(self) -> MessageFormat:
-        """The same under a secure sum, which wraps; else with room for the sum and its noise."""
-        return replace(self.message_format, bits=self.sum_bits(self._together))
-
-    def sum_bits(self, count: int) -> int:
-        """The modulus under a secure sum; else room for the sum and its noise."""
-        if self.trust is Trust.DISTRIBUTED:
-            return self.message_format.bits
-        return self.message_format.for_sums_of(count, noise_bits=self.mechanism.bits).bits
-
-    @cached_property
-    def _claim(self) -> ProvenClaim:
-        return self.mechanism.claim
-
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim:  # noqa: ARG002
-        if self.trust is not Trust.DISTRIBUTED or present == self.cohort:
-            return self._claim
-        return self.mechanism.claim_for(present)
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        mechanism = self.mechanism
-        batch, encode = self._in_clips(batch, seed)
-        if self.trust is Trust.DISTRIBUTED:
-            return Encoded(mechanism.release(batch, noise, encode=encode))
-        values = mechanism.rounded(batch, noise, encode=encode)
-        if self.trust is Trust.LOCAL:
-            values += mechanism.draw(tuple(values.shape), noise).to(values.device)
-        return Encoded(fitted(values, self.message_format))
-
     def central_noise(self, noise: Noise, *, sums: int | None = None) -> Tensor | None:
         """Draw the noise that hides a client in the sum, for central trust."""
         if self.trust is not Trust.CENTRAL:
             return None
         drawn = self.mechanism.draw((sums or 1, *self._sent_shape), noise)
         return drawn[0] if sums is None else drawn
-
-    def reduced(self, total: Tensor) -> Tensor:
-        """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""
-        if self.trust is Trust.DISTRIBUTED:
-            return wrap(total, self.mechanism.bits)
-        return fitted(total, self.total_format)
 
     @property
     def round_clip(self) -> float | None:
@@ -291,19 +242,16 @@ class ClientNoise(LinearMethod, Plannable):
         if self.clip_quantile is None or not isinstance(bound, FlaggedBound):
             return self
         self._check_total(total)
-        flags, step = total[-1:], self.mechanism.quantizer.granularity
-        spread = self.mechanism.std
-        if self.trust is Trust.DISTRIBUTED:
-            flags = self.mechanism.centred(flags)
-        elif self.trust is Trust.LOCAL:
+        step, spread = self.mechanism.quantizer.granularity, self.mechanism.std
+        if self.trust is Trust.LOCAL:
             spread *= math.sqrt(count)
         apart = bound.share - bound.low
-        within = (bound.share - int(flags) * step / count) / apart
+        within = (bound.share - int(self._centred(total[-1:])) * step / count) / apart
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
 
-    def _in_clips(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
-        """Vectors, and the function that makes tables of them; in clips where the clip moves."""
+    def _inputs(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
+        # In clips, where the clip moves.
         encode, moves = self._encoder(seed), self.clip_quantile is not None
         if encode is None:
             return (batch.double() / self.clip if moves else batch), None
@@ -314,16 +262,8 @@ class ClientNoise(LinearMethod, Plannable):
 
         return batch, tables
 
-    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """Bound by clip, rounding and the noise of so many; in clips where the clip moves."""
-        return self.mechanism.largest_norm(count, failure)
-
     def check_honest(self, total: Tensor, count: int = 1, *, limit: float = math.inf) -> None:
-        """Refuse what honest workers do not send: also, where the clip moves, too large a flag.
-
-        Raises:
-            WireError: It is longer, or its flag is larger.
-        """
+        """Refuse what honest workers do not send: also, where the clip moves, too large a flag."""
         super().check_honest(total, count, limit=limit)
         bound = self.mechanism.quantizer.bound
         if isinstance(bound, FlaggedBound):
@@ -335,40 +275,28 @@ class ClientNoise(LinearMethod, Plannable):
                     f"at most {most:.4g}"
                 )
 
-    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
-        """Norm of the numbers that the cells stand for; in clips where the clip moves."""
-        cells = self.mechanism.centred(total) if self.trust is Trust.DISTRIBUTED else total
-        return (
-            float(torch.linalg.vector_norm(cells.double())) * self.mechanism.quantizer.granularity
-        )
-
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        step = self.mechanism.quantizer.granularity
-        if self.trust is Trust.DISTRIBUTED:
-            total = self.mechanism.centred(total)
-        if self.clip_quantile is not None:
-            total, step = total[:-1].reshape(self._shape), step * self.clip
-        return torch.mul(total, step / count, out=out)
+        if self.clip_quantile is None:
+            return super()._mean(total, count, out)
+        step = self.mechanism.quantizer.granularity * self.clip
+        return torch.mul(self._centred(total)[:-1].reshape(self._shape), step / count, out=out)
 
     @classmethod
     def planned(
         cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
     ) -> dict[str, Any] | None:
         """Settings, all but the noise: Skellam noise only where it is shared by a secure sum."""
-        shared, sized = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors, cells)
-        if cls.law is SkellamMechanism:
-            good = shared
-        else:
-            good = not shared or vectors.count <= _MOST_SHARES
-        if scope.unit is not Unit.CLIENT or not good or sized is None:
+        shared, found = scope.trust is Trust.DISTRIBUTED, cls._sized(vectors, cells)
+        few = not shared or vectors.count <= _MOST_SHARES
+        good = shared if cls.law is SkellamMechanism else few
+        if scope.unit is not Unit.CLIENT or not good or found is None:
             return None
         clip = vectors.norm
-        if "cols" in sized:
-            clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * sized["cols"])), 4))
-        found = {**sized, "clip": clip}
-        found |= {"relation": scope.relation.value, "trust": scope.trust.value}
+        if "cols" in found:
+            clip = float(rounded_up(clip * (1 + margin / math.sqrt(2 * found["cols"])), 4))
+        found |= {"clip": clip, "relation": scope.relation.value, "trust": scope.trust.value}
         if bits is not None and scope.trust is Trust.CENTRAL:
-            found["granularity"] = float(rounded_up(found["clip"] * 0.5 ** (bits - 1), 4))
+            found["granularity"] = float(rounded_up(clip * 0.5 ** (bits - 1), 4))
         elif bits is not None:
             found["bits"] = bits
         return found
@@ -412,9 +340,7 @@ class _Table(ClientNoise, TableMethod):
 @register
 @dataclass(frozen=True, kw_only=True)
 class SketchGaussian(_Table):
-    """Clipped tables under discrete Gaussian noise.
-
-    `ClientNoise` has the arguments besides those of every `TableMethod`.
+    """Clipped tables under discrete Gaussian noise: arguments of `TableMethod` and `ClientNoise`.
 
     >>> SketchGaussian(7850, 7, 22, clip=1.0, noise_multiplier=4.0).wire_bytes
     376
@@ -431,7 +357,7 @@ class SketchGaussian(_Table):
 class SketchSkellam(_Table):
     """Clipped tables under Skellam noise, as a rule shared by a cohort under a secure sum.
 
-    `ClientNoise` has the arguments besides those of every `TableMethod`.
+    Arguments of `TableMethod` and `ClientNoise`.
 
     >>> method = SketchSkellam(7850, 7, 22, clip=1.0, noise_multiplier=4.0, cohort=1000)
     >>> method.message_format.bits, method.wire_bytes
@@ -448,10 +374,8 @@ class SketchSkellam(_Table):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class GaussianMean(ClientNoise, VectorMethod):
-    """A dense mean under discrete Gaussian noise: the mechanism of DP-FedAvg.
-
-    `ClientNoise` has the arguments.
+class GaussianMean(ClientNoise):
+    """A dense mean under discrete Gaussian noise, as DP-FedAvg: arguments of `ClientNoise`.
 
     >>> GaussianMean(dim=7850, clip=1.0, noise_multiplier=4.0).message_format.bits
     18
@@ -465,11 +389,8 @@ class GaussianMean(ClientNoise, VectorMethod):
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SkellamMean(ClientNoise, VectorMethod):
-    """A dense mean under Skellam noise, as a rule shared by a cohort under a secure sum.
-
-    `ClientNoise` has the arguments.
-    """
+class SkellamMean(ClientNoise):
+    """A dense mean under Skellam noise, as a rule of a secure sum: arguments of `ClientNoise`."""
 
     trust: Trust = Trust.DISTRIBUTED
 

@@ -37,17 +37,13 @@ _WEIGHTS = np.exp(-(_NORMAL**2) / 2) / np.exp(-(_NORMAL**2) / 2).sum()
 class Vectors:
     """Sizes of the vectors, as far as they are known before there are any.
 
-    Args:
-        dim: Their length.
-        count: How many the mean is over.
-        norm: Of each.
-        spread: The variance around what they have in common over the squared norm of what they
-            have in common. 0 if they are all the same.
+    `spread` is the variance around what they have in common over the squared norm of what they
+    have in common: 0 if they are all the same.
     """
 
     dim: int
-    count: int
-    norm: float = 1.0
+    count: int  # vectors that the mean is over
+    norm: float = 1.0  # of each
     spread: float = 0.0
 
     def __post_init__(self) -> None:
@@ -156,14 +152,9 @@ def sketch_recovery(vectors: Vectors, rows: int, cols: int, *, clip_ratio: float
 def clipped_coordinates(
     vectors: Vectors, limit: float, *, collisions: float = 0.0
 ) -> RelativeError:
-    """Error of vectors whose coordinates are clipped to `limit`, and then sketched, if they are.
+    """Error of vectors with coordinates clipped to `limit`, sketched with the error `collisions`.
 
     What is kept of the mean is the probability that a coordinate is not clipped.
-
-    Args:
-        vectors: What is known of them.
-        limit: Of a coordinate.
-        collisions: Relative error of the sketch.
     """
     ratio = limit * math.sqrt(vectors.dim) / vectors.norm
     error, energy = _clipped(ratio, vectors.spread, vectors.count)
@@ -174,27 +165,22 @@ def clipped_coordinates(
 @cache
 def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
     """Squared norms of what clipping takes off the mean and of what it leaves, over the mean's."""
-    common = 1 / math.sqrt(1 + spread)
-    own = math.sqrt(spread / (1 + spread))
+    common, own = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
     x = common * _NORMAL[:, None] + (own * _NORMAL[None, :] if spread else 0)
     weights = _WEIGHTS if spread else np.ones(1)
     clipped = np.clip(x, -ratio, ratio)
 
-    def of_mean(values: Numbers) -> float:
-        """Mean square of the average over the vectors, of which each is a draw of `own`."""
-        one = float(_WEIGHTS @ (values**2 @ weights))
-        shared = float(_WEIGHTS @ (values @ weights) ** 2)
-        return one / count + shared * (1 - 1 / count)
+    def of_mean(values: Numbers) -> float:  # mean square of the average over draws of `own`
+        one = _mean(values**2 @ weights)
+        return one / count + _mean((values @ weights) ** 2) * (1 - 1 / count)
 
     total = of_mean(x)
     return of_mean(clipped - x) / total, of_mean(clipped) / total
 
 
 def noise_error(vectors: Vectors, variance: float, *, rows: int = 1) -> float:
-    """Error of noise that has this variance in a cell of the mean of all tables (or vectors).
-
-    The mean over the rows leaves a variance of `variance / rows` in each coordinate.
-    """
+    """Error of noise that has this variance in a cell of the mean of all tables (or vectors)."""
+    # The mean over the rows leaves a variance of `variance / rows` in each coordinate.
     return vectors.dim * variance / rows / (vectors.norm**2 * vectors.mean_energy)
 
 

@@ -22,9 +22,8 @@ from diffsketch.methods.forecast import (
     rounding_variance,
 )
 from diffsketch.privacy.claim import (
-    NoClaim,
+    Claim,
     PaperClaim,
-    ProvenClaim,
     Relation,
     Scope,
     Trust,
@@ -47,24 +46,21 @@ _MOST_ENTRIES = 1 << 31  # of a projection, in a plan
 class CpSgd(Plannable):
     """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
 
-    * Compression: the vector is clipped to norm `clip`, rotated if asked, its coordinates are
-      clipped to `[-limit, limit]` and rounded at random to one of `levels` levels.
-    * Noise: a binomial number of `trials` fair trials is added to each level.
-    * Aggregation and query: the sum, less the noise's mean, over the number of workers.
+    The vector is clipped to norm `clip`, rotated if asked, its coordinates are clipped to
+    `[-limit, limit]` and rounded at random to one of `levels` levels, and a binomial number of
+    `trials` fair trials is added to each. The mean is the sum, less the noise's mean, over the
+    number of workers.
 
-    Under distributed trust: the noise of all workers together hides one client, if there is enough
+    Under distributed trust the noise of all workers together hides one client, if there is enough
     of it; `claim_for` says what is proven, and that nothing is where the theorem's condition fails.
-
-    A member of a secure sum sends numbers modulo that of the sum, so a message has as many bits a
-    number as the sum of the cohort needs.
+    A message has as many bits a number as the secure sum of the cohort needs.
 
     *The paper's settings* are those of `PAPER_SETTINGS`: `claimed=5.0` or `10.0`, with `bits` 4
     (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
     round, break the theorem's condition by far, and are shown as claimed. Messages then have the
     paper's 4 or 5 bits, which hold one worker's number and leave no room for a secure sum: that is
     the paper's accounting. (With so many workers that something is proven they have the sum's.)
-    The paper does not say which range it took for coordinates; `limit=1` is one that needs no look
-    at the data.
+    The paper does not say which range it took for coordinates; `limit=1` needs no look at the data.
 
     Args:
         dim: Length of the vectors.
@@ -113,31 +109,29 @@ class CpSgd(Plannable):
         object.__setattr__(self, "relation", self._unrotated.relation)
 
     @cached_property
-    def _levels_and_trials(self) -> tuple[int, int]:
-        """As given, or from the paper's table if its epsilon is to be claimed."""
-        if self.claimed is not None:
-            given = (self.claimed, self.bits, self.levels, self.trials)
-            for setting in PAPER_SETTINGS:
-                if all(own is None or own == its for own, its in zip(given, setting, strict=True)):
-                    return setting.levels, setting.trials
-            rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
-            raise ArgumentError(
-                "claimed, bits, levels and trials must be a row of the paper's table "
-                f"({'; '.join(rows)}), got claimed={self.claimed}, bits={self.bits}, "
-                f"levels={self.levels}, trials={self.trials}"
-            )
-        if self.bits is not None:
-            raise ArgumentError("bits must come with claimed: levels and trials decide them")
-        if self.levels is None or self.trials is None:
-            missing = "levels" if self.levels is None else "trials"
-            raise ArgumentError(f"{missing} must be given, or claimed for the paper's settings")
-        check_whole("levels", self.levels, least=2)
-        check_whole("trials", self.trials, least=1)
-        return self.levels, self.trials
-
-    @cached_property
     def _unrotated(self) -> BinomialMechanism:
-        levels, trials = self._levels_and_trials
+        """The mechanism but for a round's rotation, with levels and trials as given or claimed."""
+        levels, trials = self.levels, self.trials
+        if self.claimed is not None:
+            given = (self.claimed, self.bits, levels, trials)
+            for row in PAPER_SETTINGS:
+                if all(own is None or own == its for own, its in zip(given, row, strict=True)):
+                    levels, trials = row.levels, row.trials
+                    break
+            else:
+                rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
+                raise ArgumentError(
+                    "claimed, bits, levels and trials must be a row of the paper's table "
+                    f"({'; '.join(rows)}), got claimed={self.claimed}, bits={self.bits}, "
+                    f"levels={levels}, trials={trials}"
+                )
+        elif self.bits is not None:
+            raise ArgumentError("bits must come with claimed: levels and trials decide them")
+        if levels is None or trials is None:
+            missing = "levels" if levels is None else "trials"
+            raise ArgumentError(f"{missing} must be given, or claimed for the paper's settings")
+        check_whole("levels", levels, least=2)
+        check_whole("trials", trials, least=1)
         clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
         return BinomialMechanism(
             self.dim, clip, self.limit, levels, trials, self.cohort, self.delta,
@@ -167,18 +161,17 @@ class CpSgd(Plannable):
     @cached_property
     def total_format(self) -> MessageFormat:
         """Numbers with room for the sum of the cohort, which does not wrap."""
-        length, bits = self._unrotated.length, self._unrotated.sum_bits
-        return self._format((length,), "unsigned", bits)
+        return self._format((self._unrotated.length,), "unsigned", self._unrotated.sum_bits)
 
     @cached_property
-    def _claim(self) -> ProvenClaim | PaperClaim | NoClaim:
+    def _claim(self) -> Claim:
         return self._claim_of(self.cohort)
 
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim | NoClaim:  # noqa: ARG002
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         # The same for every rotation.
         return self._claim if present == self.cohort else self._claim_of(present)
 
-    def _claim_of(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
+    def _claim_of(self, present: int) -> Claim:
         claim = self._unrotated.claim_for(present)
         if not isinstance(claim, PaperClaim):
             return claim
@@ -208,12 +201,8 @@ class CpSgd(Plannable):
         if scope != wanted or bits is not None or cells < vectors.dim:
             return None
         limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
-        return {
-            "clip": vectors.norm,
-            "limit": float(rounded_up(limit, 4)),
-            "levels": int(margin),
-            "relation": scope.relation.value,
-        }
+        found = {"clip": vectors.norm, "limit": float(rounded_up(limit, 4))}
+        return {**found, "levels": int(margin), "relation": scope.relation.value}
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:
@@ -223,12 +212,11 @@ class CpSgd(Plannable):
     def forecast(self, vectors: Vectors) -> RelativeError:
         """Error of one round; rotations leave dense vectors as they are."""
         mechanism, count = self._unrotated, vectors.count
-        _, trials = self._levels_and_trials
         cell = min(vectors.norm, mechanism.clip) / math.sqrt(mechanism.length) / mechanism.step
         rounding = mechanism.step**2 * rounding_variance(cell) / count
         return replace(
             clipped_coordinates(vectors, self.limit),
-            noise=noise_error(vectors, mechanism.step**2 * trials / 4 / count),
+            noise=noise_error(vectors, mechanism.step**2 * mechanism.trials / 4 / count),
             rounding=noise_error(vectors, rounding),
         )
 
@@ -279,10 +267,10 @@ class ProjUnitMean(Plannable):
         return self._format((self.size,))
 
     @cached_property
-    def _claim(self) -> ProvenClaim:
+    def _claim(self) -> Claim:
         return self.mechanism.claim
 
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim:  # noqa: ARG002
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:

@@ -1,18 +1,4 @@
-"""The paper's methods: DiffSketch, DiffSketch with a proof, and the two Laplace baselines.
-
-*The baselines.* The paper "assume[s] that the input gradients are bounded by a constant alpha with
-a 90% probability" and takes the 90th percentile of each worker's own vector for it. One coordinate
-whose value is replaced by another then moves a cell by at most `2 alpha`, and the whole message, in
-the L1 norm, by
-
-    2 alpha          for a raw vector,
-    2 alpha rows     for a table, where it is in one cell of each row.
-
-Laplace noise has the scale `sensitivity / per_round`. Since one coordinate in ten exceeds alpha,
-and alpha comes from the private vector, these are no sensitivities, and what follows from them is
-claimed and not proven. With a `clip`, which does not come from the vector, they are: coordinates
-are clipped and rounded onto a grid, and the noise is discrete Laplace noise on whole numbers.
-"""
+"""The paper's methods: DiffSketch, DiffSketch with a proof, and the two Laplace baselines."""
 
 from __future__ import annotations
 
@@ -25,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, fitted, register
+from diffsketch.methods.base import Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -35,9 +21,10 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.plain import LinearMethod, TableMethod, VectorMethod
+from diffsketch.methods.plain import LinearMethod, TableMethod
 from diffsketch.privacy.claim import (
     Basis,
+    Claim,
     Epsilon,
     NoClaim,
     PaperClaim,
@@ -56,11 +43,9 @@ from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.wire.formats import MessageFormat
 
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
 _STEPS = 256  # of the clip, at least
-_MANY = 4096  # messages that a sum has room for, at least
 _CUT = 1e-6  # probability that noise is cut off in any cell of a message
 
 
@@ -81,11 +66,10 @@ class PaddedTables(TableMethod):
     @cached_property
     def sketch(self) -> CountSketch:
         """Sketch of the extended vectors: with it the tables are made, and must be queried."""
-        check_whole("dim", self.dim, least=1)
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        mean = self.mean_table(total, count)
+        mean = self._mean(total, count)
         # Only the vector's own coordinates, not those of the appended numbers.
         out = mean.new_empty(self.dim) if out is None else out
         return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
@@ -96,15 +80,12 @@ class PaddedTables(TableMethod):
 class DiffSketch(PaddedTables):
     """Algorithm 2 of the paper, at the workers.
 
-    * Compression: the table of the vector, with `padding` numbers appended that have the normal
-      distribution of the vector's own standard deviation ("the same Gaussian"). Where they are
-      many, the table that they make is drawn from its distribution, without drawing them
-      (`privacy.mechanisms.padding`).
+    * Compression: the table of the vector, with `padding` normal numbers appended, of the vector's
+      own standard deviation ("the same Gaussian"). Where they are many, the table that they make
+      is drawn from its distribution, without drawing them (`privacy.mechanisms.padding`).
     * Validation: Theorem 1 for the length `dim + padding`, with alpha the 90th percentile of the
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
-      claims nothing, or more than `per_round`, adds Laplace noise to its table. One coordinate's
-      sensitivity is `2 alpha rows`, so the scale is `2 alpha rows / per_round`.
-    * Aggregation and query: the sum; the query of the mean table, by the median of its rows.
+      claims nothing, or more than `per_round`, adds Laplace noise as `SketchLaplace` does.
 
     **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
     coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
@@ -112,16 +93,13 @@ class DiffSketch(PaddedTables):
 
     `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
 
+    The arguments of every `TableMethod`, and:
+
     Args:
-        dim: Length of the vectors.
-        rows: Rows of the table.
-        cols: Columns of the table.
         per_round: The epsilon that is to be claimed for each message.
         padding: How many numbers are appended. Without any, Theorem 1 claims something only for
             tables that are very small for the length of the vector.
-        family: Of the hashes.
-        combine: How the rows' estimates become one: by their median, as in Algorithm 1. (For other
-            methods it is the mean, if nothing is given.)
+        combine: By default the median, as in Algorithm 1.
     """
 
     per_round: float
@@ -161,26 +139,21 @@ class DiffSketch(PaddedTables):
 class ProvenDiffSketch(PaddedTables):
     """Algorithm 2 with its appended noise repaired, which makes it a Gaussian mechanism.
 
-    * Compression: the table of the vector, its coordinates clipped to `[-clip, clip]`, with
-      `padding` numbers of standard deviation `std` appended. Both are fixed beforehand.
-    * Validation: `claim_for(present, seed)`, once for the round's hashes and before any data is
-      seen. One coordinate moves the table by up to `2 clip` (`clip` for add-or-remove) in one cell
-      of each row; what that amounts to beside the noise is computed from the hashes.
-    * Aggregation and query: the sum; the query of the mean table.
+    The vector's coordinates are clipped to `[-clip, clip]`, and `padding` numbers of standard
+    deviation `std` are appended, both fixed beforehand. One coordinate moves the table by up to
+    `2 clip` (`clip` for add-or-remove) in one cell of each row; what that amounts to beside the
+    noise is computed from the round's hashes, before any data is seen.
 
     The claim is proven, for one coordinate and hashes that everybody knows. There is none where
     the padding is shorter than the table has cells, or leaves part of it without noise.
 
+    The arguments of every `TableMethod`, and:
+
     Args:
-        dim: Length of the vectors.
-        rows: Rows of the table.
-        cols: Columns of the table.
         clip: Limit of a coordinate.
         padding: How many numbers are appended.
         std: Their standard deviation; must not come from private data.
         relation: Which data sets are neighbours.
-        family: Of the hashes.
-        combine: How the rows' estimates become one.
 
     >>> from diffsketch.sketch import SketchKey
     >>> method = ProvenDiffSketch(7850, 7, 22, clip=1.645, padding=39_250, std=1.0)
@@ -208,11 +181,11 @@ replace, local trust)
         """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""
         if self not in seed.memo:
             bare = CountSketch(self.dim, self.rows, self.cols, self.family)
-            bound = CoordinateBound(self.clip)
-            made = PaddedGaussian(bare, seed, bound, self.padding, self.std, self.relation)
-            seed.memo[self] = made
-        mechanism: PaddedGaussian = seed.memo[self]
-        return mechanism
+            seed.memo[self] = PaddedGaussian(
+                bare, seed, CoordinateBound(self.clip), self.padding, self.std, self.relation
+            )
+        found: PaddedGaussian = seed.memo[self]
+        return found
 
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
         return self.mechanism(seed).claim
@@ -222,19 +195,28 @@ replace, local trust)
 
 
 class LaplaceBaseline(LinearMethod, Plannable):
-    """Laplace noise by the paper's alpha, or by a clip: what both baselines share.
+    """Laplace noise on every cell, always: Algorithm 2 without its Theorem 1.
 
-    With `clip=None`, alpha is each vector's own 90th percentile, as in the paper: no bound, and so
-    a claim without proof. With a number, coordinates are clipped to `[-clip, clip]` and rounded at
-    random to multiples of `clip / steps`, `steps` being 256, or more where so many coordinates meet
-    in a cell that their rounding would add over 0.5% to the variance of the noise. The claim is
-    proven, pure, for one coordinate, and exactly `per_round` for one round.
+    The paper "assume[s] that the input gradients are bounded by a constant alpha with a 90%
+    probability" and takes the 90th percentile of each worker's own vector for it. Another value of
+    one coordinate then moves a vector by at most `2 alpha` in the L1 norm, and a table, where it is
+    in one cell of each row, by `2 alpha rows`: the noise has the scale `sensitivity / per_round`.
+    Since one coordinate in ten exceeds alpha, and alpha comes from the private vector, these are no
+    sensitivities, and what follows (`clip=None`) is claimed and not proven.
+
+    With a `clip`, coordinates are clipped to `[-clip, clip]` and rounded at random to multiples of
+    `clip / steps`, `steps` being 256, or more where so many coordinates meet in a cell that their
+    rounding would add over 0.5% to the variance of the noise, which is discrete Laplace noise. The
+    claim is proven, pure, for one coordinate, and exactly `per_round` for one round.
+
+    Args:
+        per_round: Epsilon of one message.
+        clip: Limit of a coordinate, or None for the paper's reading.
     """
 
     # Fields of the dataclasses that inherit, in the order and by the names that they choose.
     per_round: float
     clip: float | None
-    _sent: ClassVar[str]  # what the noise is added to, in words
     margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
@@ -251,6 +233,10 @@ class LaplaceBaseline(LinearMethod, Plannable):
         """Cells of a message that each coordinate is in."""
         return self._shape[0] if len(self._shape) == 2 else 1
 
+    @property
+    def _integer(self) -> DiscreteLaplaceMechanism | None:
+        return self.mechanism
+
     @cached_property
     def mechanism(self) -> DiscreteLaplaceMechanism | None:
         """The mechanism that clips, rounds and adds noise; None for the paper's reading."""
@@ -266,61 +252,20 @@ class LaplaceBaseline(LinearMethod, Plannable):
         return DiscreteLaplaceMechanism(quantizer, 1 / self.per_round).with_bits_for(_CUT)
 
     @cached_property
-    def message_format(self) -> MessageFormat:
-        """Whole numbers if there is a clip; in the paper's reading float32."""
-        if self.mechanism is None:
-            return self._format(self._shape)
-        return self._format(self._shape, "signed", self.mechanism.bits)
-
-    @cached_property
-    def total_format(self) -> MessageFormat:
-        """The same with room for a sum."""
-        return replace(self.message_format, bits=self.sum_bits(_MANY))
-
-    def sum_bits(self, count: int) -> int:
-        """Room for a sum of so many messages; of float32, none is needed."""
-        form = self.message_format
-        return form.bits if self.mechanism is None else form.for_sums_of(count).bits
-
-    @cached_property
-    def _claim(self) -> ProvenClaim | PaperClaim:
+    def _claim(self) -> Claim:
         if self.mechanism is not None:
             return self.mechanism.claim
-        return _paper_claim(self.per_round, f"the paper's Laplace noise on {self._sent}")
-
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | PaperClaim:  # noqa: ARG002
-        return self._claim
+        sent = "sketches" if len(self._shape) == 2 else "raw vectors"
+        return _paper_claim(self.per_round, f"the paper's Laplace noise on {sent}")
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        encode, mechanism = self._encoder(seed), self.mechanism
-        if mechanism is None:
-            messages = batch if encode is None else encode(batch)
-            return Encoded(
-                add_laplace(
-                    messages, batch, noise,
-                    alpha=estimate_alpha(batch), rows=self._rows, per_round=self.per_round,
-                )
-            )  # fmt: skip
-        values = mechanism.rounded(batch, noise, encode=encode)
-        values += mechanism.draw(tuple(values.shape), noise).to(values.device)
-        return Encoded(fitted(values, self.message_format))
-
-    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """Bound by the clip, the worst that a table can make of it, and the noise of so many."""
-        return math.inf if self.mechanism is None else self.mechanism.largest_norm(count, failure)
-
-    def norm_of(self, total: Tensor, count: int = 1) -> float:  # noqa: ARG002
-        """Norm of the numbers that the cells stand for."""
-        return float(torch.linalg.vector_norm(self._mean(total, 1).double()))
-
-    def reduced(self, total: Tensor) -> Tensor:
-        """The sum within its format."""
-        return total if self.mechanism is None else fitted(total, self.total_format)
-
-    def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
-        if self.mechanism is None:
-            return super()._mean(total, count, out)
-        return torch.mul(total, self.mechanism.quantizer.granularity / count, out=out)
+        encoded, rows, per_round = super()._encode(batch, seed, noise), self._rows, self.per_round
+        if self.mechanism is not None:
+            return encoded
+        alpha = estimate_alpha(batch)
+        return Encoded(
+            add_laplace(encoded.messages, batch, noise, alpha=alpha, rows=rows, per_round=per_round)
+        )
 
     @classmethod
     def planned(
@@ -341,12 +286,12 @@ class LaplaceBaseline(LinearMethod, Plannable):
         """Predict the error of one round."""
         if self.mechanism is None:
             raise ArgumentError("clip must be given for a forecast, got clip=None")
-        table, cols, limit = len(self._shape) == 2, self._shape[-1], self.mechanism.quantizer.bound
+        cols, quantizer = self._shape[-1], self.mechanism.quantizer
+        table, step = len(self._shape) == 2, quantizer.granularity
         collisions = collision_error(self.dim, self._rows, cols) if table else 0.0
-        step = self.mechanism.quantizer.granularity
         rounding = rounding_variance(vectors.norm / math.sqrt(self.dim) / step) * self.dim / cols
         return replace(
-            clipped_coordinates(vectors, limit.limit, collisions=collisions),
+            clipped_coordinates(vectors, quantizer.bound.limit, collisions=collisions),
             noise=noise_error(vectors, self.mechanism.std**2 / vectors.count, rows=self._rows),
             rounding=noise_error(vectors, step**2 * rounding / vectors.count, rows=self._rows),
         )
@@ -354,20 +299,10 @@ class LaplaceBaseline(LinearMethod, Plannable):
 
 @register
 @dataclass(frozen=True)
-class RawLaplace(LaplaceBaseline, VectorMethod):
+class RawLaplace(LaplaceBaseline):
     """Laplace noise on every coordinate, and no compression: Algorithm 2 without its sketch.
 
-    * Compression: none.
-    * Validation: always adds noise. Sensitivity of one coordinate: `2 alpha`, so the scale is
-      `2 alpha / per_round`.
-    * Aggregation and query: the sum, over the number of workers.
-
-    `LaplaceBaseline` says what a `clip` changes.
-
-    Args:
-        dim: Length of the vectors.
-        per_round: Epsilon of one message.
-        clip: Limit of a coordinate, or None for the paper's reading.
+    `LaplaceBaseline` has the arguments, and says what a `clip` changes.
 
     >>> from diffsketch.sketch import SketchKey
     >>> seed = SketchKey.from_integer(0).seed(0)
@@ -382,29 +317,15 @@ class RawLaplace(LaplaceBaseline, VectorMethod):
 
     name: ClassVar[str] = "laplace"
     code: ClassVar = 4
-    _sent: ClassVar[str] = "raw vectors"
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class SketchLaplace(LaplaceBaseline, TableMethod):
-    """Laplace noise on every cell of the table: Algorithm 2 without its Theorem 1.
+    """Laplace noise on every cell of the table, of which one row needs the least.
 
-    * Compression: the table of the vector (of the clipped one, if there is a `clip`).
-    * Validation: always adds noise. One coordinate is in one cell of each row, so its sensitivity
-      is `2 alpha rows`, and the scale `2 alpha rows / per_round`.
-    * Aggregation and query: the sum; the query of the mean table.
-
-    `LaplaceBaseline` says what a `clip` changes; hashes need not be secret for its proof.
-
-    Args:
-        dim: Length of the vectors.
-        rows: Rows of the table. One row needs the least noise.
-        cols: Columns of the table.
-        per_round: Epsilon of one message.
-        clip: Limit of a coordinate, or None for the paper's reading.
-        family: Of the hashes.
-        combine: How the rows' estimates become one.
+    `TableMethod` and `LaplaceBaseline` have the arguments; with a `clip`, hashes need not be secret
+    for the proof.
     """
 
     per_round: float
@@ -412,7 +333,6 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
 
     name: ClassVar[str] = "sketch-laplace"
     code: ClassVar = 5
-    _sent: ClassVar[str] = "sketches"
 
 
 def add_laplace(
@@ -420,9 +340,8 @@ def add_laplace(
 ) -> Tensor:
     """Add Laplace noise to messages `(workers, ...)`, of scale `2 alpha rows / per_round`.
 
-    A vector with nine zeros in ten has an alpha of 0, and would get no noise at all by the paper's
-    rule. Its largest coordinate stands in for alpha then (this is our reading; zeros stay as they
-    are). There is a row of `noise`, and a float64 `alpha`, for each of the `vectors`.
+    A vector with nine zeros in ten has an alpha of 0, and would get no noise by the paper's rule.
+    Its largest coordinate stands in for alpha then (our reading; zeros stay as they are).
     """
     if float(alpha.min()) == 0:
         alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())

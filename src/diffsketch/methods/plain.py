@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,66 +10,146 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import check
-from diffsketch.methods.base import Encoded, Method, register
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, register
 from diffsketch.methods.forecast import Vectors
-from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode
+from diffsketch.privacy.mechanisms.integer import IntegerMechanism
+from diffsketch.privacy.mechanisms.rounding import wrap
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.wire.formats import MessageFormat
 
-_SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+MANY = 4096  # messages that a sum in clear has room for, whatever cohort is given
 
 
 class LinearMethod(Method):
-    """A method whose messages are the vectors, or their tables, in float32 if not said otherwise.
+    """A method that sends the vectors, or their tables (`TableMethod`).
 
-    `VectorMethod` and `TableMethod` say which; what is done to them besides, methods say.
+    In float32; or, with an integer mechanism, as the whole numbers that it makes of them: modulo
+    `2**bits` under a secure sum, else signed and cut off at the limits of their format.
     """
 
     @property
-    @abstractmethod
+    def _integer(self) -> IntegerMechanism | None:
+        """The mechanism that clips, rounds, adds noise and makes the claim, if there is one."""
+        return None
+
+    @property
     def _shape(self) -> tuple[int, ...]:
         """Shape of the vector, or of its table."""
+        return (self.dim,)
 
-    @abstractmethod
-    def _encoder(self, seed: HashSeed) -> Encode | None:
+    @property
+    def _sent_shape(self) -> tuple[int, ...]:
+        """Shape of a message."""
+        return self._shape
+
+    @property
+    def _together(self) -> int:
+        """Messages that a total in clear has room for."""
+        return MANY
+
+    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
         """Return the function from vectors to tables; None where vectors are sent."""
+        return None
+
+    def _inputs(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
+        """Vectors as the mechanism takes them, and the function that makes tables of them."""
+        return batch, self._encoder(seed)
 
     @classmethod
-    @abstractmethod
     def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
         """Choose sizes for so many cells, for the planner; None if it does not fit."""
+        return {} if cells >= vectors.dim else None
 
     @cached_property
     def message_format(self) -> MessageFormat:
-        """The vector or table in float32."""
-        return self._format(self._shape)
+        """Format of the vector or table: float32 or whole numbers."""
+        shape, mechanism = self._sent_shape, self._integer
+        if mechanism is None:
+            return self._format(shape)
+        if mechanism.trust is Trust.DISTRIBUTED:
+            return self._format(shape, "unsigned", mechanism.bits)
+        bits = mechanism.bits
+        if mechanism.trust is Trust.CENTRAL:  # without noise: the clip bounds every cell
+            bits = mechanism.quantizer.peak.bit_length() + 1
+        return self._format(shape, "signed", bits)
+
+    @cached_property
+    def total_format(self) -> MessageFormat:
+        """The same for float32 and under a secure sum; else with room for the sum and its noise."""
+        return replace(self.message_format, bits=self.sum_bits(self._together))
+
+    def sum_bits(self, count: int) -> int:
+        """The message's for float32 and under a secure sum; else room for the sum and its noise."""
+        layout, mechanism = self.message_format, self._integer
+        if mechanism is None or mechanism.trust is Trust.DISTRIBUTED:
+            return layout.bits
+        return min(62, 1 + max(layout.bits + (count - 1).bit_length(), mechanism.bits))
+
+    @cached_property
+    def _claim(self) -> Claim:
+        if self._integer is not None:
+            return self._integer.claim
+        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        table = len(self._shape) == 2
+        return NoClaim(scope, "bare tables are sent" if table else "vectors are sent as they are")
+
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
+        shared = self._integer
+        if shared is None or shared.trust is not Trust.DISTRIBUTED or present == shared.cohort:
+            return self._claim
+        return shared.claim_for(present)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        mechanism = self._integer
+        batch, encode = self._inputs(batch, seed)
+        if mechanism is None:
+            return Encoded(batch if encode is None else encode(batch))
+        if mechanism.trust is Trust.DISTRIBUTED:
+            return Encoded(mechanism.release(batch, noise, encode=encode))
+        values = mechanism.rounded(batch, noise, encode=encode)
+        if mechanism.trust is Trust.LOCAL:
+            values += mechanism.draw(tuple(values.shape), noise).to(values.device)
+        return Encoded(fitted(values, self.message_format))
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The sum modulo `2**bits`, which is all that a secure sum has; else within its format."""
+        if self._integer is None:
+            return total
+        if self._integer.trust is Trust.DISTRIBUTED:
+            return wrap(total, self._integer.bits)
+        return fitted(total, self.total_format)
+
+    def _centred(self, total: Tensor) -> Tensor:
+        """The signed numbers of a sum, which may have wrapped."""
+        if self._integer is None or self._integer.trust is not Trust.DISTRIBUTED:
+            return total
+        return self._integer.centred(total)
 
     def _mean(self, total: Tensor, count: int | float, out: Tensor | None = None) -> Tensor:
         """Compute the mean vector or table from a published sum: float32."""
+        if self._integer is not None:
+            step = self._integer.quantizer.granularity
+            return torch.mul(self._centred(total), step / count, out=out)
         if out is None:
             return (total / count).float()
         return torch.div(total.detach(), count, out=out)
 
-
-class VectorMethod(LinearMethod):
-    """A method that sends vectors of `dim` numbers."""
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.dim,)
-
-    def _encoder(self, seed: HashSeed) -> Encode | None:  # noqa: ARG002
-        return None
-
-    @classmethod
-    def _sized(cls, vectors: Vectors, cells: int) -> dict[str, Any] | None:
-        return {} if cells >= vectors.dim else None
-
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
         return self._mean(total, count, out)
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """Bound by clip, rounding and the noise of so many; infinite without a mechanism."""
+        bound = super().honest_norm(count)
+        return bound if self._integer is None else self._integer.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:
+        """Norm of the numbers that the cells stand for."""
+        step = 1.0 if self._integer is None else self._integer.quantizer.granularity
+        return super().norm_of(self._centred(total), count) * step
 
 
 @dataclass(frozen=True)
@@ -119,23 +198,17 @@ class TableMethod(LinearMethod):
         return self._mean(total, count)
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        table = self.mean_table(total, count)
+        table = self._mean(total, count)
         return self.sketch.query(table, seed, combine=self.combine, out=out)
 
 
 @register
 @dataclass(frozen=True)
-class Uncompressed(VectorMethod):
+class Uncompressed(LinearMethod):
     """No compression and no privacy: messages are the vectors in float32, their mean is exact."""
 
     name: ClassVar[str] = "none"
     code: ClassVar = 0
-
-    def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return NoClaim(_SCOPE, "vectors are sent as they are")
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        return Encoded(batch)
 
 
 @register
@@ -150,9 +223,3 @@ class PlainSketch(TableMethod):
 
     name: ClassVar[str] = "sketch"
     code: ClassVar = 1
-
-    def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return NoClaim(_SCOPE, "bare tables are sent")
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
-        return Encoded(self.sketch.encode(batch, seed))

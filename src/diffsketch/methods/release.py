@@ -22,11 +22,7 @@ from diffsketch.sketch.hashing import SketchKey
 
 
 def check_release(method: Method, claim: Claim) -> None:
-    """Refuse what cannot be sent under its claim.
-
-    Raises:
-        ArgumentError: The claim is proven, and the method has no exact form; or it is simulated.
-    """
+    """Refuse a proven claim of a method without an exact form, and a simulated claim."""
     if isinstance(claim, ProvenClaim) and not method.exact:
         raise ArgumentError(
             f"method={method.name!r} must not be sent: its proof is about real numbers, and noise "
@@ -41,15 +37,15 @@ def check_release(method: Method, claim: Claim) -> None:
 
 
 def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
-    """Make the source for one message, or for what one server adds to one sum.
+    """Make the source of noise for one message, or for what one server adds to one sum.
 
     `SecureNoise` where the claim is proven. Where it is only claimed, noise may be in floating
     point, and comes from a key that is made here and forgotten.
 
     Args:
-        method: That encodes.
-        claim: That is made for what is sent.
-        messages: Of a batch that is encoded in one call.
+        method: The method that encodes.
+        claim: The claim for what is sent.
+        messages: Vectors of a batch that is encoded in one call.
 
     Raises:
         ArgumentError: As `check_release` says.

@@ -75,14 +75,8 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     close = [o for o in options if o.error.total <= TIE * options[0].error.total]
     best = min(close, key=lambda o: (TRUSTS.index(o.trust), o.method.wire_bytes))
     options.remove(best)
-    return Plan(
-        request=request,
-        best=best,
-        alternatives=tuple(options[:alternatives]),
-        warnings=tuple(_warnings(best, request)),
-        advice=tuple(_advice(best, request)),
-        notes=tuple(_notes(best, request)),
-    )
+    texts = (tuple(write(best, request)) for write in (_warnings, _advice, _notes))
+    return Plan(request, best, tuple(options[:alternatives]), *texts)
 
 
 def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
@@ -103,19 +97,14 @@ def bytes_needed(option: Option, request: PlanRequest) -> int:
 
 def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> float | None:
     """Epsilon of the same method if the noise's part of the error is smaller by this factor."""
-    powers = {"noise_multiplier": -0.5, "per_round": 0.5}
-    changed = {
-        name: value * factor ** powers[name]
-        for name, value in option.settings.items()
-        if name in powers
-    }
-    if not changed:
+    settings, powers = dict(option.settings), {"noise_multiplier": -0.5, "per_round": 0.5}
+    for name in settings.keys() & powers.keys():
+        settings[name] *= factor ** powers[name]
+    if settings == option.settings:
         return None
     try:
-        method = build_method(
-            option.method.name, dim=request.dim, cohort=request.cohort,
-            settings={**option.settings, **changed},
-        )  # fmt: skip
+        name = option.method.name
+        method = build_method(name, dim=request.dim, cohort=request.cohort, settings=settings)
         total = request.total(method)
     except ArgumentError:
         return None
@@ -126,16 +115,16 @@ def _warnings(option: Option, request: PlanRequest) -> list[str]:
     """List what the user must know before relying on it; empty if all is well."""
     found, error = [], option.error
     if error.total > 1:
-        parts = [f"{_brief(error.noise + error.rounding)} from the noise"]
+        parts = f"{_brief(error.noise + error.rounding)} from the noise"
         if error.recovery:
-            cells = option.method.message_format.cell_count
-            parts.insert(
-                0, f"{_brief(error.recovery)} from {request.dim:,} coordinates in {cells:,} cells"
+            where = (
+                f"{request.dim:,} coordinates in {option.method.message_format.cell_count:,} cells"
             )
+            parts = f"{_brief(error.recovery)} from {where}, {parts}"
         found.append(
             "One round alone is worse than sending nothing: its predicted error is "
-            f"{_brief(error.total)} times the squared norm of the mean ({', '.join(parts)}); "
-            "an estimate of zero has 1."
+            f"{_brief(error.total)} times the squared norm of the mean ({parts}); an estimate of "
+            "zero has 1."
         )
     if not option.method.exact:
         found.append(
@@ -155,12 +144,13 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
     error, found = option.error, list[str]()
     if error.total <= 1:
         return found
-    rounds = request.rounds
-    over = f"{rounds:,} rounds" if rounds > 1 else "several rounds"
+    over, rounds = "several", request.rounds
+    result = "."
+    if rounds > 1:
+        over, result = f"{rounds:,}", f", {_brief(error.total / rounds)}."
     found.append(
         "Averages over rounds: hashes and noise are fresh in each, so for a mean that stays the "
-        f"same the error over {over} is that of one divided by their number"
-        + (f", {_brief(error.total / rounds)}." if rounds > 1 else ".")
+        f"same the error over {over} rounds is that of one divided by their number{result}"
     )
     if error.recovery >= 1:
         found.append(
@@ -179,10 +169,9 @@ def _advice(option: Option, request: PlanRequest) -> list[str]:
         found.append(
             f"A larger epsilon: about {_brief(larger)} instead of {request.target_epsilon:g}."
         )
-    if request.paying_rounds / factor >= 1 and request.delta:
-        fewer = (
-            f"about {_brief(request.paying_rounds / factor)} instead of {request.paying_rounds:,}"
-        )
+    paying = request.paying_rounds
+    if paying / factor >= 1 and request.delta:
+        fewer = f"about {_brief(paying / factor)} instead of {paying:,}"
         found.append(f"Fewer rounds of each client: {fewer}.")
     if request.trust is Trust.LOCAL and request.unit is Unit.CLIENT and request.delta:
         found.append(

@@ -15,11 +15,8 @@ from diffsketch.planning.planner import Plan
 from diffsketch.planning.search import Option, PlanRequest
 from diffsketch.privacy.claim import Trust, Unit
 
-__all__ = ["explain", "flower_plan", "python_code", "report", "run_command", "to_data"]
-
 _COLUMNS = ("shape", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
 _WIDTH = 74
-_NAME = 15  # columns for the longest name of a method
 _TASK, _TASK_DIM, _TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch run`, with devices
 
 
@@ -30,13 +27,22 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         title="Ways to estimate the mean, best first", title_justify="left",
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
     )  # fmt: skip
-    table.add_column("method", min_width=_NAME)
+    table.add_column("method", min_width=15)  # the longest name
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for index, option in enumerate((plan.best, *plan.alternatives)):
-        # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
-        name = f"{option.method.name}\n  {option.trust}"
-        table.add_row(name, *_cells(option), style="bold" if index == 0 else None)
+        method, settings = option.method, option.settings
+        level = ("noise_multiplier", "per_round", "trials")
+        noise = next(settings[name] for name in level if name in settings)
+        table.add_row(
+            # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
+            f"{method.name}\n  {option.trust}",
+            " x ".join(_count(size) for size in method.message_format.shape),
+            str(method.message_format.bits), _short(settings["clip"]), _short(noise),
+            _count(method.wire_bytes), f"{_short(method.compression)}x",
+            _short(option.error.total), option.total.shown(),
+            style="bold" if index == 0 else None,
+        )  # fmt: skip
     total = plan.best.total
     reading = (
         "noise: multiplier of the sensitivity, epsilon of a round (laplace, projunit) or trials "
@@ -54,13 +60,12 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
         parts += [Text(f"- {text}") for text in plan.advice]
     parts += [Text(f"Note: {text}", style="dim") for text in plan.notes]
     parts.append(Text("Run it:", style="bold"))
-    command, flower = run_command(plan.best, request), flower_plan(plan.best, request)
-    if command is not None:
+    if (command := run_command(plan.best, request)) is not None:
         # To be copied, so that no terminal may break it elsewhere; flags stay with their values.
         joined = re.sub(r"(--\S+) ", "\\1\0", command)
         lines = wrap(joined, _WIDTH, break_on_hyphens=False)
         parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
-    if flower is not None:
+    if (flower := flower_plan(plan.best, request)) is not None:
         parts.append(Text.assemble(("In Flower: ", "bold"), flower))
     parts.append(Text("In Python: --code prints a program."))
     return tuple(parts)
@@ -68,9 +73,9 @@ def report(plan: Plan) -> tuple[Table | Text, ...]:
 
 def explain(option: Option, request: PlanRequest) -> str:
     """Explain what an option does and gives, in a few sentences."""
-    method, clip = option.method, option.settings["clip"]
-    table = "rows" in option.settings
-    steps = [f"sketches its vector into {option.shape} cells"] if table else []
+    method, clip, table = option.method, option.settings["clip"], "rows" in option.settings
+    shape, ratio = " x ".join(map(str, method.message_format.shape)), method.compression
+    steps = [f"sketches its vector into {shape} cells"] if table else []
     if request.unit is Unit.COORDINATE:
         steps.insert(0, f"clips each coordinate to {clip:g}")
     else:
@@ -85,10 +90,12 @@ def explain(option: Option, request: PlanRequest) -> str:
         after = " A secure sum hides the single messages."
     else:
         after = " The server, which all trust, adds noise to the sum."
-    *first, last = [*steps, f"sends {method.wire_bytes:,} bytes"]
+    size = f"{ratio:.3g} times less than"
+    if ratio < 1.05:
+        size = "about as many as" if ratio > 0.95 else f"{1 / ratio:.3g} times larger than"
     return (
-        f"{method.name}. In each round a client {', '.join(first)} and {last}, "
-        f"{_size(method.compression)} the vector.{after} The predicted error is "
+        f"{method.name}. In each round a client {', '.join(steps)} and sends "
+        f"{method.wire_bytes:,} bytes, {size} the vector.{after} The predicted error is "
         f"{option.error.total:.3g}. All together: {option.total}."
     )
 
@@ -101,13 +108,13 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
     few = request.members <= _TASK_DEVICES
     if request.dim != _TASK_DIM or not few or request.delta == 0:
         return None
-    flags: dict[str, Any] = {"task": _TASK}
-    if request.members != _TASK_DEVICES:
-        flags["workers"] = request.members
-    flags |= {"cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds}
-    flags |= {"budget": request.target_epsilon, "delta": request.delta}
-    flags |= {"method": option.method.name}
-    flags |= {name: value for name, value in option.settings.items() if name != "delta"}
+    every = request.members == _TASK_DEVICES
+    flags: dict[str, Any] = {
+        "task": _TASK, **({} if every else {"workers": request.members}),
+        "cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds,
+        "budget": request.target_epsilon, "delta": request.delta, "method": option.method.name,
+        **{name: value for name, value in option.settings.items() if name != "delta"},
+    }  # fmt: skip
     return "diffsketch run " + " ".join(
         f"--{name.replace('_', '-')} {f'{value:.15g}' if isinstance(value, float) else value}"
         for name, value in flags.items()
@@ -129,41 +136,35 @@ def python_code(option: Option, request: PlanRequest) -> str:
     `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
     Poisson's), and charges an accountant first. The noise is exact where the method's is.
     """
-    name, exact, poisson = option.method.name, option.method.exact, request.sampler is not None
     settings = "".join(f"        {key!r}: {value!r},\n" for key, value in option.settings.items())
-    noise, count = "SecureNoise()", "len(messages)"
-    imports, setup, body = ["Accountant", "Budget", "SecureNoise"], "", ""
-    if not exact:
-        noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
-        imports[2:] = ["CohortNoise", "NoiseKey"]
+    first, setup, body, start, count = "", "", "", "", "len(messages)"
+    noise, imports = "SecureNoise()", ["Accountant", "Budget", "SecureNoise"]
     if request.sampler is not None:
         imports.insert(2, "PoissonSampler")
+        first, count = "import torch\n\n", str(request.cohort)
         setup = f"sampler = {request.sampler!r}\n".replace(f", unit={request.sampler.unit!r}", "")
         setup += "claim = sampler.amplified(claim)\n"
         body = "    vectors = vectors[sampler.draw(SecureNoise())]\n"
-        count = str(request.cohort)
-    charge = "    accountant.spend(claim)\n"
-    passes = request.members // request.cohort
+        zeros = "torch.zeros(method.message_format.shape, dtype=torch.int64)"
+        start = f"    messages = [{zeros}, *messages]\n"
+    if not option.method.exact:
+        noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
+        imports[2:] = ["CohortNoise", "NoiseKey"]
+        first = (
+            "# For simulation only: its proof is about real numbers, and engines refuse it.\n"
+            "from secrets import token_bytes\n\n"
+        )
+    charge, passes = "    accountant.spend(claim)\n", request.members // request.cohort
     if request.sampling == "shuffled" and passes > 1:
         charge = (
             f"    if round_index % {passes} == 0:  # each client is in one of so many rounds\n"
             "        accountant.spend(claim)\n"
         )
-    start = (
-        "    messages = [torch.zeros(method.message_format.shape, dtype=torch.int64), *messages]\n"
-    )
-    start = start if poisson else ""
-    first = "import torch\n\n" if poisson else ""
-    if not exact:
-        first = (
-            "# For simulation only: its proof is about real numbers, and engines refuse it.\n"
-            "from secrets import token_bytes\n\n"
-        )
     return f'''{first}from diffsketch import SketchKey, build_method
 from diffsketch.privacy import {", ".join(imports)}
 
 method = build_method(
-    "{name}",
+    "{option.method.name}",
     dim={request.dim},
     cohort={request.cohort},
     settings={{
@@ -196,58 +197,44 @@ def run_round(vectors, round_index):
 
 def to_data(plan: Plan) -> dict[str, Any]:
     """Convert the whole plan to plain data, for JSON."""
+    request = plan.request
+
+    def plain(option: Option) -> dict[str, Any]:
+        method, error, total, scope = option.method, option.error, option.total, option.total.scope
+        return {
+            "method": method.name,
+            "settings": option.settings,
+            "exact": method.exact,
+            "shape": list(method.message_format.shape),
+            "bits": method.message_format.bits,
+            "message_bytes": method.wire_bytes,
+            "compression": method.compression,
+            "relative_error": error.total,
+            "error_parts": {key: getattr(error, key) for key in ("recovery", "noise", "rounding")},
+            "worse_than_nothing": error.total > 1,
+            "total_epsilon": {
+                "value": float(total),
+                "delta": total.delta,
+                "rounds": total.rounds,
+                "basis": total.basis.value,
+                "unit": scope.unit.value,
+                "relation": scope.relation.value,
+                "trust": scope.trust.value,
+            },
+            "explanation": explain(option, request),
+            "command": run_command(option, request),
+            "flower": flower_plan(option, request),
+        }
+
     return {
-        "request": {**asdict(plan.request), "paying_rounds": plan.request.paying_rounds},
-        "best": _data(plan.best, plan.request),
-        "alternatives": [_data(option, plan.request) for option in plan.alternatives],
+        "request": {**asdict(request), "paying_rounds": request.paying_rounds},
+        "best": plain(plan.best),
+        "alternatives": [plain(option) for option in plan.alternatives],
         "warnings": list(plan.warnings),
         "advice": list(plan.advice),
         "notes": list(plan.notes),
-        "code": python_code(plan.best, plan.request),
+        "code": python_code(plan.best, request),
     }
-
-
-def _data(option: Option, request: PlanRequest) -> dict[str, Any]:
-    error, total, scope = option.error, option.total, option.total.scope
-    return {
-        "method": option.method.name,
-        "settings": option.settings,
-        "exact": option.method.exact,
-        "shape": list(option.method.message_format.shape),
-        "bits": option.method.message_format.bits,
-        "message_bytes": option.method.wire_bytes,
-        "compression": option.method.compression,
-        "relative_error": error.total,
-        "error_parts": {name: getattr(error, name) for name in ("recovery", "noise", "rounding")},
-        "worse_than_nothing": error.total > 1,
-        "total_epsilon": {
-            "value": float(total),
-            "delta": total.delta,
-            "rounds": total.rounds,
-            "basis": total.basis.value,
-            "unit": scope.unit.value,
-            "relation": scope.relation.value,
-            "trust": scope.trust.value,
-        },
-        "explanation": explain(option, request),
-        "command": run_command(option, request),
-        "flower": flower_plan(option, request),
-    }
-
-
-def _cells(option: Option) -> tuple[str, ...]:
-    names = ("noise_multiplier", "per_round", "trials")
-    noise = next(option.settings[name] for name in names if name in option.settings)
-    return (
-        " x ".join(_count(size) for size in option.method.message_format.shape),
-        str(option.method.message_format.bits),
-        _short(option.settings["clip"]),
-        _short(noise),
-        _count(option.method.wire_bytes),
-        f"{_short(option.method.compression)}x",
-        _short(option.error.total),
-        option.total.shown(),
-    )
 
 
 def _short(value: float) -> str:
@@ -261,12 +248,3 @@ def _short(value: float) -> str:
 def _count(value: int) -> str:
     """All digits, unless they are very many."""
     return str(value) if value < 10**7 else _short(value)
-
-
-def _size(compression: float) -> str:
-    """Bytes of a message beside the vector."""
-    if 0.95 < compression < 1.05:
-        return "about as many as"
-    if compression < 1:
-        return f"{1 / compression:.3g} times larger than"
-    return f"{compression:.3g} times less than"

@@ -28,7 +28,6 @@ TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)
 """The less one has to trust, the earlier."""
 
 TIE = 1.01  # errors closer than this count as equal, and then bytes decide
-_MOST_DIM, _MOST_COUNT = 1 << 40, 10**9
 _SEED = SketchKey.from_integer(0).seed(0)  # claims of the methods in plans are the same for all
 _MIN_KEPT = 0.9  # of the mean: to clip it all away would look best where noise is larger still
 _STEP = math.sqrt(2)  # between sizes of tables
@@ -88,17 +87,17 @@ class PlanRequest:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        most = {"dim": _MOST_DIM, "message_bytes": _MOST_DIM, "cohort": _MOST_COUNT}
-        for name, limit in {**most, "rounds": _MOST_COUNT}.items():
-            value = getattr(self, name)
-            check_whole(name, value, least=1)
-            check(value <= limit, name, f"be <= {limit}", value)
+        for names, limit in (("dim message_bytes", 1 << 40), ("cohort rounds", 10**9)):
+            for name in names.split():
+                value = getattr(self, name)
+                check_whole(name, value, least=1)
+                check(value <= limit, name, f"be <= {limit}", value)
         if self.population is not None:
             check_whole("population", self.population, least=self.cohort)
         least = HEADER_BYTES + 4
         reason = f"be >= {least}, a header of {HEADER_BYTES} bytes and one number"
         check(self.message_bytes >= least, "message_bytes", reason, self.message_bytes)
-        scope = Scope(self.unit, self.relation, self.trust)
+        scope = Scope(self.unit, self.relation, self.trust)  # checks, and converts names
         for name in ("unit", "relation", "trust"):
             object.__setattr__(self, name, getattr(scope, name))
         if self.unit is Unit.EXAMPLE:
@@ -113,9 +112,8 @@ class PlanRequest:
         known = ", ".join(SAMPLINGS)
         check(self.sampling in SAMPLINGS, "sampling", f"be one of {known}", self.sampling)
         if self.sampling == "poisson":
-            scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
-            good = Scope(self.unit, self.relation, self.trust) == scope
-            check(good, "sampling", f"not be poisson but for {scope}", self.sampling)
+            only = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+            check(scope == only, "sampling", f"not be poisson but for {only}", self.sampling)
         _ = self.vectors  # checks the rest
 
     @cached_property
@@ -182,19 +180,15 @@ class Option:
         """The trust that this method needs."""
         return self.total.scope.trust
 
-    @property
-    def shape(self) -> str:
-        """Shape of a message, as people write it."""
-        return " x ".join(str(size) for size in self.method.message_format.shape)
-
 
 def search(request: PlanRequest) -> Iterator[Option]:
     """Find the best settings of every method, at every trust that there is, for the target."""
+    trusts = TRUSTS[: TRUSTS.index(request.trust) + 1]
+    if request.sampling == "poisson":
+        trusts = (Trust.CENTRAL,)
     for name, kind in METHODS.items():
         if issubclass(kind, Plannable):
-            for trust in TRUSTS[: TRUSTS.index(request.trust) + 1]:
-                if request.sampling == "poisson" and trust is not Trust.CENTRAL:
-                    continue
+            for trust in trusts:
                 scope = Scope(request.unit, request.relation, trust)
                 option = _Search(request, name, kind, scope).best()
                 if option is not None:
@@ -224,7 +218,8 @@ class _Search:
 
     def best(self) -> Option | None:
         """The settings with the least error, or nearly so; None if none keep target and bytes."""
-        request, margin = self.request, self.kind.margins[0]
+        request, margins = self.request, self.kind.margins
+        margin = margins[0]
         # The noise hardly depends on the other settings: near enough to compare them.
         level = self._calibrated(request.dim, None, margin)
         if level is None:
@@ -242,11 +237,10 @@ class _Search:
             sizes.append(size)
             size = int(size / _STEP)
         draft = _least(self._draft(size, draft.bits, margin, level) for size in sizes) or draft
-        draft = (
-            _least(self._draft(draft.cells, draft.bits, m, level) for m in self.kind.margins)
-            or draft
+        cells, bits = draft.cells, draft.bits
+        return self._settled(
+            _least(self._draft(cells, bits, each, level) for each in margins) or draft
         )
-        return self._settled(draft)
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
@@ -292,10 +286,8 @@ class _Search:
         cells = draft.cells
         for _ in range(_FITS):
             level = self._calibrated(cells, draft.bits, draft.margin)
-            if level is None:
-                return None
-            found = self._draft(cells, draft.bits, draft.margin, level)
-            if found is None:
+            found = level and self._draft(cells, draft.bits, draft.margin, level)
+            if not found:
                 return None
             if found.cells == cells:
                 total = self.request.total(found.method)
@@ -307,13 +299,13 @@ class _Search:
 
     def _calibrated(self, cells: int, bits: int | None, margin: float) -> float | None:
         """The least level of the noise, to 0.1%, that keeps the target; None if there is none."""
-        target, delta = self.request.target_epsilon, self.request.delta
-        rounds = self.request.paying_rounds
+        request = self.request
+        target, delta, rounds = request.target_epsilon, request.delta, request.paying_rounds
 
         def excess(log_level: float) -> float:
             """Logarithm of epsilon over the target; far above where nothing is proven."""
             found = self._built(cells, bits, margin, math.exp(log_level))
-            total = None if found is None else self.request.total(found[1])
+            total = found and request.total(found[1])
             value = _FAR if total is None else float(total)
             return math.log(min(max(value / target, 1 / _FAR), _FAR))
 

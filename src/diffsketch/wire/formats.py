@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -94,16 +94,6 @@ class MessageFormat:
         low = -(1 << (self.bits - 1)) if self.cells == "signed" else 0
         return low, low + (1 << self.bits)
 
-    def for_sums_of(self, count: int, *, noise_bits: int = 1) -> MessageFormat:
-        """The format of a sum of so many signed messages, in clear.
-
-        Args:
-            count: Messages of a sum, at most.
-            noise_bits: Width of the noise that is added to the sum.
-        """
-        bits = self.bits + (count - 1).bit_length()
-        return replace(self, bits=min(62, 1 + max(bits, noise_bits)))
-
     @property
     def cell_count(self) -> int:
         """Cells of a message."""
@@ -131,15 +121,7 @@ def check_cells(cells: Tensor, layout: MessageFormat) -> None:
 
 
 def pack(cells: Tensor, layout: MessageFormat) -> bytes:
-    """Pack cells into the payload of a message.
-
-    Args:
-        cells: Of the format's shape: float32, or int64 for whole numbers.
-        layout: The message's format.
-
-    Raises:
-        ArgumentError: A cell is not finite, beyond the format's `limits`, or of another type.
-        MismatchError: The shape is another.
+    """Pack cells into the payload of a message, if they are finite and within the limits.
 
     >>> layout = MessageFormat("cpsgd", dim=3, shape=(3,), cells="unsigned", bits=5)
     >>> pack(torch.tensor([1, 2, 31]), layout).hex()
@@ -164,14 +146,8 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     """Unpack the cells of a message that has the right length, into memory of their own.
 
     Whole numbers are within their `limits`, because that is how many bits are read; signed ones
-    are in two's complement.
-
-    Args:
-        data: The whole message, header included.
-        layout: The message's format.
-
-    Raises:
-        WireError: A cell is not finite, or the last byte is not filled up with zeros.
+    are in two's complement. A `WireError` if a cell is not finite, or the last byte is not filled
+    up with zeros.
     """
     if layout.cells == "float32":
         floats = np.frombuffer(data, "<f4", offset=HEADER_BYTES).astype(np.float32)

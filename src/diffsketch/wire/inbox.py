@@ -56,11 +56,7 @@ class FloatSum:
         add_words(words, places, self._digits)
 
     def value(self) -> Tensor:
-        """Round the sum to float32.
-
-        Raises:
-            WireError: It is beyond float32.
-        """
+        """Round the sum to float32; a `WireError` if it is beyond."""
         size = math.prod(self._shape)
         total, carry = np.zeros(size), np.zeros(size, np.int64)
         lowest, highest = min(self._places, default=0), max(self._places, default=0)
@@ -104,11 +100,7 @@ class WholeSum:
         self._total = total
 
     def value(self) -> Tensor:
-        """Copy the sum (int64).
-
-        Raises:
-            WireError: It does not fit in the format of the total.
-        """
+        """Copy the sum (int64); a `WireError` if it does not fit in the format of the total."""
         if bool(self._beyond.any()):
             bits = self._layout.bits
             raise WireError(f"the sum of the messages does not fit in the {bits} bits of a total")
@@ -125,7 +117,7 @@ class Inbox:
 
     Sums of sums: an aggregator in between sends its own inbox's `total(sender=...)` on, and the
     inbox above is made with `sums=True`. Whole numbers are summed as one inbox would have, bit by
-    bit; floats are rounded once by each aggregator (`tests/wire/test_tree.py`). It cannot see
+    bit; floats are rounded once by each aggregator (`tests/wire/test_inbox.py`). It cannot see
     whether two aggregators have summed the same worker's message: give them disjoint `senders`.
 
     Args:

@@ -56,10 +56,10 @@ _CELL_CODES = {"float32": 0, "unsigned": 1, "signed": 2}
 
 @dataclass(frozen=True)
 class Header:
-    """The numbers of the 48 bytes. `parse` promises no more than magic and version.
+    """The numbers of the 48 bytes, as in the table above. `parse` checks magic and version only.
 
-    A server that serves several formats may look here to see which one to expect. The attributes
-    are those of the table above; `method` and `cells` are codes, and `rows` is 0 for a vector.
+    A server that serves several formats may look here to see which one to expect. `method` and
+    `cells` are codes, and `rows` is 0 for a vector.
     """
 
     method: int
@@ -75,19 +75,10 @@ class Header:
 
     @classmethod
     def of(
-        cls,
-        layout: MessageFormat,
-        *,
-        round_index: int,
-        fingerprint: bytes,
-        sender: int,
+        cls, layout: MessageFormat, *, round_index: int, fingerprint: bytes, sender: int,
         count: int = 1,
-    ) -> Header:
-        """Make the header of a message.
-
-        Raises:
-            ArgumentError: A number does not fit in its bytes.
-        """
+    ) -> Header:  # fmt: skip
+        """Make the header of a message; an `ArgumentError` if a number does not fit its bytes."""
         rows, cols = layout.shape if len(layout.shape) == 2 else (0, layout.shape[0])
         for name, value, least, most in (
             ("dim", layout.dim, 1, _MAX_SIZE),
@@ -109,7 +100,7 @@ class Header:
         """Read the header of bytes that may be a message. The checksum is not looked at.
 
         Raises:
-            WireError: Too short, not ours, or of another version.
+            WireError: The bytes are too short, not a message, or of another version.
         """
         check_data(data)
         if len(data) < HEADER_BYTES:
@@ -135,23 +126,6 @@ class Header:
         method, dim, rows, cols, *rest = astuple(self)
         sizes = dim.to_bytes(6, "little"), rows, cols.to_bytes(6, "little")
         return _STRUCT.pack(_MAGIC, VERSION, method, bytes(4), *sizes, *rest)
-
-    def check_format(self, expected: MessageFormat) -> None:
-        """Refuse a message of any other format than the expected one.
-
-        Raises:
-            WireError: It names the first difference.
-        """
-        names = ("method code", "cells of code", "bits", "dim", "shape")
-        found = (self.method, self.cells, self.bits, self.dim, self.shape)
-        kind, code = _CELL_CODES[expected.cells], expected.method_code
-        wanted = (code, kind, expected.bits, expected.dim, expected.shape)
-        for name, value, right in zip(names, found, wanted, strict=True):
-            if value != right:
-                raise WireError(
-                    f"message has {name} {value}, and {right} is expected for method "
-                    f"{expected.method}"
-                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,9 +215,15 @@ class Message:
             WireError: It is not such a message.
             ArgumentError: No message could be what is expected, or `data` is not bytes.
         """
-        Header.of(expected, round_index=round_index, fingerprint=fingerprint, sender=0)
+        wanted = Header.of(expected, round_index=round_index, fingerprint=fingerprint, sender=0)
         header = Header.parse(data)
-        header.check_format(expected)
+        for name in ("method code", "cells of code", "bits", "dim", "shape"):
+            found, right = (getattr(one, name.split()[0]) for one in (header, wanted))
+            if found != right:
+                raise WireError(
+                    f"message has {name} {found}, and {right} is expected for method "
+                    f"{expected.method}"
+                )
         if len(data) != expected.wire_bytes:
             what = "truncated" if len(data) < expected.wire_bytes else "too long"
             raise WireError(
@@ -261,9 +241,9 @@ class Message:
                 f"{header.fingerprint.hex()}, and {fingerprint.hex()} is expected"
             )
         if header.count < 1 or (count is not None and header.count != count):
-            wanted = "1 or more" if count is None else count
+            many = "1 or more" if count is None else count
             raise WireError(
-                f"message is the sum of {header.count} messages, and {wanted} is expected"
+                f"message is the sum of {header.count} messages, and {many} is expected"
             )
         return cls(
             expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
