@@ -43,14 +43,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN = {
     "cryptography": "secure_sum/*.py",
     "triton": "sketch/kernels/gpu*.py",
-    "numba": "compiled.py",
+    "numba": "compiled.py sketch/kernels/cpu*.py training/local/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
     "matplotlib": "app/demo.py auditing/*.py pages/*.py",
     "plotly": "pages/*.py",
     "jinja2": "pages/*.py",
     "dp_accounting": "privacy/accounting/*.py",
     "safetensors": "app/*.py",
-    "pydantic": "app/*.py reproduction/*.py",
+    "pydantic": "app/*.py cli.py reproduction/*.py",
     "typer": "cli.py",
     "flwr": "flower/*.py",
 }

@@ -35,7 +35,7 @@ _SAMPLES, _STEPS, _LEARNING_RATE = 2000, 10, 0.5
 
 @dataclass(frozen=True)
 class GradientRecovery:
-    """How well the average of `rounds` estimates, each with fresh hashes, matches the gradient.
+    """Match between a gradient and the average of `rounds` estimates with fresh hashes.
 
     Errors are `||estimate - gradient|| / ||gradient||`, and cosines are those of the angle between
     the two; both are means over `trials`.
