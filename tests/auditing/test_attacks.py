@@ -21,7 +21,7 @@ from diffsketch.auditing.attacks import (
     unknown_others,
     weighted,
 )
-from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -19,11 +19,16 @@ from scipy import stats
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
 from diffsketch.privacy.accounting import accountant as lookahead
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded, Spending
-from diffsketch.privacy.accounting.calibration import calibrate, gaussian_multiplier
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+    Spending,
+    calibrate,
+    gaussian_multiplier,
+)
+from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,

@@ -21,7 +21,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.methods import GaussianMean
 from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

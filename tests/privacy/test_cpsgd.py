@@ -15,10 +15,9 @@ from scipy.stats import binom
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import ApproximateEvent, gaussian
+from diffsketch.privacy.accounting.events import ApproximateEvent, epsilon_for, gaussian
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism
+from diffsketch.privacy.mechanisms.other_papers import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 

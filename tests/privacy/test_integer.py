@@ -22,22 +22,23 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import GaussianEvent, leaves
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
-from diffsketch.privacy.clipping import CoordinateBound, NormBound
-from diffsketch.privacy.mechanisms.integer import (
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    IntegerMechanism,
-    SkellamMechanism,
-    widest_step,
-)
-from diffsketch.privacy.mechanisms.rounding import (
+from diffsketch.privacy.clipping import (
+    CoordinateBound,
     CoordinateQuantizer,
+    NormBound,
     Quantizer,
     centre,
     rotate,
     rotate_back,
     stochastic_round,
     wrap,
+)
+from diffsketch.privacy.mechanisms.integer import (
+    DiscreteGaussianMechanism,
+    DiscreteLaplaceMechanism,
+    IntegerMechanism,
+    SkellamMechanism,
+    widest_step,
 )
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise

@@ -19,7 +19,7 @@ from diffsketch.files import replace_file
 from diffsketch.privacy.accounting import accountant as lookahead
 from diffsketch.privacy.accounting import events, ledger
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
 from diffsketch.privacy.claim import (
     NoClaim,

@@ -18,9 +18,8 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.noise import simulated as discrete_sampling
-from diffsketch.privacy.noise.base import MAX_SCALE
 from diffsketch.privacy.noise.secure import SkellamLaw
-from diffsketch.privacy.noise.simulated import MAX_BLOCKS, IntegerTable
+from diffsketch.privacy.noise.simulated import MAX_BLOCKS, MAX_SCALE, IntegerTable
 
 CHANCE = 1e-9
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit, _Cap, _random_directions
+from diffsketch.privacy.mechanisms.other_papers import PrivUnitG, ProjUnit, _Cap, _random_directions
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch.hashing import SketchKey

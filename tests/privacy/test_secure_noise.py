@@ -23,8 +23,8 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import base
 from diffsketch.privacy.noise import secure as secure_sampling
+from diffsketch.privacy.noise import simulated as base
 from diffsketch.privacy.noise.secure import (
     SLACK,
     ExactTable,

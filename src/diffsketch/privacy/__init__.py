@@ -10,10 +10,15 @@
 `docs/privacy.md` is the introduction.
 """
 
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import calibrate, gaussian_multiplier
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+    calibrate,
+    gaussian_multiplier,
+)
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
-from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import decimal
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from diffsketch.errors import check, check_choice, check_type, check_whole
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
+from diffsketch.privacy.accounting.events import (
+    Event,
+    check_event,
+    epsilon_for,
+    is_sampled,
+    leaves,
+    repeated,
+)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -29,11 +35,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never more than it is.
-
-    >>> rounded_down(3.209), rounded_down(0.1), rounded_down(12345.0), rounded_down(8.0)
-    ('3.2', '0.1', '12300', '8')
-    """
+    """The number with so many significant digits, and never more than it is."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
@@ -236,6 +238,17 @@ class Epsilon:
         if self.rounds == 1 and not measured:
             return f"{head}{delta} per round"
         return f"{head}{delta} {'after' if measured else 'over'} {rounds}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The epsilon as plain data with everything that it means; null where it is infinite."""
+        return {
+            "value": float(self) if math.isfinite(self.value) else None,
+            "delta": self.delta,
+            "basis": str(self.basis),
+            **{name: str(term) for name, term in asdict(self.scope).items()},
+            "rounds": self.rounds,
+            "simulated": self.simulated,
+        }
 
     def terms(self, style: Style = "plain") -> str:
         """The half of it that is terms: basis; unit, relation, trust."""

@@ -82,15 +82,8 @@ def theorem1(dim: int, rows: int, cols: int, *, alpha: float, sigma: float) -> P
 def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: Tensor) -> Tensor:
     """The claims of `theorem1` for many workers at once, as plain numbers (float64).
 
-    They are claims and no guarantees, for one coordinate and one round. Infinite where there is
-    no claim.
-
-    Args:
-        dim: Length of the vectors, appended noise included.
-        rows: Rows of the table.
-        cols: Columns of the table.
-        alpha: One bound for each worker, as `estimate_alpha` gives for a batch.
-        sigma: One standard deviation for each worker.
+    `alpha` and `sigma` have one number for each worker. They are claims and no guarantees, for one
+    coordinate and one round. Infinite where there is no claim.
     """
     _check_sizes(dim, rows, cols)
     # In NumPy: for the few numbers of a round, torch takes three times as long.
@@ -154,35 +147,21 @@ def padding_for(
 
 
 def estimate_alpha(vectors: Tensor) -> Tensor:
-    """The paper's alpha: the 90th percentile of the coordinates' sizes, for each vector.
+    """The paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
 
-    Depends on private data, which is one of the reasons why Theorem 1 proves nothing.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-
-    Returns:
-        One float64 number per vector, interpolated as `numpy.quantile` does.
+    In float64, interpolated as `numpy.quantile` does. It depends on private data, which is one of
+    the reasons why Theorem 1 proves nothing.
     """
     return _alpha_and_sigma(_checked(vectors))[0]
 
 
 def estimate_sigma(vectors: Tensor) -> Tensor:
-    """The standard deviation of the coordinates of each vector, in float64.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-    """
+    """The standard deviation, in float64, of the coordinates of each `(..., dim)` vector."""
     return _sigma(_checked(vectors))
 
 
 def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
-    """`estimate_alpha` and `estimate_sigma`, in one go over the vectors.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-        validate: Look for what is not finite, unless that was done.
-    """
+    """`estimate_alpha` and `estimate_sigma`, in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
     alpha, sigma = _alpha_and_sigma(values)
     return alpha, _sigma(values) if sigma is None else sigma
@@ -241,8 +220,7 @@ def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | 
     return None
 
 
-def _loss(dim: int, cols: int, ratio: float) -> float:
-    """The `x` of Theorem 1."""
+def _loss(dim: int, cols: int, ratio: float) -> float:  # the `x` of Theorem 1
     return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
 
 
