@@ -26,13 +26,10 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.noise.simulated import (
-    MAX_SCALE,
     BlockSearch,
     Floats,
     Integers,
     Noise,
-    check_scale,
-    check_trials,
     checked_probabilities,
     count_cells,
 )
@@ -421,34 +418,18 @@ class SecureNoise(Noise):
         values = bernoulli(checked_probabilities(probabilities))
         return torch.from_numpy(values).reshape(probabilities.shape).to(probabilities.device)
 
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check_scale("std", std)
-        return _draw(ExponentialLaw(float(std), 2) if std else None, shape)
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check_scale("scale", scale)
-        return _draw(ExponentialLaw(float(scale), 1) if scale else None, shape)
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check_scale("variance", variance, MAX_SCALE**2)
-        return _draw(SkellamLaw(float(variance)) if variance else None, shape)
-
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """Successes (int64) among so many trials; costs random bits for each trial."""
-        check_trials(trials, probability)
-        values = binomial(count_cells(shape), trials, probability)
+    def _integers(self, shape: tuple[int, ...], law: str, *parameters: float) -> Tensor:
+        count, first = count_cells(shape), float(parameters[0])
+        if law == "binomial":
+            values = binomial(count, int(first), parameters[1])
+        elif not first:
+            values = np.zeros(count, np.int64)
+        elif law == "skellam":
+            values = exact_table(SkellamLaw(first)).draw(count)
+        else:
+            power = 2 if law == "discrete_gaussian" else 1
+            values = exact_table(ExponentialLaw(first, power)).draw(count)
         return torch.from_numpy(values).reshape(shape)
-
-
-def _draw(law: Law | None, shape: tuple[int, ...]) -> Tensor:
-    """Numbers of a law, or zeros."""
-    count = count_cells(shape)
-    if law is None:
-        return torch.zeros(shape, dtype=torch.int64)
-    return torch.from_numpy(exact_table(law).draw(count)).reshape(shape)
 
 
 def _not_whole(asked: str, instead: str) -> ArgumentError:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from diffsketch.errors import ArgumentError, check, check_type, check_whole
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 LogWeight: TypeAlias = Callable[[Integers], Floats]
+Law: TypeAlias = Literal["discrete_gaussian", "discrete_laplace", "skellam", "binomial"]
 
 MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
 MAX_BLOCKS = 1 << 14  # of a table: its cost is then below that of a few thousand draws
@@ -45,18 +46,6 @@ def count_cells(shape: tuple[int, ...]) -> int:
     good = all(isinstance(size, int) and size >= 0 for size in shape)
     check(good, "shape", "be a tuple of sizes >= 0", shape)
     return math.prod(shape)
-
-
-def check_scale(name: str, value: float, largest: float = MAX_SCALE) -> None:
-    """Raise unless a scale is in `[0, largest]`."""
-    check(0 <= value <= largest, name, f"be in [0, 2**{math.log2(largest):.0f}]", value)
-
-
-def check_trials(trials: int, probability: float) -> None:
-    """Raise unless these are parameters of a binomial distribution."""
-    check_whole("trials", trials, least=0)
-    check_scale("trials", trials)
-    check(0 <= probability <= 1, "probability", "be in [0, 1]", probability)
 
 
 def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
@@ -86,12 +75,12 @@ class BlockSearch:
 
     limits: npt.NDArray[np.uint64]
 
-    def find(self, words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def find(self, words: npt.NDArray[np.uint64]) -> Integers:
         """The block of each word. The guide saves most searches and changes no result."""
         if len(words) < _GUIDE_FROM:
             return np.searchsorted(self.limits, words, side="right")
         firsts = (words >> np.uint64(64 - _GUIDE_BITS)).view(np.int64)
-        index: npt.NDArray[np.int64] = self._guide[firsts].astype(np.int64)
+        index: Integers = self._guide[firsts].astype(np.int64)
         (doubtful,) = np.nonzero(index < 0)
         index[doubtful] = np.searchsorted(self.limits, words[doubtful], side="right")
         return index
@@ -125,21 +114,31 @@ class Noise(ABC):
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         """1 with the probability given for each place, else 0 (int64)."""
 
-    @abstractmethod
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
+        check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
+        return self._integers(shape, "discrete_gaussian", std)
 
-    @abstractmethod
     def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
+        check(0 <= scale <= MAX_SCALE, "scale", "be in [0, 2**50]", scale)
+        return self._integers(shape, "discrete_laplace", scale)
 
-    @abstractmethod
     def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
         """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
+        check(0 <= variance <= MAX_SCALE**2, "variance", "be in [0, 2**100]", variance)
+        return self._integers(shape, "skellam", variance)
 
-    @abstractmethod
     def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
         """Successes (int64) among so many independent trials."""
+        check_whole("trials", trials, least=0)
+        check(trials <= MAX_SCALE, "trials", "be in [0, 2**50]", trials)
+        check(0 <= probability <= 1, "probability", "be in [0, 1]", probability)
+        return self._integers(shape, "binomial", trials, probability)
+
+    def _integers(self, shape: tuple[int, ...], law: Law, *parameters: float) -> Tensor:
+        """Numbers of a law with these parameters, which were checked."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -302,8 +301,15 @@ def _words(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=64, typed=True)
-def _kept(make: Callable[..., IntegerTable], *arguments: float) -> IntegerTable:
-    return make(*arguments)
+def integer_table(law: Law, *parameters: float) -> IntegerTable:
+    """The table of a law, kept for the next draw from it."""
+    makers: dict[Law, Callable[..., IntegerTable]] = {
+        "discrete_gaussian": discrete_gaussian,
+        "discrete_laplace": discrete_laplace,
+        "skellam": skellam,
+        "binomial": binomial,
+    }
+    return makers[law](*parameters)
 
 
 @dataclass(frozen=True)
@@ -388,34 +394,15 @@ class SimulatedNoise(Noise):
         values = torch.from_numpy((uniform < chances).astype(np.int64))
         return values.reshape(shape).to(probabilities.device)
 
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check_scale("std", std)
-        return self._integers(shape, _kept(discrete_gaussian, std) if std else 0)
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check_scale("scale", scale)
-        return self._integers(shape, _kept(discrete_laplace, scale) if scale else 0)
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check_scale("variance", variance, MAX_SCALE**2)
-        return self._integers(shape, _kept(skellam, variance) if variance else 0)
-
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """Successes (int64) among so many independent trials."""
-        check_trials(trials, probability)
-        if probability in (0, 1):
-            return self._integers(shape, trials * int(probability))
-        return self._integers(shape, _kept(binomial, trials, float(probability)))
-
-    def _integers(self, shape: tuple[int, ...], law: IntegerTable | int) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: Law, *parameters: float) -> Tensor:
         rows, cells = self._size(shape)
-        if isinstance(law, int):
-            return torch.full(shape, law, dtype=torch.int64)
+        first, last = parameters[0], parameters[-1]
+        if law == "binomial" and last in (0, 1):
+            return torch.full(shape, int(first * last), dtype=torch.int64)
+        if law != "binomial" and not first:
+            return torch.zeros(shape, dtype=torch.int64)
         # The generator is the same object each time, at another row's stream.
-        values = law.draw_rows(self._each([self._rng] * rows), cells)
+        values = integer_table(law, *parameters).draw_rows(self._each([self._rng] * rows), cells)
         return torch.from_numpy(values).reshape(shape)
 
 
