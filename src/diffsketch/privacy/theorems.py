@@ -106,7 +106,8 @@ def padding_for(
     """The least length of appended noise with which the claimed epsilon is at most the target.
 
     As a function of the length, x first rises and then falls, so once a length is too short, there
-    is one place from which on all are long enough; bisection finds it.
+    is one place from which on all are long enough; bisection finds it. The result may be why there
+    is no length that a sketch could take.
 
     Args:
         target_claimed: The epsilon that Theorem 1 shall claim for one round. Not a guarantee.
@@ -115,9 +116,6 @@ def padding_for(
         cols: Columns of the table.
         alpha: Bound on the coordinates.
         sigma: Standard deviation of the coordinates and of the noise.
-
-    Returns:
-        The length, or why there is none that a sketch could take.
 
     >>> padding_for(1.0, 7850, 7, 22, alpha=1.645, sigma=1.0)
     244566
@@ -236,9 +234,8 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     For any vector and any coordinate of it, the median of the rows is off by at most
     `error * ||vector||` with probability at least `1 - failure` over the hashes. A row misses with
     probability at most `p = 1 / (error^2 * cols)` (Chebyshev), the median only if half of the rows
-    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open
-    (`cols = O(e / error^2)`, `rows = O(ln(1 / failure))`). It is per coordinate: for all `dim` of
-    them at once, ask for `failure / dim`.
+    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open.
+    For all `dim` coordinates at once, ask for `failure / dim`.
 
     Guarantees: no vector breaks it, and with one row some reach it
     (`tests/privacy/test_theorems.py`).
@@ -314,15 +311,11 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
     Lemma 1 (which is for one coordinate in one round, while the proof uses it for all at once).
     So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
     for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
-
-    Args:
-        problem: The theorem's assumptions.
-        rounds: Number of points averaged, the first being the start.
-        error: Lemma 1's relative error of a coordinate.
     """
     check_whole("rounds", rounds, least=1)
     check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
-    start, noise = _terms(problem, problem.dim * error**2)
+    start = problem.distance**2 / (2 * problem.step)
+    noise = problem.step * (1 + problem.dim * error**2) * problem.gradient_norm**2
     return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
 
 
@@ -332,18 +325,11 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
         (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
 
     From `2 sum_j (F(x_j) - F*) <= D^2 / step_i + sum_j step_j (1 + variance) G^2`, where the
-    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`.
-
-    Args:
-        problem: The theorem's assumptions.
-        rounds: Number of points averaged, the first being the start.
-        variance: `query_variance` of the sketch, or 0 without one.
+    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. `variance` is the
+    `query_variance` of the sketch, or 0 without one.
     """
     check_whole("rounds", rounds, least=1)
     check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
-    return sum(_terms(problem, variance)) / math.sqrt(rounds)
-
-
-def _terms(problem: ConvexProblem, variance: float) -> tuple[float, float]:
     start = problem.distance**2 / (2 * problem.step)
-    return start, problem.step * (1 + variance) * problem.gradient_norm**2
+    noise = problem.step * (1 + variance) * problem.gradient_norm**2
+    return (start + noise) / math.sqrt(rounds)

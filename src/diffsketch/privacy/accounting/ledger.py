@@ -2,10 +2,9 @@
 
 A round is charged first: only once the file is safely on the disk may its noise be released. A
 crash in between wastes the round's budget; it never hides a round. The file is JSON with a
-checksum. Whatever is not as expected in it is an error, never repaired.
-
-The file has a line for each kind of claim, with the number of its rounds: composition knows no
-order. So it does not grow with the rounds, nor does what a charge takes (`benchmarks/accounts.py`).
+checksum, and a line for each kind of claim with the number of its rounds, so that neither it nor
+the time of a charge grows with the rounds (`benchmarks/accounts.py`). Whatever is not as expected
+in it is an error, never repaired.
 """
 
 from __future__ import annotations

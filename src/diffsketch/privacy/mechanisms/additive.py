@@ -22,9 +22,8 @@ class AdditiveMechanism(ABC):
     """Real noise whose scale is `noise_multiplier` times the sensitivity. Subclasses say which.
 
     For `local` trust each worker adds it to its own message, with `release`; for `central` trust a
-    server that all trust adds it once, to the sum, with `release_sum`. Not for `distributed`
-    trust: shares of real noise do not add up to a guarantee about rounded messages (the mechanisms
-    on whole numbers do).
+    server adds it once, to the sum, with `release_sum`. Not for `distributed` trust: shares of real
+    noise do not add up to a guarantee about rounded messages.
     """
 
     bound: Bound
@@ -32,8 +31,7 @@ class AdditiveMechanism(ABC):
     relation: Relation = Relation.REPLACE
     trust: Trust = Trust.LOCAL
 
-    order: ClassVar[Literal[1, 2]]
-    """Order of the norm in which the sensitivity counts."""
+    order: ClassVar[Literal[1, 2]]  # of the norm in which the sensitivity counts
 
     def __post_init__(self) -> None:
         check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)

@@ -89,11 +89,7 @@ _HALVINGS = 60
 
 
 def noise_norm(
-    cells: int,
-    variance: float,
-    failure: float,
-    *,
-    log_tail: Callable[[float], float] | None = None,
+    cells: int, variance: float, failure: float, log_tail: Callable[[float], float] | None = None
 ) -> float:
     """A Euclidean norm that `cells` independent noises exceed with probability at most `failure`.
 
@@ -194,10 +190,7 @@ class IntegerMechanism(ABC):
 
     @property
     def std(self) -> float:
-        """Standard deviation, in units of the data, of the noise that `claim` rests on.
-
-        On a cell of each message for `local` trust, of the sum for the others.
-        """
+        """Standard deviation of the noise of `claim` in a cell, in units of the data."""
         return self._std_for(self.cohort)
 
     def rounded(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
@@ -240,7 +233,7 @@ class IntegerMechanism(ABC):
             return 0.0
         tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
         variance = count * self._noise_variance / self._parts
-        return self.quantizer.granularity * noise_norm(cells, variance, failure, log_tail=tail)
+        return self.quantizer.granularity * noise_norm(cells, variance, failure, tail)
 
     def largest_norm(self, count: int, failure: float) -> float:
         """Norm of the sum of `count` messages, in units of the data, but with `failure`."""
@@ -414,7 +407,8 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     def scale(self) -> float:
         """Scale of the noise, in steps."""
         shift = self.quantizer.sensitivity(1, self.relation)
-        moved = self._rows or min(shift, self.quantizer.cells)
+        bound, cells = self.quantizer.bound, self.quantizer.cells
+        moved = bound.rows if isinstance(bound, CoordinateBound) else min(shift, cells)
         root = math.sqrt(shift**2 + moved / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
@@ -426,14 +420,9 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         """The noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
-    @property
-    def _rows(self) -> int | None:
-        """Cells that a coordinate moves, by as much in each; None where a norm is bounded."""
-        bound = self.quantizer.bound
-        return bound.rows if isinstance(bound, CoordinateBound) else None
-
     def _event(self, present: int) -> Event:  # noqa: ARG002
-        rows = self._rows or 1
+        bound = self.quantizer.bound
+        rows = bound.rows if isinstance(bound, CoordinateBound) else 1
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
     def _log_tail(self, margin: float, sources: int) -> float:

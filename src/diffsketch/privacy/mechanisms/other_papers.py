@@ -91,13 +91,13 @@ class PaperSetting(NamedTuple):
     trials: int
 
 
+# None of the paper's settings meets the condition of the theorem that they appeal to.
 PAPER_SETTINGS = (
     PaperSetting(5.0, 4, 12, 4),
     PaperSetting(5.0, 5, 23, 9),
     PaperSetting(10.0, 4, 14, 2),
     PaperSetting(10.0, 5, 28, 4),
 )
-"""Settings of the paper's runs. None meets the condition of the theorem that they appeal to."""
 
 
 class Shift(NamedTuple):
@@ -402,8 +402,7 @@ class PrivUnitG:
         found = minimize_scalar(error, bounds=(low, high), method="bounded")
         return _Cap.at(float(found.x), self.per_message)
 
-    def _length(self, cap: _Cap) -> float:
-        """The mean square of a message."""
+    def _length(self, cap: _Cap) -> float:  # the mean square of a message
         return self.dim - 1 + cap.square
 
     @property
@@ -497,8 +496,7 @@ class ProjUnit:
         return self.clip**2 * (along + across) / (cap.mean * self._mean_length) ** 2
 
     @property
-    def _mean_length(self) -> float:
-        """Mean norm of a normal random vector with `size` entries."""
+    def _mean_length(self) -> float:  # of a normal random vector with `size` entries
         half = self.size / 2
         return math.sqrt(2) * math.exp(math.lgamma(half + 0.5) - math.lgamma(half))
 

@@ -10,11 +10,9 @@ parts of the sketch's matrix that meet the vector and the noise,
 So two vectors that differ by d are told apart as well as two Gaussians of variance 1 at a distance
 of `mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
 
-*Two ways to draw it.* Nothing else about how the noise was made is left in a table. Hence it is
-either made so, `padding` numbers for each worker; or it is drawn from that very distribution as
-`std L z`, with `L L' = G` and as many standard Gaussian numbers z as the table has cells. L belongs
-to the round's hashes and is computed once for all workers. Both have the same distribution, up to
-rounding.
+*Two ways to draw it.* It is made so, `padding` numbers for each worker; or it is drawn from that
+very distribution as `std L z`, with `L L' = G` and as many standard Gaussian numbers z as the table
+has cells. L belongs to the round's hashes and is computed once for all workers.
 
 *The weakest direction.* Small tables are factored. For large ones, bounds on the eigenvalues of G
 are *certified* without forming it (`_proves_above`), by multiplying a few random vectors with a
@@ -76,10 +74,9 @@ def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
 def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:
     """L, lower triangular, with `L L' = G` for the coordinates from `start` on.
 
-    What is factored is G up to `(cells + 1) unit trace(G)`, unit = 2^-53 (Higham, "Accuracy and
-    Stability", theorem 10.3). None where G is singular, or so near to it that rounding hides
-    whether it is: a pivot of a singular G would be 0 but for rounding. Kept with the seed where
-    noise is drawn with it.
+    It factors G up to `(cells + 1) unit trace(G)`, unit = 2^-53 (Higham, "Accuracy and Stability",
+    theorem 10.3). None where G is singular, or so near to it that rounding hides whether it is.
+    Kept with the seed where noise is drawn with it.
     """
     key = "factor", sketch, start
     if key in seed.memo:
@@ -445,10 +442,9 @@ def table_noise_like_padding(
 ) -> GaussianMechanism:
     """Nearly the same noise without appending anything: `std sqrt(padding / cols)` on each cell.
 
-    That is the standard deviation which `padding` appended numbers give a cell on average, but
-    independent in all cells. It costs no more than the table, needs no computation for each seed,
-    works for any `padding`, and its guarantee is a little stronger. For one coordinate, clipped to
-    `[-limit, limit]`, it is `mu = change / std * sqrt(rows * cols / padding)`.
+    `padding` appended numbers give a cell that deviation on average; here cells are independent.
+    It needs no computation for each seed, works for any `padding`, and its guarantee is a little
+    stronger: `mu = change / std * sqrt(rows * cols / padding)` for one coordinate.
     """
     check_whole("padding", padding, least=1)
     check_positive("std", std)
