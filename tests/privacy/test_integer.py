@@ -28,8 +28,6 @@ from diffsketch.privacy.clipping import (
     NormBound,
     Quantizer,
     centre,
-    rotate,
-    rotate_back,
     stochastic_round,
     wrap,
 )
@@ -40,6 +38,7 @@ from diffsketch.privacy.mechanisms.integer import (
     SkellamMechanism,
     widest_step,
 )
+from diffsketch.privacy.mechanisms.other_papers import rotate, rotate_back
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch import CountSketch, SketchKey
