@@ -42,7 +42,7 @@ DRAWS = 1_500_000
 
 MANY = 100_000  # of binomial and Bernoulli numbers
 
-LAWS = [
+LAWS: list[Law] = [
     *(ExponentialLaw(std, 2) for std in (5e-324, 1e-3, 0.5, 5.3, 800.0, 2.0**50)),
     *(ExponentialLaw(scale, 1) for scale in (1e-300, 1e-3, 0.5, 5.3, 800.0, 2.0**50)),
     *(SkellamLaw(variance) for variance in (1e-300, 1e-3, 7.5, 150.0, 1e6, 2.0**100)),
@@ -73,9 +73,9 @@ def some_places(radius: int) -> list[int]:
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_weights_are_within_their_bounds(law: Law) -> None:
     """In floating point and in many digits; control: with the next larger parameter."""
-    name = next(iter(law.__dataclass_fields__))  # type: ignore[attr-defined]
+    name = next(iter(law.__dataclass_fields__))
     value = getattr(law, name)
-    wrong: Law = replace(law, **{name: value * (1 + 2.0**-45)})  # type: ignore[type-var]
+    wrong: Law = replace(law, **{name: value * (1 + 2.0**-45)})
     found = False
     for x in some_places(law.radius):
         weight = exact_weight(law, x)
@@ -245,7 +245,7 @@ def drawn(kind: str, scale: float, count: int = DRAWS) -> Tensor:
     return getattr(noise, f"discrete_{kind}")((count,), scale)  # type: ignore[no-any-return]
 
 
-EXACT = {
+EXACT: dict[str, Callable[[float], tuple[int, npt.NDArray[np.float64]]]] = {
     "gaussian": gaussian_law,
     "laplace": laplace_law,
     "skellam": lambda std: skellam_law(std**2),

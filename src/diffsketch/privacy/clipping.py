@@ -219,13 +219,9 @@ class FlaggedBound:
 
     Guarantees (`tests/methods/test_client_noise.py`): the worst neighbours are that far apart, and
     no others are farther.
-
-    Args:
-        share: Size of the cell, over the norm of the rest.
-        relation: Which data sets are neighbours.
     """
 
-    share: float
+    share: float  # size of the cell, over the norm of the rest
     relation: Relation = Relation.REPLACE
 
     unit: ClassVar[Unit] = Unit.CLIENT
@@ -410,21 +406,13 @@ class CoordinateQuantizer:
     by just what `sensitivity` says. Sums of the coordinates themselves in float32 would not do:
     their rounding lets one coordinate move a cell by more (2.0226 where 2 is stated was found for
     10**6 coordinates in 100 columns; `tests/privacy/test_integer.py::test_float_sums_move_more`).
-
-    Args:
-        bound: The clipping of a coordinate, and in how many rows it is.
-        steps: Number of steps in `bound.limit`.
-        cells: Entries of a message.
-        dim: Coordinates of a vector, where they are encoded; as many as cells, where they are not.
-        load: Coordinates of a cell, at most, for the range of a cell: accuracy depends on it, and
-            privacy does not.
     """
 
     bound: CoordinateBound
-    steps: int
-    cells: int
-    dim: int | None = None
-    load: int = 1
+    steps: int  # in `bound.limit`
+    cells: int  # of a message
+    dim: int | None = None  # coordinates of a vector, where they are encoded; else as many as cells
+    load: int = 1  # coordinates of a cell, at most: a matter of accuracy, not of privacy
 
     def __post_init__(self) -> None:
         for name in ("steps", "cells", "load"):

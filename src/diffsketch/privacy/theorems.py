@@ -280,18 +280,12 @@ class ConvexProblem:
     * Every round has hashes of its own, independent of all that happened before.
     * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
       make the two bounds below true.
-
-    Args:
-        dim: Number of parameters.
-        gradient_norm: G, with `E||gradient||^2 <= G^2` for every worker and round.
-        distance: D, with `E||x_i - optimum||^2 <= D^2` for every round.
-        step: c, the size of the first step.
     """
 
     dim: int
-    gradient_norm: float
-    distance: float
-    step: float
+    gradient_norm: float  # G, with E||gradient||^2 <= G^2 for every worker and round
+    distance: float  # D, with E||x_i - optimum||^2 <= D^2 for every round
+    step: float  # c, the size of the first step
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -135,9 +136,8 @@ class Lookahead:
 
     def copy(self) -> Lookahead:
         """Another one in the same state."""
-        other = Lookahead(self._epsilon, self._delta)
-        other._reserve, other._share = self._reserve.copy(), self._share
-        other._alike = self._alike  # the same for all
+        other = copy(self)
+        other._reserve = self._reserve.copy()
         return other
 
     def _alike_to(self, key: _Key) -> _Key:
@@ -309,8 +309,8 @@ class Accountant:
 
     def copy(self) -> Accountant:
         """Another one in the same state."""
-        other = Accountant(self._scope, self._budget)
-        other._spent, other._watched = dict(self._spent), self._watched
+        other = copy(self)
+        other._spent = dict(self._spent)
         other._lookahead = self._lookahead and self._lookahead.copy()
         return other
 

@@ -141,7 +141,7 @@ class BinomialMechanism:
     half of delta each). Where the condition fails there is no theorem and no proven claim.
 
     Guarantees: the theorem is above the exact divergence of shifted binomials, and the shifts are
-    not exceeded (`tests/privacy/test_cpsgd.py::test_theorem_bounds_the_exact_divergence`,
+    not exceeded (`tests/privacy/test_other_papers.py::test_theorem_bounds_the_exact_divergence`,
     `test_shift_bounds_hold`).
 
     >>> mechanism = BinomialMechanism(
@@ -358,7 +358,7 @@ class PrivUnitG:
     they have; longer ones are clipped. So the estimate is unbiased for every clipped vector, and
     the norm is protected too.
 
-    Guarantees (`tests/privacy/test_privunit.py`): the density ratio, unbiasedness, the error.
+    Guarantees (`tests/privacy/test_other_papers.py`): the density ratio, unbiasedness, the error.
 
     Args:
         dim: Length of the vectors.
@@ -444,7 +444,7 @@ class ProjUnit:
     Worker `i` projects with a normal random matrix `S_i` (`size` by `dim`) that the public seed of
     the round gives, and sends PrivUnitG of the direction of `S_i v`. Since a normal matrix has no
     preferred direction, `S_i' (S_i u / |S_i u|)` is `E|S_i u| u` on average, and dividing by that
-    number makes the estimate unbiased (`tests/privacy/test_privunit.py`).
+    number makes the estimate unbiased (`tests/privacy/test_other_papers.py`).
 
     With `shared`, all workers use the same matrix. Then messages can be summed, and `decode` takes
     their sum as well as themselves. Estimates are still unbiased over the seeds, but no longer

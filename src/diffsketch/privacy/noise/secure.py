@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,19 +60,11 @@ def in_pieces(draw: Callable[[slice], None], count: int) -> None:
                 done.result()
 
 
-class Law(Protocol):
-    """A symmetric, log-concave distribution over the integers, up to a constant factor.
-
-    `weights` are of order 1 at 0, with an absolute error below `SLACK / 4`, for `abs(x)` up to
-    `1.1 * radius + 2`. Functions of NumPy are taken to be right to 2**-46, where its own bound is
-    4 units in the last place, 2**-50. `digits` is a whole number within 1 of `2**bits` times the
-    weight of any `x`. Weights from `radius` on, where tails begin, are below half of that of 0.
-    """
-
-    @property
-    def radius(self) -> int: ...  # noqa: D102
-    def weights(self, x: Integers) -> Floats: ...  # noqa: D102
-    def digits(self, x: int, bits: int) -> int: ...  # noqa: D102
+# Laws are symmetric, log-concave distributions over the integers, up to a constant factor.
+# `weights` are of order 1 at 0, with an absolute error below `SLACK / 4`, for `abs(x)` up to
+# `1.1 * radius + 2`. Functions of NumPy are taken to be right to 2**-46, where its own bound is 4
+# units in the last place, 2**-50. `digits` is a whole number within 1 of `2**bits` times the weight
+# of any `x`. Weights from `radius` on, where tails begin, are below half of that of 0.
 
 
 @dataclass(frozen=True)
@@ -190,6 +182,9 @@ def _sin(angle: Decimal) -> Decimal:
         term = -term * square / ((k + 1) * (k + 2))
         total, k = total + term, k + 2
     return total
+
+
+Law: TypeAlias = ExponentialLaw | SkellamLaw
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from diffsketch.errors import ArgumentError, check, check_type, check_whole
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 LogWeight: TypeAlias = Callable[[Integers], Floats]
-Law: TypeAlias = Literal["discrete_gaussian", "discrete_laplace", "skellam", "binomial"]
+LawName: TypeAlias = Literal["discrete_gaussian", "discrete_laplace", "skellam", "binomial"]
 
 MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
 MAX_BLOCKS = 1 << 14  # of a table: its cost is then below that of a few thousand draws
@@ -136,7 +136,7 @@ class Noise(ABC):
         check(0 <= probability <= 1, "probability", "be in [0, 1]", probability)
         return self._integers(shape, "binomial", trials, probability)
 
-    def _integers(self, shape: tuple[int, ...], law: Law, *parameters: float) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
         """Numbers of a law with these parameters, which were checked."""
         raise NotImplementedError
 
@@ -301,9 +301,9 @@ def _words(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=64, typed=True)
-def integer_table(law: Law, *parameters: float) -> IntegerTable:
+def integer_table(law: LawName, *parameters: float) -> IntegerTable:
     """The table of a law, kept for the next draw from it."""
-    makers: dict[Law, Callable[..., IntegerTable]] = {
+    makers: dict[LawName, Callable[..., IntegerTable]] = {
         "discrete_gaussian": discrete_gaussian,
         "discrete_laplace": discrete_laplace,
         "skellam": skellam,
@@ -394,7 +394,7 @@ class SimulatedNoise(Noise):
         values = torch.from_numpy((uniform < chances).astype(np.int64))
         return values.reshape(shape).to(probabilities.device)
 
-    def _integers(self, shape: tuple[int, ...], law: Law, *parameters: float) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
         rows, cells = self._size(shape)
         first, last = parameters[0], parameters[-1]
         if law == "binomial" and last in (0, 1):
