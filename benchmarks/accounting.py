@@ -27,9 +27,13 @@ from dp_accounting.pld import PLDAccountant
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    gaussian_multiplier,
+)
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.accounting.losses import as_dp_event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit

@@ -33,7 +33,7 @@ from diffsketch.app.files import (
     unpack,
     versions,
 )
-from diffsketch.app.session import epsilon_data, epsilon_from_data
+from diffsketch.app.session import epsilon_from_data
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -149,7 +149,7 @@ def test_damage_is_noticed_and_kept(metrics_path: Path, damage: str) -> None:
 @pytest.mark.parametrize("value", [0.5, math.inf])
 def test_epsilon_there_and_back(value: float) -> None:
     epsilon = Epsilon(value, 1e-5, 7, Basis.PROVEN, SCOPE)
-    data = json.loads(json.dumps(epsilon_data(epsilon), allow_nan=False))
+    data = json.loads(json.dumps(epsilon.to_json(), allow_nan=False))
     assert data["value"] == (None if math.isinf(value) else value)
     assert epsilon_from_data(data) == epsilon
 

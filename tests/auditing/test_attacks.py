@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from diffsketch.auditing import attacks
-from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family
 

@@ -31,7 +31,7 @@ from diffsketch.auditing.audits import (
 )
 from diffsketch.auditing.cases import bare_crowd, bare_unknown, cases
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms import GaussianMechanism

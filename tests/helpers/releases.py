@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from diffsketch.methods import Method, build_method
-from diffsketch.privacy.mechanisms.rounding import centre
+from diffsketch.privacy.clipping import centre
 from diffsketch.sketch.hashing import HashSeed
 from tests.helpers.silent import Silent
 

@@ -17,7 +17,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import METHODS, Method, SketchGaussian, SketchSkellam
 from diffsketch.methods.client_noise import ClientNoise, flag_share, next_clip
 from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, SecureNoise
-from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import FlaggedBound
 from diffsketch.privacy.mechanisms import Quantizer

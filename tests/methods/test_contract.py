@@ -21,7 +21,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import METHODS, Method, build_method, register, settings_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim, Trust
-from diffsketch.privacy.mechanisms.rounding import centre
+from diffsketch.privacy.clipping import centre
 from diffsketch.training.rounds import DistributedSGD
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Batches, Examples

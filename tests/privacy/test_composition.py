@@ -19,13 +19,15 @@ from scipy import integrate, stats
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting import events, losses
-from diffsketch.privacy.accounting.composition import (
+from diffsketch.privacy.accounting.events import (
+    Event,
+    Leaf,
+    PoissonEvent,
     epsilon_for,
     few_kinds,
     gaussian_epsilon,
     no_better,
 )
-from diffsketch.privacy.accounting.events import Event, Leaf, PoissonEvent
 
 DELTA = 1e-5
 Array = npt.NDArray[np.float64]

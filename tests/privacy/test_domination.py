@@ -14,10 +14,9 @@ import pytest
 from scipy.special import ive
 
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import Event
+from diffsketch.privacy.accounting.events import Event, epsilon_for
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.clipping import NormBound, Quantizer
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -26,7 +25,6 @@ from diffsketch.privacy.mechanisms.integer import (
     _curvature,
     widest_step,
 )
-from diffsketch.privacy.mechanisms.rounding import Quantizer
 from tests.privacy.deltas import delta_for
 
 Logs: TypeAlias = npt.NDArray[np.float64]

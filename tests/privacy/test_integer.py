@@ -22,7 +22,15 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting.events import GaussianEvent, leaves
 from diffsketch.privacy.claim import Basis, Relation, Trust, Unit
-from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.clipping import (
+    CoordinateBound,
+    CoordinateQuantizer,
+    NormBound,
+    Quantizer,
+    centre,
+    stochastic_round,
+    wrap,
+)
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -30,15 +38,7 @@ from diffsketch.privacy.mechanisms.integer import (
     SkellamMechanism,
     widest_step,
 )
-from diffsketch.privacy.mechanisms.rounding import (
-    CoordinateQuantizer,
-    Quantizer,
-    centre,
-    rotate,
-    rotate_back,
-    stochastic_round,
-    wrap,
-)
+from diffsketch.privacy.mechanisms.other_papers import rotate, rotate_back
 from diffsketch.privacy.noise import FastNoise
 from diffsketch.privacy.noise.secure import SecureNoise
 from diffsketch.sketch import CountSketch, SketchKey

@@ -19,7 +19,7 @@ from diffsketch.files import replace_file
 from diffsketch.privacy.accounting import accountant as lookahead
 from diffsketch.privacy.accounting import events, ledger
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
 from diffsketch.privacy.claim import (
     NoClaim,
@@ -118,6 +118,9 @@ def test_only_what_is_proven_and_about_the_same_is_charged(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(ArgumentError, match="must be a ProvenClaim"):
         book.charge(NoClaim(SCOPE, "there is no noise"))  # type: ignore[arg-type]
+    simulated = SimulatedClaim(SCOPE, CLAIM.event, CLAIM.mechanism)
+    with pytest.raises(ArgumentError, match="about exact noise, got one about simulated noise"):
+        book.charge(simulated)
     local = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
     with pytest.raises(MismatchError, match="must be about the same"):
         book.charge(ProvenClaim(local, events.gaussian(1.0), "noise"))
@@ -145,7 +148,7 @@ def test_a_round_is_in_the_file_before_it_is_released(path: Path) -> None:
     assert not released
 
 
-def test_it_issynchronised_before_it_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_synchronised_before_it_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content, then the name: first the file, then its directory."""
     book = Ledger.create(path, SCOPE)
     real, kinds = os.fsync, []
@@ -334,27 +337,22 @@ def test_every_altered_byte_is_noticed(path: Path) -> None:
     assert noticed > 2 * len(whole.replace(b" ", b"").replace(b"\n", b""))
 
 
-def edited(path: Path, **changes: Any) -> bytes:
-    return json.dumps({**json.loads(path.read_bytes()), **changes}).encode()
-
-
 def test_other_formats_are_refused(path: Path) -> None:
     Ledger.create(path, SCOPE)
-    whole = path.read_bytes()
-    assert "version must be 2, got 1" in refused(path, edited(path, version=1))
-    path.write_bytes(whole)
-    assert "version must be 2, got True" in refused(path, edited(path, version=True))
-    path.write_bytes(whole)
-    assert "format must be" in refused(path, edited(path, format="another"))
-    path.write_bytes(whole)
-    assert "unexpected fields" in refused(path, edited(path, note="hello"))
-    path.write_bytes(whole)
-    assert "checksum" in refused(path, edited(path, checksum="0" * 32))
+    whole = json.loads(path.read_bytes())
+    for change, message in (
+        ({"version": 1}, "version must be 2, got 1"),
+        ({"version": True}, "version must be 2, got True"),
+        ({"format": "another"}, "format must be"),
+        ({"note": "hello"}, "unexpected fields"),
+        ({"checksum": "0" * 32}, "checksum"),
+    ):
+        assert message in refused(path, json.dumps({**whole, **change}).encode())
     for content in (b"", b"[]", b"null", b"3", b"{}", b"\xff\xfe", b"[" * 100_000):
         refused(path, content)
 
 
-def sealed(body: Any) -> bytes:
+def with_checksum(body: Any) -> bytes:
     """A file with a checksum that fits, as only this code makes it."""
     head = {"format": "diffsketch privacy ledger", "version": 2, "ledger": body}
     return json.dumps({**head, "checksum": ledger._digest(ledger._text(body))}).encode()
@@ -383,13 +381,13 @@ def sealed(body: Any) -> bytes:
 def test_a_fitting_checksum_does_not_excuse_nonsense(path: Path, change: dict[str, Any]) -> None:
     Ledger.create(path, SCOPE, budget=BUDGET).charge(CLAIM)
     body = json.loads(path.read_bytes())["ledger"]
-    path.write_bytes(sealed(body))
+    path.write_bytes(with_checksum(body))
     assert Ledger.open(path, SCOPE).rounds == 1
     if change.get("spent"):
         change = {
             "spent": [{**body["spent"][0], **change["spent"][0]} if change["spent"][0] else {}]
         }
-    refused(path, sealed({**body, **change}))
+    refused(path, with_checksum({**body, **change}))
 
 
 def test_a_missing_file(path: Path) -> None:
@@ -421,14 +419,3 @@ def test_arguments(path: Path) -> None:
     with pytest.raises(ArgumentError, match="scope must be"):
         Ledger.create(path, "client")  # type: ignore[arg-type]
     assert not path.exists()
-
-
-def test_simulated_noise_is_not_charged(tmp_path: Path) -> None:
-    book = Ledger.create(tmp_path / "ledger.json", SCOPE)
-    simulated = SimulatedClaim.of(CLAIM)
-    assert isinstance(simulated, SimulatedClaim)
-    with pytest.raises(ArgumentError, match="about exact noise, got one about simulated noise"):
-        book.charge(simulated)
-    assert book.rounds == 0
-    book.charge(CLAIM)
-    assert Ledger.open(tmp_path / "ledger.json", SCOPE).rounds == 1

@@ -9,71 +9,28 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey
+from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
 from diffsketch.privacy.noise import simulated as discrete_sampling
-from diffsketch.privacy.noise.base import MAX_SCALE
 from diffsketch.privacy.noise.secure import SkellamLaw
-from diffsketch.privacy.noise.simulated import MAX_BLOCKS, IntegerTable
+from diffsketch.privacy.noise.simulated import MAX_BLOCKS, MAX_SCALE, IntegerTable
+from tests.privacy.laws import (
+    Probabilities,
+    binomial_law,
+    gaussian_law,
+    laplace_law,
+    skellam_law,
+    surprise,
+)
 
 CHANCE = 1e-9
 
 DRAWS = 200_000
-
-Probabilities = npt.NDArray[np.float64]
-
-
-def surprise(values: Tensor, lowest: int, probabilities: Probabilities) -> float:
-    """A bound on the probability of counts as far off, for numbers from `lowest` on.
-
-    The count of each number and of all up to it are binomial; their exact tails, times the number
-    of the tails that were looked at.
-    """
-    found = values.numpy().ravel() - lowest
-    counts = np.bincount(found[found >= 0], minlength=len(probabilities))[: len(probabilities)]
-    observed = np.concatenate([counts, (found < 0).sum() + counts.cumsum()])
-    chances = np.concatenate([probabilities, probabilities.cumsum()]).clip(0, 1)
-    low = np.min(stats.binom.cdf(observed, len(found), chances))
-    high = np.min(stats.binom.sf(observed - 1, len(found), chances))
-    return min(1.0, 2 * len(chances) * float(min(low, high)))
-
-
-def normalised(weights: Probabilities) -> Probabilities:
-    return weights / math.fsum(weights)
-
-
-def gaussian_law(std: float) -> tuple[int, Probabilities]:
-    radius = math.ceil(12 * std) + 2
-    x = np.arange(-radius, radius + 1)
-    with np.errstate(over="ignore"):
-        return -radius, normalised(np.exp(-(x**2) / (2 * std**2)))
-
-
-def laplace_law(scale: float) -> tuple[int, Probabilities]:
-    radius = math.ceil(60 * scale) + 2
-    x = np.arange(-radius, radius + 1)
-    return -radius, math.tanh(1 / (2 * scale)) * np.exp(-np.abs(x) / scale)
-
-
-def skellam_law(variance: float) -> tuple[int, Probabilities]:
-    """From its definition: the difference of two Poisson numbers."""
-    reach = math.ceil(40 + 7 * math.sqrt(variance))  # each is within 10 standard deviations
-    low = max(0, math.floor(variance / 2 - reach))
-    one = stats.poisson.pmf(np.arange(low, math.ceil(variance / 2 + reach)), variance / 2)
-    return 1 - len(one), np.convolve(one, one[::-1])
-
-
-def binomial_law(trials: int, probability: float) -> tuple[int, Probabilities]:
-    middle, reach = trials * probability, 40 + 9 * math.sqrt(trials / 4)
-    low, high = max(0, math.floor(middle - reach)), min(trials, math.ceil(middle + reach))
-    return low, stats.binom.pmf(np.arange(low, high + 1), trials, probability)
-
 
 Draw = Callable[[FastNoise, tuple[int, ...], float], Tensor]
 
@@ -188,33 +145,39 @@ def test_same_key_same_numbers_and_no_global_state() -> None:
         assert not any(map(torch.equal, first, draw_everything(other)))
 
 
+@pytest.mark.parametrize("source", [FastNoise(10), SecureNoise()])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)])
-def test_shapes_and_zero_scales(shape: tuple[int, ...]) -> None:
-    noise = FastNoise(10)
+def test_shapes_and_zero_scales(source: Noise, shape: tuple[int, ...]) -> None:
     for std in (0.0, 2.0):
         drawn = [
-            noise.normal(shape, std, dtype=torch.float32),
-            noise.laplace(shape, std, dtype=torch.float32),
-            noise.discrete_gaussian(shape, std),
-            noise.discrete_laplace(shape, std),
-            noise.skellam(shape, std),
-            noise.binomial(shape, int(std), 0.5),
-            noise.bernoulli(torch.full(shape, std / 2)),
+            source.discrete_gaussian(shape, std),
+            source.discrete_laplace(shape, std),
+            source.skellam(shape, std),
+            source.binomial(shape, int(std), 0.5),
+            source.bernoulli(torch.full(shape, std / 2)),
         ]
+        assert all(values.dtype == torch.int64 for values in drawn)
+        if isinstance(source, FastNoise):
+            drawn.append(source.normal(shape, std, dtype=torch.float32))
+            drawn.append(source.laplace(shape, std, dtype=torch.float32))
         assert all(values.shape == shape for values in drawn)
         assert std > 0 or not any(values.any() for values in drawn)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 4 * MAX_SCALE])
-def test_bad_scales_are_refused(bad: float) -> None:
-    noise = FastNoise(11)
-    for method in (noise.discrete_gaussian, noise.discrete_laplace):
+@pytest.mark.parametrize("source", [FastNoise(11), SecureNoise()])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 2 * MAX_SCALE])
+def test_bad_scales_are_refused(source: Noise, bad: float) -> None:
+    for method in (source.discrete_gaussian, source.discrete_laplace):
         with pytest.raises(ArgumentError, match=r"must be in \[0, 2\*\*50\]"):
             method((2,), bad)
-    with pytest.raises(ArgumentError, match="variance must be in"):
-        noise.skellam((2,), bad if bad < 9 else bad**3)
-    if bad < 9 or not math.isfinite(bad):
-        for draw in (noise.normal, noise.laplace):
+    with pytest.raises(ArgumentError, match=r"variance must be in \[0, 2\*\*100\]"):
+        source.skellam((2,), bad if bad < 9 else bad**2)
+    with pytest.raises(ArgumentError, match="probability must be in"):
+        source.binomial((2,), 3, bad)
+    with pytest.raises(ArgumentError, match="probabilities must be in"):
+        source.bernoulli(torch.tensor([0.5, bad]))
+    if isinstance(source, FastNoise) and bad != 2 * MAX_SCALE:
+        for draw in (source.normal, source.laplace):
             with pytest.raises(ArgumentError, match="must be 0 or in"):
                 draw((2,), bad, dtype=torch.float64)
 
@@ -232,11 +195,6 @@ def test_noise_neither_vanishes_nor_overflows_in_a_type() -> None:
 
 def test_other_bad_arguments_are_refused() -> None:
     noise = FastNoise(13)
-    for probability in (math.nan, -0.1, 1.1):
-        with pytest.raises(ArgumentError, match="probability must be in"):
-            noise.binomial((2,), 3, probability)
-        with pytest.raises(ArgumentError, match="probabilities must be in"):
-            noise.bernoulli(torch.tensor([0.5, probability]))
     with pytest.raises(ArgumentError, match="floating type"):
         noise.bernoulli(torch.tensor([1]))
     for trials in (-1, 2**51, True, 2.0):

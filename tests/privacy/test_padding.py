@@ -20,8 +20,6 @@ from diffsketch.privacy.accounting.events import ApproximateEvent, GaussianEvent
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms import padding as appended
-from diffsketch.privacy.mechanisms import padding as covariance
-from diffsketch.privacy.mechanisms import padding as spectrum
 from diffsketch.privacy.mechanisms.padding import (
     PaddedGaussian,
     factor,
@@ -146,7 +144,7 @@ def test_the_certified_bound_is_above_the_exact_value_and_near(
         mechanism = PaddedGaussian(sketch, SEED, bound, padding, std=1.0)
         exact = mu_of(mechanism.claim)
         with monkeypatch.context() as patch:
-            patch.setattr(spectrum, "EXACT_CELLS", 0)
+            patch.setattr(appended, "EXACT_CELLS", 0)
             claim = PaddedGaussian(sketch, SEED, bound, padding, std=1.0).claim
         assert exact <= mu_of(claim) <= 1.2 * expected_ratio * exact
         assert isinstance(claim, ProvenClaim)
@@ -163,7 +161,7 @@ def test_the_certified_bound_is_above_the_exact_value_and_near(
 def test_a_table_too_large_to_factor() -> None:
     sketch = CountSketch(50_000, 4, 2000)
     mechanism = PaddedGaussian(sketch, SEED, CoordinateBound(1.0), padding=200_000, std=1.0)
-    assert sketch.rows * sketch.cols > spectrum.EXACT_CELLS
+    assert sketch.rows * sketch.cols > appended.EXACT_CELLS
     usual = 2 * math.sqrt(8000 / 200_000)
     assert usual < mu_of(mechanism.claim) < 1.4 * usual
 
@@ -256,7 +254,7 @@ def test_noise_on_the_table_is_nearly_the_same(relation: Relation) -> None:
     padded = PaddedGaussian(sketch, SEED, bound, padding, std, relation)
     assert mu_of(cheap.claim) < mu_of(padded.claim) < 1.05 * mu_of(cheap.claim)
     assert cheap.claim.scope == padded.claim.scope
-    diagonal = covariance.gram(padded.padded_sketch, SEED, 7850, 7850 + padding).diagonal()
+    diagonal = appended.gram(padded.padded_sketch, SEED, 7850, 7850 + padding).diagonal()
     assert cheap.std == pytest.approx(std * math.sqrt(diagonal.mean()))
 
 
@@ -426,7 +424,7 @@ def test_short_padding_is_appended() -> None:
 
 def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of one cell, and two appended numbers: singular if both have equal signs."""
-    monkeypatch.setattr(covariance, "_CELL", 0.0)  # so that a factor is worth it
+    monkeypatch.setattr(appended, "_CELL", 0.0)  # so that a factor is worth it
     found = {True: 0, False: 0}
     for number in range(40):
         seed = SketchKey.from_integer(number).seed(0)
@@ -446,9 +444,9 @@ def test_singular_covariances_are_not_factored(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "_PIECE", 1000)
+    monkeypatch.setattr(appended, "_PIECE", 1000)
     sketch = CountSketch(4500, 5, 40, family)
-    apply, rounding = spectrum._operator(sketch, SEED, 1500, 4500)
+    apply, rounding = appended._operator(sketch, SEED, 1500, 4500)
     tables = torch.from_numpy(np.random.default_rng(8).standard_normal((2, 5, 40)))
     dense = torch.from_numpy(gram(sketch, SEED, 1500, 4500))
     off = apply(tables).reshape(2, 200) - tables.reshape(2, 200) @ dense
@@ -457,7 +455,7 @@ def test_products_without_the_matrix(family: Family, monkeypatch: pytest.MonkeyP
     assert rounding < 1e-9  # which decides between 1 and 0.95 of an eigenvalue near 75
 
 
-def planted(least: float) -> spectrum._Apply:
+def planted(least: float) -> appended._Apply:
     """A matrix with 400 eigenvalues in [1, 2], but for the least.
 
     It is diagonal, which is as good as any other: the probes have no preferred direction.
@@ -474,7 +472,7 @@ def test_the_certificate_rejects_a_planted_eigenvalue() -> None:
     for least, accepted in ((1.0, True), (0.9499, False), (0.8, False), (0.0, False), (-1, False)):
         apply = planted(least)
         for rounding in (0.0, 1e-12) * 5:
-            assert accepted is spectrum._proves_above(
+            assert accepted is appended._proves_above(
                 apply, sketch, 0.95, low=1.0, high=2.0, rounding=rounding
             )
 
@@ -484,7 +482,7 @@ def test_the_certificate_fails_safely() -> None:
     sketch = CountSketch(1000, 4, 100)
     good = {"low": 1.0, "high": 2.0, "rounding": 1e-12}
     for changes in ({"high": 1.9}, {"rounding": 1e-7}, {"rounding": math.inf}):
-        assert not spectrum._proves_above(planted(1.0), sketch, 0.95, **(good | changes))
+        assert not appended._proves_above(planted(1.0), sketch, 0.95, **(good | changes))
 
 
 def test_cholesky_proof() -> None:
@@ -495,4 +493,4 @@ def test_cholesky_proof() -> None:
             values = torch.linspace(1, 3, size, dtype=torch.float64)
             values[0] = least
             matrix = turn @ torch.diag(values) @ turn.T
-            assert spectrum._proves_positive((matrix + matrix.T) / 2) == (least > 0)
+            assert appended._proves_positive((matrix + matrix.T) / 2) == (least > 0)

@@ -10,7 +10,7 @@ import pytest
 
 from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.experiments import (
     Job,

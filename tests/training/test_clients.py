@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import gaussian_multiplier
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    gaussian_multiplier,
+)
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

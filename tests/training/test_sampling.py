@@ -12,7 +12,7 @@ import torch
 from scipy.stats import chi2
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.training import sampling
 from diffsketch.training.sampling import (

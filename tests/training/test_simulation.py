@@ -12,8 +12,12 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+)
 from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, SimulatedClaim, Trust
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise

@@ -14,8 +14,7 @@ from torch import nn
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.base import METHODS, Method, build_method, settings_of
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import calibrate
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, calibrate
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey

@@ -96,22 +96,8 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def epsilon_data(epsilon: Epsilon) -> dict[str, Any]:
-    """An epsilon for JSON, with everything that it means; an infinite value is null."""
-    return {
-        "value": finite(float(epsilon)),
-        "delta": epsilon.delta,
-        "basis": str(epsilon.basis),
-        "unit": str(epsilon.scope.unit),
-        "relation": str(epsilon.scope.relation),
-        "trust": str(epsilon.scope.trust),
-        "rounds": epsilon.rounds,
-        "simulated": epsilon.simulated,
-    }
-
-
 def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
-    """The epsilon that `epsilon_data` wrote."""
+    """The epsilon that `Epsilon.to_json` wrote."""
     scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
     value = math.inf if data["value"] is None else data["value"]
     return Epsilon(
@@ -285,7 +271,7 @@ class TrainingSession:
             "accuracy": accuracy,
             "bytes_up": progress.bytes_up,
             "bytes_down": progress.bytes_down,
-            "epsilon": epsilon_data(self._epsilon),
+            "epsilon": self._epsilon.to_json(),
             "noised_share": progress.noised_share,
             "left_out": progress.left_out,
         }
@@ -369,7 +355,7 @@ class TrainingSession:
             "compression_up": raw_up / up if up else None,
             "compression_down": raw_down / down if down else None,
             "compression": (raw_up + raw_down) / (up + down) if up + down else None,
-            "epsilon": epsilon_data(simulation.epsilon(config.delta)),
+            "epsilon": simulation.epsilon(config.delta).to_json(),
             "claim": str(claim),
             "assumes": assumptions(claim, simulation.sampler),
             "noised_share": progress.noised_share,

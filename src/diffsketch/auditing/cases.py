@@ -37,7 +37,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
 from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey

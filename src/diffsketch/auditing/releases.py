@@ -48,10 +48,10 @@ from diffsketch.methods import (
     parse_settings,
 )
 from diffsketch.methods.release import release_noise
-from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.clipping import centre
 from diffsketch.privacy.mechanisms.padding import gram
-from diffsketch.privacy.mechanisms.rounding import centre
 from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey

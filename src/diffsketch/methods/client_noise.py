@@ -23,7 +23,7 @@ from diffsketch.methods.forecast import (
 )
 from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.privacy.clipping import Encode, FlaggedBound
+from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound
 from diffsketch.privacy.mechanisms import (
     DiscreteGaussianMechanism,
     NormBound,
@@ -31,7 +31,6 @@ from diffsketch.privacy.mechanisms import (
     SkellamMechanism,
 )
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.mechanisms.rounding import MAX_BITS
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError

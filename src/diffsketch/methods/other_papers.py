@@ -31,8 +31,12 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.mechanisms.cpsgd import PAPER_SETTINGS, BinomialMechanism
-from diffsketch.privacy.mechanisms.privunit import MAX_PER_MESSAGE, ProjUnit
+from diffsketch.privacy.mechanisms.other_papers import (
+    MAX_PER_MESSAGE,
+    PAPER_SETTINGS,
+    BinomialMechanism,
+    ProjUnit,
+)
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat

@@ -1,7 +1,7 @@
 """Privacy: claims, the mechanisms that earn them, and the accounting of rounds.
 
 * `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
-* `clipping`: bounds that clip and state the sensitivity that is left.
+* `clipping`: bounds and rounding, with the sensitivity that is left.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
 * `accounting`: events, their composition, budgets, a ledger on disk.
 * `noise`: sources of noise: fast and reproducible, or secure and exact.
@@ -10,10 +10,15 @@
 `docs/privacy.md` is the introduction.
 """
 
-from diffsketch.privacy.accounting.accountant import Accountant, Budget, BudgetExceeded
-from diffsketch.privacy.accounting.calibration import calibrate, gaussian_multiplier
+from diffsketch.privacy.accounting.accountant import (
+    Accountant,
+    Budget,
+    BudgetExceeded,
+    PoissonSampler,
+    calibrate,
+    gaussian_multiplier,
+)
 from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
-from diffsketch.privacy.accounting.sampler import PoissonSampler
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import decimal
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from diffsketch.errors import check, check_choice, check_type, check_whole
-from diffsketch.privacy.accounting.composition import epsilon_for
-from diffsketch.privacy.accounting.events import Event, check_event, is_sampled, leaves, repeated
+from diffsketch.privacy.accounting.events import (
+    Event,
+    check_event,
+    epsilon_for,
+    is_sampled,
+    leaves,
+    repeated,
+)
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -29,11 +35,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never more than it is.
-
-    >>> rounded_down(3.209), rounded_down(0.1), rounded_down(12345.0), rounded_down(8.0)
-    ('3.2', '0.1', '12300', '8')
-    """
+    """The number with so many significant digits, and never more than it is."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
@@ -49,8 +51,7 @@ class Basis(StrEnum):
     PROVEN = "proven"
     CLAIMED = "claimed"
     MEASURED = "measured"
-    NONE = "none"
-    """Nobody claims anything: the epsilon is infinite."""
+    NONE = "none"  # nobody claims anything: the epsilon is infinite
 
 
 class Unit(StrEnum):
@@ -90,7 +91,6 @@ _QUESTIONS = {
     (Unit.CLIENT, Relation.ADD_OR_REMOVE): "whether one client sends its data or zeros",
     (Unit.CLIENT, Relation.REPLACE): "which of two data sets one client holds",
 }
-_OF_A_SAMPLE = "whether one client took part"
 _VIEWERS = {
     Trust.LOCAL: "anyone who sees a client's message",
     Trust.DISTRIBUTED: (
@@ -128,7 +128,7 @@ class Scope:
     @property
     def sentence(self) -> str:
         """The scope without terms of the field, for rounds whose participants are known."""
-        return _telling(self.trust, _QUESTIONS[self.unit, self.relation])
+        return f"how well {_VIEWERS[self.trust]} can tell {_QUESTIONS[self.unit, self.relation]}"
 
 
 def check_samplable(scope: Scope) -> None:
@@ -237,6 +237,17 @@ class Epsilon:
             return f"{head}{delta} per round"
         return f"{head}{delta} {'after' if measured else 'over'} {rounds}"
 
+    def to_json(self) -> dict[str, Any]:
+        """The epsilon as plain data with everything that it means; null where it is infinite."""
+        return {
+            "value": float(self) if math.isfinite(self.value) else None,
+            "delta": self.delta,
+            "basis": str(self.basis),
+            **{name: str(term) for name, term in asdict(self.scope).items()},
+            "rounds": self.rounds,
+            "simulated": self.simulated,
+        }
+
     def terms(self, style: Style = "plain") -> str:
         """The half of it that is terms: basis; unit, relation, trust."""
         return f"{self.basis_text}; {self.scope.short if style == 'short' else self.scope}"
@@ -269,10 +280,8 @@ class ProvenClaim:
         mechanism: Description of what limits the leak: "Gaussian noise of ...".
 
     Raises:
-        ArgumentError: The event is not one of ours, or is sampled where sampling gains nothing:
-            whoever sees single messages sees who sends one, a secure sum lacks the noise of those
-            who are not drawn, and the gain is known for a unit that is there or not, not for one
-            that is replaced.
+        ArgumentError: The event is not one of ours, or is sampled where sampling gains nothing
+            that is proven (`PoissonSampler.amplified`).
 
     >>> from diffsketch.privacy.accounting import events
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
@@ -287,8 +296,7 @@ class ProvenClaim:
     basis: ClassVar[Basis] = Basis.PROVEN
 
     def __post_init__(self) -> None:
-        check_type("scope", self.scope, Scope)
-        _check_text("mechanism", self.mechanism)
+        _check_parts(self, "mechanism")
         check_event(self.event)
         check(any(True for _ in leaves(self.event)), "event", "do something", self.event)
         if is_sampled(self.event):
@@ -303,7 +311,9 @@ class ProvenClaim:
     def __str__(self) -> str:
         sentence = self.scope.sentence
         if is_sampled(self.event) and self.scope.unit is Unit.CLIENT:
-            sentence = _telling(self.scope.trust, _OF_A_SAMPLE)
+            sentence = (
+                f"how well {_VIEWERS[self.scope.trust]} can tell whether one client took part"
+            )
         return f"Proven: {self.mechanism} limits {sentence}."
 
 
@@ -312,8 +322,8 @@ class SimulatedClaim(ProvenClaim):
     """Guarantee of a round if its noise were exact, while it is not.
 
     Noise from a seed is known to whoever has the seed, and noise on real numbers is rounded, which
-    gives values away: so this can be computed, shown and composed in a simulation, and nothing that
-    sends accepts it. `of` makes it from a claim about exact noise.
+    gives values away: so this can be shown and composed in a simulation, and nothing that sends
+    accepts it.
     """
 
     @classmethod
@@ -347,9 +357,7 @@ class PaperClaim:
     basis: ClassVar[Basis] = Basis.CLAIMED
 
     def __post_init__(self) -> None:
-        check_type("scope", self.scope, Scope)
-        _check_text("source", self.source)
-        _check_number("per_round", self.per_round, self.basis, self.scope)
+        _check_parts(self, "source", "per_round")
         rounds = self.per_round.rounds
         check(rounds == 1, "per_round", "be about 1 round", rounds)
 
@@ -388,10 +396,8 @@ class MeasuredClaim:
     basis: ClassVar[Basis] = Basis.MEASURED
 
     def __post_init__(self) -> None:
-        check_type("scope", self.scope, Scope)
-        _check_text("attack", self.attack)
+        _check_parts(self, "attack", "lower_bound")
         check(0 < self.confidence < 1, "confidence", "be in (0, 1)", self.confidence)
-        _check_number("lower_bound", self.lower_bound, self.basis, self.scope)
         check(self.lower_bound.rounds >= 1, "lower_bound", "be about some round", self.lower_bound)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
@@ -419,8 +425,7 @@ class NoClaim:
     basis: ClassVar[Basis] = Basis.NONE
 
     def __post_init__(self) -> None:
-        check_type("scope", self.scope, Scope)
-        _check_text("reason", self.reason)
+        _check_parts(self, "reason")
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """Infinite: whatever the data is, it may be told."""
@@ -434,17 +439,13 @@ class NoClaim:
 Claim: TypeAlias = ProvenClaim | PaperClaim | MeasuredClaim | NoClaim
 
 
-def _telling(trust: Trust, question: str) -> str:
-    return f"how well {_VIEWERS[trust]} can tell {question}"
-
-
-def _check_text(name: str, value: str) -> None:
-    check_type(name, value, str)
-    check(bool(value.strip()), name, "not be empty", value)
-
-
-def _check_number(name: str, value: Epsilon, basis: Basis, scope: Scope) -> None:
-    """Raise unless a number inside a claim has the basis and scope of the claim."""
-    check_type(name, value, Epsilon)
-    check(value.basis is basis, name, f"have the basis {basis}", value.basis)
-    check(value.scope == scope, name, f"be about {scope}", value.scope)
+def _check_parts(claim: Claim, text: str, number: str | None = None) -> None:
+    """Raise unless a claim's scope, text and number (of its basis and scope) are in order."""
+    check_type("scope", claim.scope, Scope)
+    check_type(text, getattr(claim, text), str)
+    check(bool(getattr(claim, text).strip()), text, "not be empty", getattr(claim, text))
+    if number is not None:
+        value = getattr(claim, number)
+        check_type(number, value, Epsilon)
+        check(value.basis is claim.basis, number, f"have the basis {claim.basis}", value.basis)
+        check(value.scope == claim.scope, number, f"be about {claim.scope}", value.scope)

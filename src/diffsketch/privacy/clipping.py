@@ -1,23 +1,40 @@
-"""Clipping of vectors and tables, and the sensitivity that it leaves.
+"""Clipping and rounding of vectors and tables, and the sensitivity that they leave.
 
 A bound both clips and states the sensitivity, so that the two cannot drift apart. A vector is
 bounded before it is encoded (its coordinates) or after (the norm of the table that is sent: do not
 bound the vector's norm and assume that a sketch keeps it).
+
+For integer noise and secure sums modulo a power of two, what was clipped is divided by a step (the
+`granularity`) and rounded at random to whole numbers. Rounding can enlarge the norm; the quantizer
+that rounds also states the norm that it never exceeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_choice, check_positive, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    MismatchError,
+    check,
+    check_choice,
+    check_positive,
+    check_whole,
+)
 from diffsketch.privacy.claim import Relation, Unit
+from diffsketch.privacy.noise import Noise
 
+Encode: TypeAlias = Callable[[Tensor], Tensor]
+
+MAX_BITS = 62  # of a modulus, so that a message and its centred value fit in an int64
+_MAX_STEPS = 2.0**30  # of the clipped norm: sums of squares then stay below 2**63
+_DRAWS = 64  # of one rounding, before it is rounded towards zero
 _ONE = 1 << 1074  # in units of the smallest float64, so that every float64 is a whole number
 
 
@@ -57,22 +74,15 @@ def clip_norm(values: Tensor, limit: float, *, order: Literal[1, 2] = 2, dims: i
             have too few dimensions, or a value is NaN or infinite.
     """
     check_positive("limit", limit)
-    check(order in (1, 2), "order", "be 1 or 2", order)
+    _check_order(order)
     check(dims >= 0, "dims", "be >= 0", dims)
     _check_values(values)
     check(values.dim() >= dims, "values", f"have at least dims={dims} dimensions", values.dim())
     if values.numel() == 0:
         return values.detach().clone()
     rows = values.detach().reshape(-1, math.prod(values.shape[values.dim() - dims :]))
-    return _clip_rows(rows, limit, order).reshape(values.shape)
-
-
-def _clip_rows(rows: Tensor, limit: float, order: Literal[1, 2]) -> Tensor:
-    """Clip the norm of each row.
-
-    Norms are computed in float64 to a relative error of at most `slack`. Where that does not tell
-    whether a row is within the limit, whole numbers do: slowly, but hardly ever.
-    """
+    # Norms are computed in float64 to a relative error of at most `slack`. Where that does not
+    # tell whether a row is within the limit, whole numbers do: slowly, but hardly ever.
     slack = (rows.shape[1] + 8) * 2.0**-52
     # By the largest entry first, or squares overflow and underflow.
     largest = rows.abs().amax(dim=1, keepdim=True).double()
@@ -86,7 +96,7 @@ def _clip_rows(rows: Tensor, limit: float, order: Literal[1, 2]) -> Tensor:
     scaled = units * (limit * (1 - 3 * slack) / norms)
     # Numbers this small would be rounded by more than the slack.
     scaled[scaled.abs() < torch.finfo(torch.float64).tiny] = 0
-    return torch.where(beyond, _towards_zero(scaled, rows.dtype), rows)
+    return torch.where(beyond, _towards_zero(scaled, rows.dtype), rows).reshape(values.shape)
 
 
 def _exceeds(row: list[float], limit: float, order: Literal[1, 2]) -> bool:
@@ -114,12 +124,9 @@ def _check_values(values: Tensor) -> None:
         raise ArgumentError("values must be finite, got NaN or infinity among them")
 
 
-Encode: TypeAlias = Callable[[Tensor], Tensor]
-
-
 @dataclass(frozen=True)
 class CoordinateBound:
-    """Every coordinate of the vector is clipped to `[-limit, limit]`, then it is encoded.
+    """Bound on every coordinate: clipped to `[-limit, limit]`, then the vector is encoded.
 
     One coordinate of the vector is in one cell of each of `rows` rows (1 for a raw vector), with
     a weight of +1 or -1. It moves each of them by up to `2 limit` if its value is replaced, by
@@ -212,13 +219,9 @@ class FlaggedBound:
 
     Guarantees (`tests/methods/test_client_noise.py`): the worst neighbours are that far apart, and
     no others are farther.
-
-    Args:
-        share: Size of the cell, over the norm of the rest.
-        relation: Which data sets are neighbours.
     """
 
-    share: float
+    share: float  # size of the cell, over the norm of the rest
     relation: Relation = Relation.REPLACE
 
     unit: ClassVar[Unit] = Unit.CLIENT
@@ -261,3 +264,190 @@ def _tables(encode: Encode, vectors: Tensor) -> Tensor:
 
 def _check_order(order: int) -> None:
     check(order in (1, 2), "order", "be 1 or 2", order)
+
+
+def stochastic_round(values: Tensor, noise: Noise) -> Tensor:
+    """Each value rounded down or up to a whole number (int64), at random, right on average.
+
+    A value `n + f` with a whole `n` and `0 <= f < 1` becomes `n + 1` with probability `f`, else
+    `n`. The variance is `f (1 - f)`, at most 1/4.
+    """
+    low = values.floor()
+    return low.to(torch.int64) + noise.bernoulli(values - low)
+
+
+def wrap(values: Tensor, bits: int) -> Tensor:
+    """`values` modulo `2**bits`, in `[0, 2**bits)`.
+
+    Sums of wrapped values may overflow an int64 without harm: its own modulus is a multiple.
+    """
+    check_whole("bits", bits, least=1, most=MAX_BITS)
+    check(values.dtype == torch.int64, "values", "be int64", values.dtype)
+    return values & ((1 << bits) - 1)
+
+
+def centre(values: Tensor, bits: int) -> Tensor:
+    """The number in `[-2**(bits - 1), 2**(bits - 1))` that is equal modulo `2**bits`."""
+    wrapped = wrap(values, bits)
+    return torch.where(wrapped >= 1 << (bits - 1), wrapped - (1 << bits), wrapped)
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Clips, divides by `granularity` and rounds at random; knows how large the result can be.
+
+    With `c = bound.limit / granularity` and `d = cells`, rounded vectors `x` obey
+
+    * for an L2 bound, `sum(x**2) <= min((c + sqrt(d))**2, c**2 + d/4 +
+      sqrt(2 ln(1/rejection)) (c + sqrt(d)/2))`;
+    * for an L1 bound, `sum(abs(x)) <= min(c + d, c + sqrt(d ln(1/rejection) / 2))`.
+
+    The first of each pair is what rounding can do at worst. The second holds with probability at
+    least `1 - rejection`; a rounding that exceeds it is drawn again (and towards zero in the end),
+    as in the distributed discrete Gaussian mechanism. Either way the bound is checked on the
+    whole numbers themselves, so it does not rest on floating-point arithmetic.
+
+    Guarantees: the norms are never exceeded (`tests/privacy/test_integer.py::test_norms_hold`);
+    rounding is unbiased for `rejection=0`, and else off by at most `rejection / (1 - rejection)`
+    steps in a cell (`test_rounding_is_unbiased`, `test_bias_of_drawing_again`).
+
+    Args:
+        bound: The clipping of what is sent.
+        granularity: The step: a whole number `x` stands for `x * granularity`.
+        cells: Entries of what is sent: the dimension of a vector, or rows times columns.
+        rejection: Largest probability of drawing again; 0 for the worst-case bound alone.
+
+    References:
+        Kairouz, Liu, Steinke (2021), The Distributed Discrete Gaussian Mechanism for Federated
+        Learning with Secure Aggregation, section 4 (conditional randomised rounding).
+    """
+
+    bound: NormBound | FlaggedBound
+    granularity: float
+    cells: int
+    rejection: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_positive("granularity", self.granularity)
+        check_whole("cells", self.cells, least=1)
+        check(0 <= self.rejection < 1, "rejection", "be in [0, 1)", self.rejection)
+        least = self.bound.limit / _MAX_STEPS
+        check(self.granularity >= least, "granularity", f"be >= {least:g}", self.granularity)
+
+    @property
+    def largest(self) -> int:
+        """The largest sum of squares (L2 bound) or of absolute values (L1 bound) of a message."""
+        steps, cells = self.bound.limit / self.granularity, float(self.cells)
+        tail = math.log(1 / self.rejection) if self.rejection else math.inf
+        if self.bound.order == 2:
+            worst = (steps + math.sqrt(cells)) ** 2
+            spread = math.sqrt(2 * tail) * (steps + math.sqrt(cells) / 2)
+            likely = steps**2 + cells / 4 + spread
+        else:
+            worst, likely = steps + cells, steps + math.sqrt(cells * tail / 2)
+        return max(1, math.floor(min(worst, likely)))
+
+    def norm(self, order: Literal[1, 2]) -> float:
+        """The largest norm of a message, in steps."""
+        # Whole numbers: the L1 norm is at most the sum of squares, the L2 norm at most the L1 norm.
+        _check_order(order)
+        if self.bound.order == 1:
+            return float(self.largest)
+        if order == 2:
+            return math.sqrt(self.largest)
+        return float(min(self.largest, math.isqrt(self.largest * self.cells)))
+
+    @property
+    def longest(self) -> float:
+        """The largest Euclidean norm of a message, in steps."""
+        return self.norm(2)
+
+    @property
+    def peak(self) -> int:
+        """The largest size of a cell, in steps."""
+        return math.floor(self.norm(2))
+
+    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
+        """The largest change of a sum of messages, in steps: the norm, or twice for `replace`."""
+        return self.norm(order) * check_choice("relation", relation, Relation).values
+
+    def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
+        """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out.
+
+        Raises:
+            ArgumentError: A value is NaN or infinite.
+            MismatchError: The result has not `cells` entries.
+        """
+        bounded = self.bound.apply(vectors, encode)
+        shape, trailing = bounded.shape, 1 + bounded.dim() - vectors.dim()
+        if math.prod(shape[-trailing:]) != self.cells:
+            found = tuple(shape[-trailing:])
+            raise MismatchError(f"expected {self.cells} cells in a message, got shape {found}")
+        exact = bounded.detach().to("cpu", torch.float64).reshape(-1, self.cells) / self.granularity
+        result = stochastic_round(exact, noise)
+        for draw in range(_DRAWS + 1):
+            sizes = result.square() if self.bound.order == 2 else result.abs()
+            again = sizes.sum(dim=-1) > self.largest
+            if not bool(again.any()):
+                break
+            if draw < _DRAWS:
+                result[again] = stochastic_round(exact[again], noise.part(again))
+            else:  # never an error: whether there is one would depend on private data
+                result[again] = exact[again].trunc().to(torch.int64)
+        return result.reshape(shape).to(bounded.device)
+
+
+@dataclass(frozen=True)
+class CoordinateQuantizer:
+    """Clips every coordinate, rounds it at random to one of `2 steps + 1` levels, then encodes.
+
+    The rounded coordinates are whole numbers of size `steps` at most, and tables are sums of them
+    in float64, which is exact below `2**53`: so one coordinate moves the whole numbers of a table
+    by just what `sensitivity` says. Sums of the coordinates themselves in float32 would not do:
+    their rounding lets one coordinate move a cell by more (2.0226 where 2 is stated was found for
+    10**6 coordinates in 100 columns; `tests/privacy/test_integer.py::test_float_sums_move_more`).
+    """
+
+    bound: CoordinateBound
+    steps: int  # in `bound.limit`
+    cells: int  # of a message
+    dim: int | None = None  # coordinates of a vector, where they are encoded; else as many as cells
+    load: int = 1  # coordinates of a cell, at most: a matter of accuracy, not of privacy
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "cells", "load"):
+            check_whole(name, getattr(self, name), least=1)
+        most = 2**53 // (self.dim or 1)  # or sums in float64 were not exact
+        check(self.steps <= most, "steps", f"be <= {most} for dim={self.dim}", self.steps)
+
+    @property
+    def granularity(self) -> float:
+        """The step: a whole number `x` stands for `x * granularity`."""
+        return self.bound.limit / self.steps
+
+    @property
+    def longest(self) -> float:
+        """The largest Euclidean norm of a message, in steps."""
+        if self.dim is None:
+            return self.steps * math.sqrt(self.cells)
+        # In a table, all coordinates may be in one cell of a row.
+        return self.steps * self.dim * math.sqrt(self.bound.rows)
+
+    @property
+    def peak(self) -> int:
+        """The largest size of a cell, in steps."""
+        return self.steps * self.load
+
+    def sensitivity(self, order: Literal[1, 2], relation: Relation) -> float:
+        """The largest change of a message by one coordinate, in steps."""
+        return replace(self.bound, limit=float(self.steps)).sensitivity(order, relation)
+
+    def apply(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
+        """Whole numbers (int64) without noise: `(..., dim)` in, `(..., dim)` or tables out."""
+        clipped = clip_coordinates(vectors, self.bound.limit).detach()
+        # A quotient of size 1 at most, in floating point too, so that none exceeds `steps`.
+        exact = (clipped.to("cpu", torch.float64) / self.bound.limit).clamp(-1, 1) * self.steps
+        rounded = stochastic_round(exact, noise).to(vectors.device)
+        if encode is None:
+            return rounded
+        return encode(rounded.double()).to(torch.int64)

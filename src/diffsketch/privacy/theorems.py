@@ -82,15 +82,8 @@ def theorem1(dim: int, rows: int, cols: int, *, alpha: float, sigma: float) -> P
 def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: Tensor) -> Tensor:
     """The claims of `theorem1` for many workers at once, as plain numbers (float64).
 
-    They are claims and no guarantees, for one coordinate and one round. Infinite where there is
-    no claim.
-
-    Args:
-        dim: Length of the vectors, appended noise included.
-        rows: Rows of the table.
-        cols: Columns of the table.
-        alpha: One bound for each worker, as `estimate_alpha` gives for a batch.
-        sigma: One standard deviation for each worker.
+    `alpha` and `sigma` have one number for each worker. They are claims and no guarantees, for one
+    coordinate and one round. Infinite where there is no claim.
     """
     _check_sizes(dim, rows, cols)
     # In NumPy: for the few numbers of a round, torch takes three times as long.
@@ -113,7 +106,8 @@ def padding_for(
     """The least length of appended noise with which the claimed epsilon is at most the target.
 
     As a function of the length, x first rises and then falls, so once a length is too short, there
-    is one place from which on all are long enough; bisection finds it.
+    is one place from which on all are long enough; bisection finds it. The result may be why there
+    is no length that a sketch could take.
 
     Args:
         target_claimed: The epsilon that Theorem 1 shall claim for one round. Not a guarantee.
@@ -122,9 +116,6 @@ def padding_for(
         cols: Columns of the table.
         alpha: Bound on the coordinates.
         sigma: Standard deviation of the coordinates and of the noise.
-
-    Returns:
-        The length, or why there is none that a sketch could take.
 
     >>> padding_for(1.0, 7850, 7, 22, alpha=1.645, sigma=1.0)
     244566
@@ -154,35 +145,21 @@ def padding_for(
 
 
 def estimate_alpha(vectors: Tensor) -> Tensor:
-    """The paper's alpha: the 90th percentile of the coordinates' sizes, for each vector.
+    """The paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
 
-    Depends on private data, which is one of the reasons why Theorem 1 proves nothing.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-
-    Returns:
-        One float64 number per vector, interpolated as `numpy.quantile` does.
+    In float64, interpolated as `numpy.quantile` does. It depends on private data, which is one of
+    the reasons why Theorem 1 proves nothing.
     """
     return _alpha_and_sigma(_checked(vectors))[0]
 
 
 def estimate_sigma(vectors: Tensor) -> Tensor:
-    """The standard deviation of the coordinates of each vector, in float64.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-    """
+    """The standard deviation, in float64, of the coordinates of each `(..., dim)` vector."""
     return _sigma(_checked(vectors))
 
 
 def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
-    """`estimate_alpha` and `estimate_sigma`, in one go over the vectors.
-
-    Args:
-        vectors: `(dim,)`, or a batch `(..., dim)`.
-        validate: Look for what is not finite, unless that was done.
-    """
+    """`estimate_alpha` and `estimate_sigma`, in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
     alpha, sigma = _alpha_and_sigma(values)
     return alpha, _sigma(values) if sigma is None else sigma
@@ -241,8 +218,7 @@ def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | 
     return None
 
 
-def _loss(dim: int, cols: int, ratio: float) -> float:
-    """The `x` of Theorem 1."""
+def _loss(dim: int, cols: int, ratio: float) -> float:  # the `x` of Theorem 1
     return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
 
 
@@ -258,9 +234,8 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     For any vector and any coordinate of it, the median of the rows is off by at most
     `error * ||vector||` with probability at least `1 - failure` over the hashes. A row misses with
     probability at most `p = 1 / (error^2 * cols)` (Chebyshev), the median only if half of the rows
-    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open
-    (`cols = O(e / error^2)`, `rows = O(ln(1 / failure))`). It is per coordinate: for all `dim` of
-    them at once, ask for `failure / dim`.
+    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open.
+    For all `dim` coordinates at once, ask for `failure / dim`.
 
     Guarantees: no vector breaks it, and with one row some reach it
     (`tests/privacy/test_theorems.py`).
@@ -305,18 +280,12 @@ class ConvexProblem:
     * Every round has hashes of its own, independent of all that happened before.
     * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
       make the two bounds below true.
-
-    Args:
-        dim: Number of parameters.
-        gradient_norm: G, with `E||gradient||^2 <= G^2` for every worker and round.
-        distance: D, with `E||x_i - optimum||^2 <= D^2` for every round.
-        step: c, the size of the first step.
     """
 
     dim: int
-    gradient_norm: float
-    distance: float
-    step: float
+    gradient_norm: float  # G, with E||gradient||^2 <= G^2 for every worker and round
+    distance: float  # D, with E||x_i - optimum||^2 <= D^2 for every round
+    step: float  # c, the size of the first step
 
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
@@ -336,15 +305,11 @@ def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
     Lemma 1 (which is for one coordinate in one round, while the proof uses it for all at once).
     So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
     for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
-
-    Args:
-        problem: The theorem's assumptions.
-        rounds: Number of points averaged, the first being the start.
-        error: Lemma 1's relative error of a coordinate.
     """
     check_whole("rounds", rounds, least=1)
     check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
-    start, noise = _terms(problem, problem.dim * error**2)
+    start = problem.distance**2 / (2 * problem.step)
+    noise = problem.step * (1 + problem.dim * error**2) * problem.gradient_norm**2
     return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
 
 
@@ -354,18 +319,11 @@ def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> flo
         (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
 
     From `2 sum_j (F(x_j) - F*) <= D^2 / step_i + sum_j step_j (1 + variance) G^2`, where the
-    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`.
-
-    Args:
-        problem: The theorem's assumptions.
-        rounds: Number of points averaged, the first being the start.
-        variance: `query_variance` of the sketch, or 0 without one.
+    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. `variance` is the
+    `query_variance` of the sketch, or 0 without one.
     """
     check_whole("rounds", rounds, least=1)
     check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
-    return sum(_terms(problem, variance)) / math.sqrt(rounds)
-
-
-def _terms(problem: ConvexProblem, variance: float) -> tuple[float, float]:
     start = problem.distance**2 / (2 * problem.step)
-    return start, problem.step * (1 + variance) * problem.gradient_norm**2
+    noise = problem.step * (1 + variance) * problem.gradient_norm**2
+    return (start + noise) / math.sqrt(rounds)

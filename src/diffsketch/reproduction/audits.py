@@ -42,7 +42,7 @@ from diffsketch.methods.paper import (
     add_laplace,
 )
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.noise import Noise

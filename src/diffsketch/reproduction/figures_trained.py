@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.pages.exhibits import Axis, Exhibit, Mark, Plot, Series
-from diffsketch.privacy.accounting.composition import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.experiments import Experiment, Results, Variant
 from diffsketch.reproduction.figures import (

@@ -17,7 +17,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.accounting.composition import epsilon_for
+from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,

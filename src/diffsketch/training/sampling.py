@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import DataError, check, check_whole
-from diffsketch.privacy.accounting.sampler import PoissonSampler
+from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
 from diffsketch.training.rounds import round_words

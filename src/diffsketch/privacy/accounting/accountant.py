@@ -1,7 +1,8 @@
 """Accountants: privacy spent over rounds, and a hard stop at a budget.
 
 Only proven claims can be spent: they are about events, and events compose. All rounds of one
-accountant are about the same unit, relation and trust.
+accountant are about the same unit, relation and trust. `calibrate` finds the noise that a budget
+needs, and a `PoissonSampler` draws those who take part in a round.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import torch
+from torch import Tensor
 
 from diffsketch.errors import (
     ArgumentError,
@@ -20,15 +25,27 @@ from diffsketch.errors import (
     check,
     check_positive,
     check_type,
+    check_whole,
 )
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.composition import epsilon_for, no_better
-from diffsketch.privacy.claim import Basis, Epsilon, ProvenClaim, Scope, SimulatedClaim
+from diffsketch.privacy.accounting.events import epsilon_for, no_better
+from diffsketch.privacy.claim import (
+    Basis,
+    Epsilon,
+    ProvenClaim,
+    Scope,
+    SimulatedClaim,
+    Unit,
+    check_samplable,
+)
+from diffsketch.privacy.noise import Noise
 
 _Key: TypeAlias = tuple[tuple[events.Leaf, int], ...]  # an event's leaves
 _Rounds: TypeAlias = tuple[events.Event, int]
 _MOST_ROUNDS = 10**6
 _ALIKE = 1.02  # ratio of the noise of events that may share a reserve
+_TIGHT = 1e-4  # of a calibration, where each look takes a Fourier transform
+_EXACT = 1e-10  # where there is a closed form
 
 
 class Lookahead:
@@ -36,11 +53,9 @@ class Lookahead:
 
     What was spent and what is reserved, composed, are within the budget: so is all that is taken
     from the reserve. All kinds of rounds are reserved at once, in proportion to what was spent of
-    them: rounds that go on as before are composed when their number has doubled, however many
-    kinds there are. When that is too much it is a smaller share of them; when no more can be
-    reserved, the very rounds that are asked for decide. Events that are nearly alike share what is
-    reserved for a slightly less private one, so that rounds that all differ a little are not
-    composed one by one either.
+    them, so they are composed only when their number has doubled; when that is too much it is a
+    smaller share, and in the end the very rounds that are asked for. Events that are nearly alike
+    share what is reserved for a slightly less private one.
     """
 
     def __init__(self, epsilon: float, delta: float) -> None:
@@ -52,19 +67,23 @@ class Lookahead:
     def admits(
         self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[_Rounds]]
     ) -> bool:
-        """Whether the rounds fit; if so they count as spent from now on.
-
-        Args:
-            event: Event of one of them.
-            rounds: Their number.
-            spent: Gives the events so far and their rounds; called only if need be.
-        """
+        """Whether the rounds fit; if so they count as spent from now on."""
         if self.takes(event, rounds):
             return True
-        total = _counted([*spent(), (event, rounds)])
+        total = _counted([*spent(), (event, rounds)])  # asked for only now, if need be
         self._reserve.clear()
-        groups = self._groups(total, tuple(events.leaves(event)))
-        while reserve := {key: n for key in groups if (n := int(self._share * groups[key]))}:
+        alike: dict[_Key, list[_Key]] = {}
+        for key in total:
+            alike.setdefault(self._alike_to(key), []).append(key)
+        asked = self._alike_to(tuple(events.leaves(event)))
+        numbers: dict[_Key, float] = {}
+        for group, keys in alike.items():
+            # What is asked for counts as if there had been as many as of others: it may be what
+            # is to come.
+            least = total.total() / len(alike) if group == asked else 0
+            most = max(least, sum(total[key] for key in keys))
+            numbers[keys[0] if len(keys) == 1 else group] = most
+        while reserve := {key: n for key in numbers if (n := int(self._share * numbers[key]))}:
             if self._total(total + Counter(reserve)) <= self._epsilon:
                 self._reserve.update(reserve)
                 self._share = min(1.0, 2 * self._share)
@@ -83,38 +102,48 @@ class Lookahead:
         return False
 
     def most(self, event: events.Event, *, spent: Iterable[_Rounds]) -> int:
-        """Number of such rounds that fit, up to a million."""
-        known, key = _counted(spent), tuple(events.leaves(event))
-        return _last_within(lambda n: self._total(known + Counter({key: n})), self._epsilon)
+        """Number of such rounds that fit, up to a million.
+
+        Totals are nearly powers of the number of rounds, which makes a good guess; every other
+        step halves the range in any case.
+        """
+        known, key, limit = _counted(spent), tuple(events.leaves(event)), self._epsilon
+
+        def total(rounds: int) -> float:
+            return self._total(known + Counter({key: rounds}))
+
+        least, most, low, high = 0, 1, 0.0, total(1)
+        while high <= limit:
+            if most == _MOST_ROUNDS:
+                return most
+            least, low = most, high
+            most = min(8 * most, _MOST_ROUNDS)
+            high = total(most)
+        halve = False
+        while most - least > 1:
+            guess = (least + most) // 2
+            if not halve and 0 < low < high < math.inf:
+                share = math.log(limit / low) / math.log(high / low)
+                guess = round(least * (most / least) ** share)
+            guess = min(max(guess, least + 1), most - 1)
+            value = total(guess)
+            halve = not halve
+            if value <= limit:
+                least, low = guess, value
+            else:
+                most, high = guess, value
+        return least
 
     def copy(self) -> Lookahead:
         """Another one in the same state."""
-        other = Lookahead(self._epsilon, self._delta)
-        other._reserve, other._share = self._reserve.copy(), self._share
-        other._alike = self._alike  # the same for all
+        other = copy(self)
+        other._reserve = self._reserve.copy()
         return other
 
     def _alike_to(self, key: _Key) -> _Key:
-        """The key of a slightly less private event, which others have as well."""
         if key not in self._alike:
             self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
         return self._alike[key]
-
-    def _groups(self, total: Counter[_Key], asked: _Key) -> dict[_Key, float]:
-        """Rounds that are alike, taken together.
-
-        What is asked for counts as if there had been as many as of others: it may be what is to
-        come.
-        """
-        groups: dict[_Key, list[_Key]] = {}
-        for key in total:
-            groups.setdefault(self._alike_to(key), []).append(key)
-        found: dict[_Key, float] = {}
-        for alike, keys in groups.items():
-            least = total.total() / len(groups) if alike == self._alike_to(asked) else 0
-            rounds = max(least, sum(total[key] for key in keys))
-            found[keys[0] if len(keys) == 1 else alike] = rounds
-        return found
 
     def _total(self, rounds: Counter[_Key]) -> float:
         parts = [(leaf, count * n) for key, n in rounds.items() for leaf, count in key]
@@ -130,35 +159,6 @@ def _counted(rounds: Iterable[_Rounds]) -> Counter[_Key]:
     for event, count in rounds:
         total[tuple(events.leaves(event))] += count
     return total
-
-
-def _last_within(total: Callable[[int], float], limit: float) -> int:
-    """The largest number of rounds, up to a million, whose total is within the limit.
-
-    Totals are nearly powers of the number of rounds, which makes a good guess; every other step
-    halves the range in any case.
-    """
-    least, most, low, high = 0, 1, 0.0, total(1)
-    while high <= limit:
-        if most == _MOST_ROUNDS:
-            return most
-        least, low = most, high
-        most = min(8 * most, _MOST_ROUNDS)
-        high = total(most)
-    halve = False
-    while most - least > 1:
-        guess = (least + most) // 2
-        if not halve and 0 < low < high < math.inf:
-            share = math.log(limit / low) / math.log(high / low)
-            guess = round(least * (most / least) ** share)
-        guess = min(max(guess, least + 1), most - 1)
-        value = total(guess)
-        halve = not halve
-        if value <= limit:
-            least, low = guess, value
-        else:
-            most, high = guess, value
-    return least
 
 
 class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
@@ -309,16 +309,15 @@ class Accountant:
 
     def copy(self) -> Accountant:
         """Another one in the same state."""
-        other = Accountant(self._scope, self._budget)
-        other._spent, other._watched = dict(self._spent), self._watched
+        other = copy(self)
+        other._spent = dict(self._spent)
         other._lookahead = self._lookahead and self._lookahead.copy()
         return other
 
     def follow(self, earlier: Accountant) -> None:
-        """Take over what another one has reserved, if what was spent since is covered by that.
+        """Take over what an earlier one has reserved, if what was spent since is covered by that.
 
-        Args:
-            earlier: Accountant with the same budget, none of whose rounds is missing here.
+        It has the same budget, and none of its rounds is missing here.
         """
         ahead, known = earlier._lookahead and earlier._lookahead.copy(), earlier.kinds
         more = ((item, item.rounds - known.get(kind, 0)) for kind, item in self._spent.items())
@@ -344,3 +343,153 @@ class Accountant:
 
     def _events(self) -> list[_Rounds]:
         return [(item.claim.event, item.rounds) for item in self._spent.values()]
+
+
+def calibrate(
+    event_of: Callable[[float], events.Event],
+    budget: Budget,
+    *,
+    rounds: int = 1,
+    least: float = 1e-6,
+    most: float = 1e12,
+    tolerance: float = _TIGHT,
+) -> float:
+    """The smallest number for which so many rounds of `event_of(number)` stay within the budget.
+
+    Guarantees: the result meets the budget, by the same arithmetic that accountants use; a number
+    smaller by more than the tolerance does not (`tests/privacy/test_accounting.py`).
+
+    Args:
+        event_of: One round's event; the larger its number, the more private it has to be.
+        budget: The most for all rounds together.
+        rounds: Number of rounds.
+        least: Where to look from; this comes back if it is enough already.
+        most: Where to look to.
+        tolerance: Relative excess that the result may have.
+
+    Raises:
+        ArgumentError: Not even `most` is enough.
+
+    >>> budget = Budget(epsilon=1.0, delta=1e-5)
+    >>> round(calibrate(events.gaussian, budget), 3)
+    3.731
+    """
+    check(0 < least < most < math.inf, "least", f"be in (0, {most:g})", least)
+    check(1e-12 <= tolerance < 1, "tolerance", "be in [1e-12, 1)", tolerance)
+    check_whole("rounds", rounds, least=1)
+    # Whoever spends the rounds one by one adds in another order: rounding must not refuse the last.
+    limit = budget.epsilon * (1 - 1e-12)
+
+    def total(number: float) -> float:
+        return epsilon_for(events.repeated(event_of(number), rounds), budget.delta)
+
+    if total(least) <= limit:
+        return least
+    high = min(max(1.0, least), most)
+    if total(high) <= limit:
+        while total(high / 4) <= limit:
+            high /= 4
+    else:
+        while high < most:
+            high = min(4 * high, most)
+            if total(high) <= limit:
+                break
+        else:
+            raise ArgumentError(f"no number up to {most:g} keeps epsilon within {limit:g}")
+    low = max(high / 4, least)
+    while high > low * (1 + tolerance):
+        middle = math.sqrt(low * high)
+        if total(middle) <= limit:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def gaussian_multiplier(*, epsilon: float, delta: float, rounds: int, rate: float = 1.0) -> float:
+    """The noise multiplier of Gaussian noise for a target over all rounds.
+
+    Args:
+        epsilon: The target.
+        delta: Its probability of failure, > 0.
+        rounds: Number of rounds.
+        rate: Probability with which a unit is in a round, if `PoissonSampler` draws it.
+
+    >>> round(gaussian_multiplier(epsilon=1.0, delta=1e-5, rounds=100), 2)
+    37.31
+    """
+    check(0 < delta < 1, "delta", "be in (0, 1)", delta)
+    return calibrate(
+        lambda z: events.poisson_sampled(rate, events.gaussian(z)),
+        Budget(epsilon, delta),
+        rounds=rounds,
+        tolerance=_EXACT if rate == 1 else _TIGHT,
+    )
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    """Each member takes part with the same probability, independently of all others.
+
+    The number of members who do varies, and may be 0: the round is released all the same, with
+    the same noise, and a mean is the sum over `expected`, not over the number drawn. Who was drawn
+    stays secret. A fixed number of members, or a shuffled list, is not this.
+
+    Guarantees: the members drawn are independent, with probability `rate`; a claim is amplified
+    only where that is proven: for central trust, not for replacement, not for another unit than
+    the one that is drawn (`tests/privacy/test_accounting.py`).
+
+    Args:
+        members: Number of members to draw from.
+        rate: The probability of each.
+        unit: Kind of the members: clients, or examples.
+
+    >>> from diffsketch.privacy.claim import Relation, Scope, Trust
+    >>> scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
+    >>> claim = ProvenClaim(scope, events.gaussian(1.0), "Gaussian noise")
+    >>> sampler = PoissonSampler(members=10_000, rate=0.01)
+    >>> for part in (claim, sampler.amplified(claim)):
+    ...     print(round(float(part.epsilon(delta=1e-5, rounds=100)), 2))
+    91.82
+    0.72
+    """
+
+    members: int
+    rate: float
+    unit: Unit = Unit.CLIENT
+
+    def __post_init__(self) -> None:
+        check_whole("members", self.members, least=1)
+        check(0 < self.rate <= 1, "rate", "be in (0, 1]", self.rate)
+        check(self.unit in (Unit.CLIENT, Unit.EXAMPLE), "unit", "be client or example", self.unit)
+        object.__setattr__(self, "unit", Unit(self.unit))
+
+    @property
+    def expected(self) -> float:
+        """The mean number of members who take part."""
+        return self.members * self.rate
+
+    def draw(self, noise: Noise) -> Tensor:
+        """The members of one round, in ascending order (int64). Draw anew for each round."""
+        odds = torch.full((self.members,), self.rate, dtype=torch.float64)
+        return noise.bernoulli(odds).nonzero().squeeze(1)
+
+    def amplified(self, claim: ProvenClaim) -> ProvenClaim:
+        """The claim of a round on such a sample, if it does what `claim` says.
+
+        Raises:
+            ArgumentError: Sampling gains nothing that is proven: the claim is not proven itself,
+                is not for central trust (a message shows who sends it, and a secure sum lacks the
+                noise of those who are not drawn) or is for replacement, or its noise is not
+                Gaussian or Laplace on one number.
+            MismatchError: The claim is about another unit. To draw clients does not hide an
+                example among those that its client holds.
+        """
+        check_type("claim", claim, ProvenClaim)
+        scope = claim.scope
+        check_samplable(scope)
+        if scope.unit is not self.unit:
+            raise MismatchError(f"a sample of {self.unit}s is no sample of {scope.unit}s")
+        event = events.poisson_sampled(self.rate, claim.event)
+        text = f"{claim.mechanism}, on a secret sample that each {self.unit} joins with "
+        return replace(claim, event=event, mechanism=text + f"probability {self.rate:.4g},")

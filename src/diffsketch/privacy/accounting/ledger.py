@@ -2,10 +2,9 @@
 
 A round is charged first: only once the file is safely on the disk may its noise be released. A
 crash in between wastes the round's budget; it never hides a round. The file is JSON with a
-checksum. Whatever is not as expected in it is an error, never repaired.
-
-The file has a line for each kind of claim, with the number of its rounds: composition knows no
-order. So it does not grow with the rounds, nor does what a charge takes (`benchmarks/accounts.py`).
+checksum, and a line for each kind of claim with the number of its rounds, so that neither it nor
+the time of a charge grows with the rounds (`benchmarks/accounts.py`). Whatever is not as expected
+in it is an error, never repaired.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,8 +80,7 @@ class Ledger:
         Raises:
             DataError: There is such a file (it may hold rounds), or it cannot be written.
         """
-        path = Path(path).resolve()
-        accountant = Accountant(scope, budget)
+        path, accountant = Path(path).resolve(), Accountant(scope, budget)
         content = _encode(accountant)
         ledger = cls(path, accountant, content, wait)
         with ledger._locked():
@@ -211,11 +210,8 @@ def _read(path: Path) -> bytes:
 
 
 def _encode(accountant: Accountant) -> bytes:
-    scope, budget = accountant.scope, accountant.budget
-    parts = {
-        "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta},
-        "scope": {"unit": scope.unit, "relation": scope.relation, "trust": scope.trust},
-    }
+    budget = accountant.budget and asdict(accountant.budget)
+    parts = {"budget": budget, "scope": asdict(accountant.scope)}
     # Put together from the texts of the kinds, which are known: the checksum is that of the same
     # text without line ends.
     start = f'{_text(parts)[:-1]},"spent":['
@@ -227,10 +223,25 @@ def _encode(accountant: Accountant) -> bytes:
 
 
 def _decode(content: bytes, path: Path, scope: Scope) -> Accountant:
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not a number that a ledger holds")
+
     try:
-        data = json.loads(content, parse_constant=_no_number)
-        _check_head(data)
-        accountant = _rebuild(data["ledger"])
+        data = json.loads(content, parse_constant=refuse)
+        for name, value in (("format", _FORMAT), ("version", _VERSION)):
+            if type(data[name]) is not type(value) or data[name] != value:
+                raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
+        if set(data) != {"format", "version", "checksum", "ledger"}:
+            raise ValueError(f"unexpected fields among {sorted(data)}")
+        body = data["ledger"]
+        if data["checksum"] != _digest(_text(body)):
+            raise ValueError("its checksum does not fit its content")
+        budget = None if body["budget"] is None else Budget(**body["budget"])
+        own, spent = Scope(**body["scope"]), []
+        for item in body["spent"]:
+            claim = ProvenClaim(own, events.from_json(item["event"]), item["mechanism"])
+            spent.append(Spending(claim, item["rounds"]))
+        accountant = Accountant.restored(own, budget, spent)
     except (ArgumentError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is not a whole ledger of version {_VERSION} ({error}); it is left as it is"
@@ -240,35 +251,9 @@ def _decode(content: bytes, path: Path, scope: Scope) -> Accountant:
     return accountant
 
 
-def _check_head(data: Mapping[str, Any]) -> None:
-    for name, value in (("format", _FORMAT), ("version", _VERSION)):
-        if type(data[name]) is not type(value) or data[name] != value:
-            raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
-    if set(data) != {"format", "version", "checksum", "ledger"}:
-        raise ValueError(f"unexpected fields among {sorted(data)}")
-    if data["checksum"] != _digest(_text(data["ledger"])):
-        raise ValueError("its checksum does not fit its content")
-
-
-def _rebuild(body: Mapping[str, Any]) -> Accountant:
-    budget = None if body["budget"] is None else Budget(**body["budget"])
-    scope = Scope(**body["scope"])
-    spent = [
-        Spending(
-            ProvenClaim(scope, events.from_json(item["event"]), item["mechanism"]), item["rounds"]
-        )
-        for item in body["spent"]
-    ]
-    return Accountant.restored(scope, budget, spent)
-
-
 def _text(data: Mapping[str, Any]) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number that a ledger holds")

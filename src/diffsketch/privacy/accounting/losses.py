@@ -3,7 +3,7 @@
 *Privacy loss distributions* are the tight way. dp-accounting puts the losses on a grid and rounds
 them so that any grid, coarse or fine, gives an upper bound; a step in proportion to the losses'
 spread makes it tight. Fourier transforms then compose them, and their rounding error is *not* on
-the safe side: below some 1e-11 it would make epsilon too small by several per cent. `_distrust`
+the safe side: below some 1e-11 it would make epsilon too small by several per cent. `distrust`
 bounds it, and it is taken off delta.
 
 *Rényi divergences* are for deltas too small for that arithmetic. Every order `a` gives a bound;
@@ -122,20 +122,18 @@ def loss_distribution(parts: _Parts, step: float) -> Any:
         # Composed before they are repeated, since repeating is the dearer of the two.
         once = pld.identity(value_discretization_interval=step)
         for leaf in kinds:
-            once = once.compose(_loss_of(leaf, step))
+            inner, rate = (leaf.event, leaf.rate) if isinstance(leaf, PoissonEvent) else (leaf, 1.0)
+            if isinstance(inner, ApproximateEvent):
+                loss = _randomised_response(inner.epsilon, step)
+            elif isinstance(inner, GaussianEvent):
+                loss = _sampled_gaussian(inner.noise_multiplier, rate, step)
+            else:
+                loss = pld.from_laplace_mechanism(
+                    inner.noise_multiplier, value_discretization_interval=step, sampling_prob=rate
+                )
+            once = once.compose(loss)
         total = total.compose(once.self_compose(count))
     return total
-
-
-def _loss_of(leaf: Leaf, step: float) -> Any:
-    if isinstance(leaf, ApproximateEvent):
-        return _randomised_response(leaf.epsilon, step)
-    inner, rate = (leaf.event, leaf.rate) if isinstance(leaf, PoissonEvent) else (leaf, 1.0)
-    if isinstance(inner, GaussianEvent):
-        return _sampled_gaussian(inner.noise_multiplier, rate, step)
-    return pld.from_laplace_mechanism(
-        inner.noise_multiplier, value_discretization_interval=step, sampling_prob=rate
-    )
 
 
 def _sampled_gaussian(noise_multiplier: float, rate: float, step: float) -> Any:
@@ -152,30 +150,23 @@ def _sampled_gaussian(noise_multiplier: float, rate: float, step: float) -> Any:
         low = math.floor(bounds.epsilon_lower / step)
         high = math.ceil(bounds.epsilon_upper / step)
         losses = np.arange(low, high + 1) * step
-        curve = _delta_removed if adjacency is AdjacencyType.REMOVE else _delta_added
-        deltas = np.clip(curve(losses, 1 / noise_multiplier, rate), 0.0, 1.0)
+        mu = 1 / noise_multiplier
+        # The mixture of N(mu, 1), with probability `rate`, and N(0, 1) against N(0, 1), or the
+        # other way round; the rest of `deltas` is where the mixture is the larger everywhere.
+        if rate == 1:
+            deltas = _delta(losses, mu)
+        elif adjacency is AdjacencyType.REMOVE:
+            deltas = -np.expm1(losses)
+            partly = losses > math.log1p(-rate)
+            deltas[partly] = rate * _delta(np.log1p(np.expm1(losses[partly]) / rate), mu)
+        else:
+            weights = -np.expm1(losses + math.log1p(-rate))
+            deltas, partly = np.zeros_like(losses), weights > 0
+            inner = losses[partly] + math.log(rate) - np.log(weights[partly])
+            deltas[partly] = weights[partly] * _delta(inner, mu)
+        deltas = np.clip(deltas, 0.0, 1.0)
         pmfs.append(pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas))
     return pld.PrivacyLossDistribution(*pmfs)
-
-
-def _delta_removed(losses: _Array, mu: float, rate: float) -> _Array:
-    """Delta of the mixture of N(mu, 1), with probability `rate`, and N(0, 1), against N(0, 1)."""
-    if rate == 1:
-        return _delta(losses, mu)
-    deltas = -np.expm1(losses)  # where the mixture is the larger one everywhere
-    partly = losses > math.log1p(-rate)
-    deltas[partly] = rate * _delta(np.log1p(np.expm1(losses[partly]) / rate), mu)
-    return deltas
-
-
-def _delta_added(losses: _Array, mu: float, rate: float) -> _Array:
-    """Delta of N(0, 1) against that mixture."""
-    weights = -np.expm1(losses + math.log1p(-rate))
-    deltas = np.zeros_like(losses)  # where the mixture is the larger one everywhere
-    partly = weights > 0
-    inner = losses[partly] + math.log(rate) - np.log(weights[partly])
-    deltas[partly] = weights[partly] * _delta(inner, mu)
-    return deltas
 
 
 def _delta(losses: _Array, mu: float) -> _Array:
@@ -272,31 +263,22 @@ def _curve(leaf: Leaf, orders: _Array) -> _Array:
     if isinstance(leaf, GaussianEvent):
         return orders * _slope(leaf)
     if isinstance(leaf, PoissonEvent) and isinstance(leaf.event, GaussianEvent):
-        return _sampled_curve(leaf, orders)
+        # A finite sum at whole orders; between them the moments' logarithm is convex.
+        with np.errstate(all="ignore"):  # what overflows becomes infinite or NaN: no bound
+            whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(as_dp_event(leaf)).rdp
+            moments = (_WHOLE_ORDERS - 1) * np.maximum(whole, 0) + _SLACK
+            known = np.isfinite(moments)
+            orders_known = np.append(1.0, _WHOLE_ORDERS[known])
+            chord = np.interp(orders, orders_known, np.append(_SLACK, moments[known]), right=np.inf)
+        return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(leaf.event)))
+    # Randomised response is the worst of all that has this pure epsilon.
     bound = pure_bound(leaf)
+    pure = np.minimum(bound, orders * bound * bound / 2)
+    if bound >= 1e-3:  # below, the exact one is the same, and would be lost in rounding
+        with np.errstate(under="ignore"):
+            tail = np.log1p(np.exp((1 - 2 * orders) * bound)) - np.log1p(np.exp(-bound))
+        pure = np.minimum(pure, bound + tail / (orders - 1) + _SLACK / (orders - 1))
     if isinstance(leaf, LaplaceEvent):
         curve: _Array = RdpAccountant(orders).compose(as_dp_event(leaf)).rdp
-        return np.minimum(curve + _SLACK / (orders - 1), _pure_curve(bound, orders))
-    return _pure_curve(bound, orders)
-
-
-def _sampled_curve(leaf: PoissonEvent, orders: _Array) -> _Array:
-    """At whole orders, where it is a finite sum; between them the moments' logarithm is convex."""
-    with np.errstate(all="ignore"):  # what overflows becomes infinite or NaN: no bound
-        whole: _Array = RdpAccountant(_WHOLE_ORDERS).compose(as_dp_event(leaf)).rdp
-        moments = (_WHOLE_ORDERS - 1) * np.maximum(whole, 0) + _SLACK
-        known = np.isfinite(moments)
-        orders_known = np.append(1.0, _WHOLE_ORDERS[known])
-        chord = np.interp(orders, orders_known, np.append(_SLACK, moments[known]), right=np.inf)
-    return np.asarray(np.minimum(chord / (orders - 1), orders * _slope(leaf.event)))
-
-
-def _pure_curve(bound: float, orders: _Array) -> _Array:
-    """Divergences of randomised response, the worst of all that has this pure epsilon."""
-    quadratic = np.minimum(bound, orders * bound * bound / 2)
-    if bound < 1e-3:  # there the exact one is the same, and would be lost in rounding
-        return np.asarray(quadratic)
-    with np.errstate(under="ignore"):
-        tail = np.log1p(np.exp((1 - 2 * orders) * bound)) - np.log1p(np.exp(-bound))
-    exact = bound + tail / (orders - 1) + _SLACK / (orders - 1)
-    return np.asarray(np.minimum(quadratic, exact))
+        pure = np.minimum(curve + _SLACK / (orders - 1), pure)
+    return np.asarray(pure)

@@ -4,17 +4,15 @@
 guarantees.
 """
 
-from diffsketch.privacy.clipping import CoordinateBound, NormBound
+from diffsketch.privacy.clipping import CoordinateBound, NormBound, Quantizer
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
-from diffsketch.privacy.mechanisms.cpsgd import BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
+from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism, PrivUnitG, ProjUnit
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
-from diffsketch.privacy.mechanisms.privunit import PrivUnitG, ProjUnit
-from diffsketch.privacy.mechanisms.rounding import Quantizer
 
 __all__ = [
     "BinomialMechanism",

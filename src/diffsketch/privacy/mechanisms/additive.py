@@ -22,9 +22,8 @@ class AdditiveMechanism(ABC):
     """Real noise whose scale is `noise_multiplier` times the sensitivity. Subclasses say which.
 
     For `local` trust each worker adds it to its own message, with `release`; for `central` trust a
-    server that all trust adds it once, to the sum, with `release_sum`. Not for `distributed`
-    trust: shares of real noise do not add up to a guarantee about rounded messages (the mechanisms
-    on whole numbers do).
+    server adds it once, to the sum, with `release_sum`. Not for `distributed` trust: shares of real
+    noise do not add up to a guarantee about rounded messages.
     """
 
     bound: Bound
@@ -32,8 +31,7 @@ class AdditiveMechanism(ABC):
     relation: Relation = Relation.REPLACE
     trust: Trust = Trust.LOCAL
 
-    order: ClassVar[Literal[1, 2]]
-    """Order of the norm in which the sensitivity counts."""
+    order: ClassVar[Literal[1, 2]]  # of the norm in which the sensitivity counts
 
     def __post_init__(self) -> None:
         check(isinstance(self.bound, Bound), "bound", "be a bound", self.bound)
@@ -55,8 +53,9 @@ class AdditiveMechanism(ABC):
 
         For releases there is noise on whole numbers: `DiscreteGaussianMechanism` and its kin.
         """
+        event, name = self._event()
         scope = Scope(self.bound.unit, self.relation, self.trust)
-        return SimulatedClaim(scope, self._event(), f"{self._name} on what is sent")
+        return SimulatedClaim(scope, event, f"{name} on what is sent")
 
     def release(
         self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None, batch: bool = False
@@ -83,10 +82,7 @@ class AdditiveMechanism(ABC):
         """The sum of `(units, dim)` vectors, each bounded and encoded, with noise added once.
 
         For a server that is trusted with the vectors of all clients, or a client with its own
-        examples.
-
-        Raises:
-            ArgumentError: The claim is about single messages of clients, which nothing would hide.
+        examples: refused where the claim is about single messages, which nothing would hide.
         """
         check_type("noise", noise, Noise)
         check(vectors.dim() == 2, "vectors", "be a batch (units, dim)", tuple(vectors.shape))
@@ -95,14 +91,9 @@ class AdditiveMechanism(ABC):
         total = self.bound.apply(vectors, encode).sum(dim=0)
         return total + self._draw(total, noise).to(total.device)
 
-    @property
     @abstractmethod
-    def _name(self) -> str:
-        """Name of the noise, with its size."""
-
-    @abstractmethod
-    def _event(self) -> Event:
-        """The event of one release."""
+    def _event(self) -> tuple[Event, str]:
+        """The event of one release, and the name of the noise, with its size."""
 
     @abstractmethod
     def _draw(self, values: Tensor, noise: Noise) -> Tensor:
@@ -145,12 +136,9 @@ class GaussianMechanism(AdditiveMechanism):
         """Standard deviation of the noise in a cell."""
         return self._scale
 
-    @property
-    def _name(self) -> str:
-        return f"Gaussian noise of standard deviation {self.std:.4g}"
-
-    def _event(self) -> Event:
-        return events.gaussian(self.noise_multiplier)
+    def _event(self) -> tuple[Event, str]:
+        name = f"Gaussian noise of standard deviation {self.std:.4g}"
+        return events.gaussian(self.noise_multiplier), name
 
     def _draw(self, values: Tensor, noise: Noise) -> Tensor:
         return noise.normal(tuple(values.shape), self.std, dtype=values.dtype)
@@ -211,15 +199,10 @@ class LaplaceMechanism(AdditiveMechanism):
         """Scale of the noise in a cell; its standard deviation is sqrt(2) times that."""
         return self._scale
 
-    @property
-    def _name(self) -> str:
-        return f"Laplace noise of scale {self.scale:.4g}"
-
-    def _event(self) -> Event:
-        if isinstance(self.bound, CoordinateBound):
-            rows = self.bound.rows
-            return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
-        return events.laplace(self.noise_multiplier)
+    def _event(self) -> tuple[Event, str]:
+        rows = self.bound.rows if isinstance(self.bound, CoordinateBound) else 1
+        event = events.repeated(events.laplace(self.noise_multiplier * rows), rows)
+        return event, f"Laplace noise of scale {self.scale:.4g}"
 
     def _draw(self, values: Tensor, noise: Noise) -> Tensor:
         return noise.laplace(tuple(values.shape), self.scale, dtype=values.dtype)

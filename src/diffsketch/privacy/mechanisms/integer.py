@@ -72,23 +72,24 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event, GaussianEvent
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust
-from diffsketch.privacy.clipping import CoordinateBound, Encode
-from diffsketch.privacy.mechanisms.rounding import (
+from diffsketch.privacy.clipping import (
     MAX_BITS,
+    CoordinateBound,
     CoordinateQuantizer,
+    Encode,
     Quantizer,
     centre,
     wrap,
 )
 from diffsketch.privacy.noise import Noise
 
+_ROUNDING = 1e-9  # relative, and more than the arithmetic here can lose
+_BESSEL_ERROR = 1e-13  # of the logarithm of a quotient: a hundred times what SciPy's has
+_HALVINGS = 60
+
 
 def noise_norm(
-    cells: int,
-    variance: float,
-    failure: float,
-    *,
-    log_tail: Callable[[float], float] | None = None,
+    cells: int, variance: float, failure: float, log_tail: Callable[[float], float] | None = None
 ) -> float:
     """A Euclidean norm that `cells` independent noises exceed with probability at most `failure`.
 
@@ -96,16 +97,10 @@ def noise_norm(
       sqrt(2 ln(1/failure)))` (Hsu, Kakade, Zhang 2012).
     * Any other: no cell is beyond some `m` but with probability `failure / 2`, and squares up to
       `m**2`, whose variance is at most `m**2 variance`, add up to no more than Bernstein's
-      inequality says, but with `failure / 2`.
+      inequality says, but with `failure / 2`. `log_tail` bounds the logarithm of `P[x >= margin]`,
+      and of `P[x <= -margin]`, and falls to minus infinity.
 
     Guarantees (`tests/methods/test_honest.py`): norms of drawn messages exceed it at most so often.
-
-    Args:
-        cells: Number of cells.
-        variance: Bound for one; for sub-Gaussian noise `v` with `E[exp(l x)] <= exp(v l**2 / 2)`.
-        failure: In (0, 1).
-        log_tail: A bound on the logarithm of `P[x >= room]`, and of `P[x <= -room]`, that falls to
-            minus infinity; None for sub-Gaussian noise.
     """
     check(0 < failure < 1, "failure", "be in (0, 1)", failure)
     std = math.sqrt(variance)
@@ -121,9 +116,6 @@ def noise_norm(
     )
 
 
-_ROUNDING = 1e-9  # relative, and more than the arithmetic here can lose
-
-
 def widest_step(curvature: float) -> float:
     """A `w` that satisfies (*): the most that a step takes, in standard deviations of a Gaussian.
 
@@ -137,9 +129,6 @@ def widest_step(curvature: float) -> float:
 
     half = curvature / 2
     return -2 * float(ndtri_exp(-half - math.log1p(2 * math.exp(-half)))) * (1 + _ROUNDING)
-
-
-_HALVINGS = 60
 
 
 @dataclass(frozen=True)
@@ -201,10 +190,7 @@ class IntegerMechanism(ABC):
 
     @property
     def std(self) -> float:
-        """Standard deviation, in units of the data, of the noise that `claim` rests on.
-
-        On a cell of each message for `local` trust, of the sum for the others.
-        """
+        """Standard deviation of the noise of `claim` in a cell, in units of the data."""
         return self._std_for(self.cohort)
 
     def rounded(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
@@ -217,10 +203,7 @@ class IntegerMechanism(ABC):
         return wrap(integers + drawn, bits=self.bits)
 
     def release(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """One message (int64, in `[0, 2**bits)`) for each vector, with a member's noise.
-
-        Its cells take `bits` bits each on the wire.
-        """
+        """One message (int64, in `[0, 2**bits)`) for each vector, with a member's noise."""
         return self.perturb(self.rounded(vectors, noise, encode=encode), noise)
 
     def centred(self, total: Tensor) -> Tensor:
@@ -228,23 +211,20 @@ class IntegerMechanism(ABC):
         return centre(total, self.bits)
 
     def overflow_bound(self) -> float:
-        """A bound on the probability that any cell of the sum wraps and decodes wrongly.
+        """A bound on the probability that any cell of the sum wraps: accuracy, not privacy.
 
-        A matter of accuracy, not of privacy. Every member is taken to have its whole norm in the
-        same cell.
+        Every member is taken to have its whole norm in the same cell.
         """
         sources = 1 if self.trust is Trust.CENTRAL else self.cohort
-        room = (1 << (self.bits - 1)) - self.cohort * self.quantizer.peak
-        if room <= 0:
+        margin = (1 << (self.bits - 1)) - self.cohort * self.quantizer.peak
+        if margin <= 0:
             return 1.0
-        log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(room, sources)
+        log_tail = math.log(2 * self.quantizer.cells) + self._log_tail(margin, sources)
         return math.exp(min(0.0, log_tail))
 
     def largest_cell(self, count: int, value: float, failure: float) -> float:
-        """Largest size of a cell in which messages have at most `value`, in units of the data.
-
-        Rounding adds a step to each.
-        """
+        """Largest size of a cell in which messages have at most `value`, in units of the data."""
+        # Rounding adds a step to each.
         return count * (value + self.quantizer.granularity) + self._noise_norm(count, 1, failure)
 
     def _noise_norm(self, count: int, cells: int, failure: float) -> float:
@@ -253,13 +233,11 @@ class IntegerMechanism(ABC):
             return 0.0
         tail = None if self._sub_gaussian else partial(self._log_tail, sources=count)
         variance = count * self._noise_variance / self._parts
-        return self.quantizer.granularity * noise_norm(cells, variance, failure, log_tail=tail)
+        return self.quantizer.granularity * noise_norm(cells, variance, failure, tail)
 
     def largest_norm(self, count: int, failure: float) -> float:
-        """Norm of the sum of `count` messages, in units of the data, but with `failure`.
-
-        Sums that wrap only get shorter.
-        """
+        """Norm of the sum of `count` messages, in units of the data, but with `failure`."""
+        # Sums that wrap only get shorter.
         own = count * self.quantizer.longest * self.quantizer.granularity
         return own + self._noise_norm(count, self.quantizer.cells, failure)
 
@@ -278,14 +256,11 @@ class IntegerMechanism(ABC):
         quantizer = self.quantizer
         if not isinstance(quantizer, Quantizer):
             raise ArgumentError("granularity must be given where coordinates are rounded")
-        limit = quantizer.bound.limit
+        limit, found = quantizer.bound.limit, None
         fine, coarse = math.log(limit) - 20, math.log(limit) + 3
-
-        found = None
         for _ in range(_HALVINGS + 1):
             middle = (fine + coarse) / 2 if found else coarse
-            step = replace(quantizer, granularity=math.exp(middle))
-            other = replace(self, quantizer=step)
+            other = replace(self, quantizer=replace(quantizer, granularity=math.exp(middle)))
             if other.overflow_bound() <= failure:
                 coarse, found = middle, other
             elif found is None:
@@ -317,8 +292,8 @@ class IntegerMechanism(ABC):
         """The event of a round with the noise of so many members."""
 
     @abstractmethod
-    def _log_tail(self, room: float, sources: int) -> float:
-        """A bound on the logarithm of P[a cell of the sum of so many messages' noises >= room]."""
+    def _log_tail(self, margin: float, sources: int) -> float:
+        """A bound on the logarithm of P[a cell of so many messages' noises >= margin]."""
 
 
 @dataclass(frozen=True)
@@ -376,21 +351,17 @@ class DiscreteGaussianMechanism(IntegerMechanism):
         return noise.discrete_gaussian(shape, self._share)
 
     def _event(self, present: int) -> Event:
-        members = present if self.trust is Trust.DISTRIBUTED else 1
-        curvature = 1 / (members * self._share**2) + _excess(self._share, members)
+        share, members = self._share, present if self.trust is Trust.DISTRIBUTED else 1
+        k = np.arange(1, members, dtype=np.float64)
+        q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
+        excess = 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
+        curvature = 1 / (members * share**2) + excess
         shift = self.quantizer.sensitivity(2, self.relation)
         return GaussianEvent(1 / (shift * widest_step(curvature)))
 
-    def _log_tail(self, room: float, sources: int) -> float:
+    def _log_tail(self, margin: float, sources: int) -> float:
         # A discrete Gaussian is sub-Gaussian with its own parameter, and so are sums.
-        return -(room**2) / (2 * sources * self._share**2)
-
-
-def _excess(share: float, members: int) -> float:
-    """The second part of the sum's curvature, which one source of noise has not."""
-    k = np.arange(1, members, dtype=np.float64)
-    q = np.exp(-2 * (math.pi * share) ** 2 * k / (k + 1))
-    return 4 * float(np.arctanh(2 * q / (1 - q**3)).sum())
+        return -(margin**2) / (2 * sources * self._share**2)
 
 
 @dataclass(frozen=True)
@@ -436,7 +407,8 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     def scale(self) -> float:
         """Scale of the noise, in steps."""
         shift = self.quantizer.sensitivity(1, self.relation)
-        moved = self._rows or min(shift, self.quantizer.cells)
+        bound, cells = self.quantizer.bound, self.quantizer.cells
+        moved = bound.rows if isinstance(bound, CoordinateBound) else min(shift, cells)
         root = math.sqrt(shift**2 + moved / self.noise_multiplier)
         return self.noise_multiplier * (shift + root) / 2
 
@@ -448,27 +420,19 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
         """The noise of one message: int64."""
         return noise.discrete_laplace(shape, self.scale)
 
-    @property
-    def _rows(self) -> int | None:
-        """Cells that a coordinate moves, by as much in each; None where a norm is bounded."""
-        bound = self.quantizer.bound
-        return bound.rows if isinstance(bound, CoordinateBound) else None
-
     def _event(self, present: int) -> Event:  # noqa: ARG002
-        rows = self._rows or 1
+        bound = self.quantizer.bound
+        rows = bound.rows if isinstance(bound, CoordinateBound) else 1
         return events.repeated(events.laplace(self.noise_multiplier * rows), rows)
 
-    def _log_tail(self, room: float, sources: int) -> float:
+    def _log_tail(self, margin: float, sources: int) -> float:
         # Chernoff: E[exp(l x)] = (1 - q)**2 / ((1 - q e**l) (1 - q e**-l)) with q = exp(-1/scale).
         # Any l in (0, 1/scale) gives a bound; this is the best for Laplace noise on real numbers.
-        relative = room / (sources * self.scale)
+        relative = margin / (sources * self.scale)
         slope = min(relative / (1 + math.hypot(1, relative)), 1 - 1e-9) / self.scale
         parts = (math.expm1(slope - 1 / self.scale), math.expm1(-slope - 1 / self.scale))
         log_mgf = 2 * math.log(-math.expm1(-1 / self.scale)) - sum(math.log(-x) for x in parts)
-        return sources * log_mgf - slope * room
-
-
-_BESSEL_ERROR = 1e-13  # of the logarithm of a quotient: a hundred times what SciPy's has
+        return sources * log_mgf - slope * margin
 
 
 @dataclass(frozen=True)
@@ -499,7 +463,7 @@ class SkellamMechanism(IntegerMechanism):
     Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`).
 
     >>> from diffsketch.privacy.clipping import NormBound
-    >>> from diffsketch.privacy.mechanisms.rounding import Quantizer
+    >>> from diffsketch.privacy.clipping import Quantizer
     >>> quantizer = Quantizer(NormBound(1.0), granularity=0.001, cells=154)
     >>> mechanism = SkellamMechanism(quantizer, 4.0, trust=Trust.DISTRIBUTED, cohort=1000)
     >>> mechanism.with_bits_for(1e-6).bits
@@ -535,10 +499,10 @@ class SkellamMechanism(IntegerMechanism):
         shift = self.quantizer.sensitivity(2, self.relation)
         return GaussianEvent(1 / (shift * widest_step(_curvature(variance))))
 
-    def _log_tail(self, room: float, sources: int) -> float:
-        # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(room / mu).
+    def _log_tail(self, margin: float, sources: int) -> float:
+        # Chernoff: E[exp(l x)] = exp(mu (cosh(l) - 1)), at its best for l = asinh(margin / mu).
         mu = sources * self._share
-        return room**2 / (math.hypot(room, mu) + mu) - room * math.asinh(room / mu)
+        return margin**2 / (math.hypot(margin, mu) + mu) - margin * math.asinh(margin / mu)
 
 
 def _curvature(variance: float) -> float:

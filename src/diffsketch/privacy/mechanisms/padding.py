@@ -10,11 +10,9 @@ parts of the sketch's matrix that meet the vector and the noise,
 So two vectors that differ by d are told apart as well as two Gaussians of variance 1 at a distance
 of `mu = sqrt(d' S_real' G^-1 S_real d) / std`, and not better.
 
-*Two ways to draw it.* Nothing else about how the noise was made is left in a table. Hence it is
-either made so, `padding` numbers for each worker; or it is drawn from that very distribution as
-`std L z`, with `L L' = G` and as many standard Gaussian numbers z as the table has cells. L belongs
-to the round's hashes and is computed once for all workers. Both have the same distribution, up to
-rounding.
+*Two ways to draw it.* It is made so, `padding` numbers for each worker; or it is drawn from that
+very distribution as `std L z`, with `L L' = G` and as many standard Gaussian numbers z as the table
+has cells. L belongs to the round's hashes and is computed once for all workers.
 
 *The weakest direction.* Small tables are factored. For large ones, bounds on the eigenvalues of G
 are *certified* without forming it (`_proves_above`), by multiplying a few random vectors with a
@@ -27,7 +25,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -41,7 +39,7 @@ from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, T
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.noise.base import float_type
+from diffsketch.privacy.noise.simulated import float_type
 from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 
@@ -55,6 +53,16 @@ _CELL = 30  # to write a number of G
 _FACTORED = 0.012  # of a factorisation, times cells^3
 _WORKERS = 10  # of a small cohort, who share a factor
 
+EXACT_CELLS = 4096  # tables up to this size are factored: a dense matrix of 128 MiB
+_GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
+_PIECE = 1 << 18  # coordinates that are hashed, or expanded from a table, at a time
+_UNIT = 2.0**-53  # of rounding
+_PROBES = 3
+_WEIGHT = 1e-4  # that a probe may lack in the direction that is looked for
+_ATTEMPTS = (1.0, 0.85, 0.6, 0.3)  # of the eigenvalue that is expected
+# A Gaussian is below _WEIGHT in size with probability _WEIGHT * sqrt(2 / pi); for all probes:
+_FAILURE = len(_ATTEMPTS) * (_WEIGHT * math.sqrt(2 / math.pi)) ** _PROBES
+
 
 def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
     """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
@@ -66,10 +74,9 @@ def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
 def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:
     """L, lower triangular, with `L L' = G` for the coordinates from `start` on.
 
-    What is factored is G up to `(cells + 1) unit trace(G)`, unit = 2^-53 (Higham, "Accuracy and
-    Stability", theorem 10.3). None where G is singular, or so near to it that rounding hides
-    whether it is: a pivot of a singular G would be 0 but for rounding. Kept with the seed where
-    noise is drawn with it.
+    It factors G up to `(cells + 1) unit trace(G)`, unit = 2^-53 (Higham, "Accuracy and Stability",
+    theorem 10.3). None where G is singular, or so near to it that rounding hides whether it is.
+    Kept with the seed where noise is drawn with it.
     """
     key = "factor", sketch, start
     if key in seed.memo:
@@ -100,28 +107,12 @@ def is_factored(sketch: CountSketch, start: int) -> bool:
     return counted + _CELL * cells**2 + _FACTORED * cells**3 < _WORKERS * _APPENDED * padding
 
 
-EXACT_CELLS = 4096  # tables up to this size are factored: a dense matrix of 128 MiB
-_PIECE = 1 << 18  # coordinates that are hashed, or expanded from a table, at a time
-_UNIT = 2.0**-53  # of rounding
-_PROBES = 3
-_WEIGHT = 1e-4  # that a probe may lack in the direction that is looked for
-_ATTEMPTS = (1.0, 0.85, 0.6, 0.3)  # of the eigenvalue that is expected
-# A Gaussian is below _WEIGHT in size with probability _WEIGHT * sqrt(2 / pi); for all probes:
-_FAILURE = len(_ATTEMPTS) * (_WEIGHT * math.sqrt(2 / math.pi)) ** _PROBES
-
-
 @dataclass(frozen=True)
 class Reach:
-    """Bound on how far a change of the vector is seen through the noise.
+    """Bound on how far a change of the vector is seen through the noise."""
 
-    Args:
-        squared: Bound on `d' S' G^-1 S d` over the changes d of length 1.
-        failure: Probability, over random numbers of the check's own, that it is no bound. 0 where
-            a matrix was factored.
-    """
-
-    squared: float
-    failure: float = 0.0
+    squared: float  # a bound on d' S' G^-1 S d over the changes d of length 1
+    failure: float = 0.0  # probability, over random numbers of the check's own, that it is none
 
 
 def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
@@ -130,41 +121,13 @@ def coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | N
     The exact maximum, up to rounding, for tables of up to `EXACT_CELLS` cells; else
     `rows / lambda_min(G)`. None if no bound is found, as where G is singular or nearly so.
     """
-    if sketch.rows * sketch.cols <= EXACT_CELLS:
-        return _exact_coordinate_reach(sketch, seed, dim)
-    floor = _certified(sketch, seed, dim, sketch.dim, least=True)
-    return None if floor is None else Reach(sketch.rows / floor, _FAILURE)
-
-
-def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
-    """Reach of changes of all of the first `dim` coordinates, if the others are noise.
-
-    The largest eigenvalue of `G^-1 S_real S_real'`, up to 1e-6 of it where the tables are small;
-    else `lambda_max(S_real S_real') / lambda_min(G)`. None as for `coordinate_reach`.
-    """
-    if sketch.rows * sketch.cols <= EXACT_CELLS:
-        return _exact_vector_reach(sketch, seed, dim)
-    floor = _certified(sketch, seed, dim, sketch.dim, least=True)
-    ceiling = None if floor is None else _certified(sketch, seed, 0, dim, least=False)
-    if floor is None or ceiling is None:
-        return None
-    return Reach(ceiling / floor, 2 * _FAILURE)
-
-
-def _hashes(
-    sketch: CountSketch, seed: HashSeed, start: int, stop: int
-) -> Iterator[tuple[npt.NDArray[np.int64], _Matrix]]:
-    for first in range(start, stop, _PIECE):
-        some = np.arange(first, min(first + _PIECE, stop))
-        columns, signs = columns_and_signs(some, seed, layout=sketch.layout)
-        yield columns, signs.astype(np.float64)
-
-
-def _exact_coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
+    cells = sketch.rows * sketch.cols
+    if cells > EXACT_CELLS:
+        floor = _certified(sketch, seed, dim, sketch.dim, least=True)
+        return None if floor is None else Reach(sketch.rows / floor, _FAILURE)
     lower = factor(sketch, seed, dim)
     if lower is None:
         return None
-    cells = len(lower)
     inverse = torch.cholesky_solve(torch.eye(cells, dtype=lower.dtype), lower).numpy()
     # Each column of the inverse is that of some G + E with ||E|| <= (3 cells + 1) unit trace, but
     # for higher terms (Higham, "Accuracy and Stability", theorem 10.4); `size` is at least the
@@ -186,12 +149,23 @@ def _exact_coordinate_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Re
     return Reach(largest + 4 * margin * size * sketch.rows)
 
 
-def _exact_vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
-    noise = torch.from_numpy(gram(sketch, seed, dim, sketch.dim))
-    real = torch.from_numpy(gram(sketch, seed, 0, dim))
+def vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach | None:
+    """Reach of changes of all of the first `dim` coordinates, if the others are noise.
+
+    The largest eigenvalue of `G^-1 S_real S_real'`, up to 1e-6 of it where the tables are small;
+    else `lambda_max(S_real S_real') / lambda_min(G)`. None as for `coordinate_reach`.
+    """
+    if sketch.rows * sketch.cols > EXACT_CELLS:
+        floor = _certified(sketch, seed, dim, sketch.dim, least=True)
+        ceiling = None if floor is None else _certified(sketch, seed, 0, dim, least=False)
+        if floor is None or ceiling is None:
+            return None
+        return Reach(ceiling / floor, 2 * _FAILURE)
     lower = factor(sketch, seed, dim)
     if lower is None:
         return None
+    noise = torch.from_numpy(gram(sketch, seed, dim, sketch.dim))
+    real = torch.from_numpy(gram(sketch, seed, 0, dim))
     half = torch.linalg.solve_triangular(lower, real, upper=False)
     whitened = torch.linalg.solve_triangular(lower, half.T, upper=False)
     whitened = (whitened + whitened.T) / 2
@@ -211,6 +185,15 @@ def _exact_vector_reach(sketch: CountSketch, seed: HashSeed, dim: int) -> Reach 
         if _proves_positive(bound * noise - real):
             return Reach(bound)
     return None
+
+
+def _hashes(
+    sketch: CountSketch, seed: HashSeed, start: int, stop: int
+) -> Iterator[tuple[npt.NDArray[np.int64], _Matrix]]:
+    for first in range(start, stop, _PIECE):
+        some = np.arange(first, min(first + _PIECE, stop))
+        columns, signs = columns_and_signs(some, seed, layout=sketch.layout)
+        yield columns, signs.astype(np.float64)
 
 
 def _proves_positive(matrix: Tensor) -> bool:
@@ -298,56 +281,37 @@ def _proves_above(
     shape = (_PROBES, sketch.rows, sketch.cols)
     before = torch.from_numpy(generator.standard_normal(shape))
     now = (apply(before) - middle * before) / radius
-    longest = torch.maximum(_norms(before), _norms(now))
+    norms = partial(torch.linalg.vector_norm, dim=(1, 2))
+    longest = torch.maximum(norms(before), norms(now))
     for _ in range(steps - 1):
         before, now = now, 2 * (apply(now) - middle * now) / radius - before
-        longest = torch.maximum(longest, _norms(now))
+        longest = torch.maximum(longest, norms(now))
     step_error = 2 * (rounding + 4 * _UNIT * (abs(middle) + radius)) / radius * longest
     weight = _WEIGHT - 2 * steps**2 * step_error
-    return bool((_norms(now) < 0.99 * weight * peak).all())
-
-
-def _norms(tables: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(tables, dim=(1, 2))
-    return norms
-
-
-_GROUP = 1 << 24  # numbers of extended vectors that are there at a time: 64 MiB
+    return bool((norms(now) < 0.99 * weight * peak).all())
 
 
 def padded_tables(
     vectors: Tensor, sketch: CountSketch, *, seed: HashSeed, std: Tensor, noise: Noise
 ) -> Tensor:
-    """Tables of vectors that are as long as the sketch's once Gaussian numbers are appended.
+    """Tables of `(workers, dim)` vectors, Gaussian numbers appended up to the sketch's length.
+
+    Worker `i` appends numbers of standard deviation `std[i]`, from its own row of the noise.
 
     Guarantees (`tests/privacy/test_padding.py`): both ways have the same distribution, a worker's
     table is the same alone and in any batch, and which way is taken follows from the sizes and the
     hashes alone.
-
-    Args:
-        vectors: `(workers, dim)`, shorter than `sketch.dim`.
-        sketch: Sketch of the extended vectors.
-        seed: The hashes.
-        std: Standard deviation of the numbers that each worker appends, `(workers,)`.
-        noise: Source with a row for each worker.
     """
-    dim = vectors.shape[-1]
-    lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
-    if lower is None:
-        return _extended(vectors, sketch, seed, std, noise)
-    from diffsketch.sketch.kernels import cpu_gram
-
-    normals = noise.normal((len(vectors), len(lower)), 1.0, dtype=torch.float64)
-    products = torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
-    drawn = products * std.cpu().double()[:, None]
-    own = sketch.encode(vectors, seed, offset=0)
-    return own + drawn.reshape(own.shape).to(own)
-
-
-def _extended(
-    vectors: Tensor, sketch: CountSketch, seed: HashSeed, std: Tensor, noise: Noise
-) -> Tensor:
     workers, dim = vectors.shape
+    lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
+    if lower is not None:
+        from diffsketch.sketch.kernels import cpu_gram
+
+        normals = noise.normal((workers, len(lower)), 1.0, dtype=torch.float64)
+        products = torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
+        drawn = products * std.cpu().double()[:, None]
+        table = sketch.encode(vectors, seed, offset=0)
+        return table + drawn.reshape(table.shape).to(table)
     tables = vectors.new_empty(workers, sketch.rows, sketch.cols)
     size = max(1, _GROUP // sketch.dim)  # workers whose vectors fit into memory
     for start in range(0, workers, size):
@@ -478,10 +442,9 @@ def table_noise_like_padding(
 ) -> GaussianMechanism:
     """Nearly the same noise without appending anything: `std sqrt(padding / cols)` on each cell.
 
-    That is the standard deviation which `padding` appended numbers give a cell on average, but
-    independent in all cells. It costs no more than the table, needs no computation for each seed,
-    works for any `padding`, and its guarantee is a little stronger. For one coordinate, clipped to
-    `[-limit, limit]`, it is `mu = change / std * sqrt(rows * cols / padding)`.
+    `padding` appended numbers give a cell that deviation on average; here cells are independent.
+    It needs no computation for each seed, works for any `padding`, and its guarantee is a little
+    stronger: `mu = change / std * sqrt(rows * cols / padding)` for one coordinate.
     """
     check_whole("padding", padding, least=1)
     check_positive("std", std)

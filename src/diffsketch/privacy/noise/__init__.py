@@ -6,8 +6,7 @@ of the operating system, exact samplers, whole numbers only, since noise in floa
 attacked through its rounding.
 """
 
-from diffsketch.privacy.noise.base import Noise
 from diffsketch.privacy.noise.secure import SecureNoise
-from diffsketch.privacy.noise.simulated import CohortNoise, FastNoise, NoiseKey
+from diffsketch.privacy.noise.simulated import CohortNoise, FastNoise, Noise, NoiseKey
 
 __all__ = ["CohortNoise", "FastNoise", "Noise", "NoiseKey", "SecureNoise"]

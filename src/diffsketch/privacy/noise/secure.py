@@ -11,7 +11,6 @@ from __future__ import annotations
 import decimal
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,18 +25,15 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise.base import (
-    MAX_SCALE,
+from diffsketch.privacy.noise.simulated import (
     BlockSearch,
+    Floats,
+    Integers,
     Noise,
-    check_scale,
-    check_trials,
     checked_probabilities,
     count_cells,
 )
 
-Integers: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 SLACK = 2.0**-40  # a bound on the error of `Law.weights`, with room for the arithmetic that follows
@@ -64,29 +60,15 @@ def in_pieces(draw: Callable[[slice], None], count: int) -> None:
                 done.result()
 
 
-class Law(ABC):
-    """A symmetric, log-concave distribution over the integers, up to a constant factor."""
-
-    @property
-    @abstractmethod
-    def radius(self) -> int:
-        """Begin of the tails: weights from here on are below half of that of 0."""
-
-    @abstractmethod
-    def weights(self, x: Integers) -> Floats:
-        """Weights, of order 1 at 0, with an absolute error below `SLACK / 4`.
-
-        For `abs(x)` up to `1.1 * radius + 2`. Functions of NumPy are taken to be right to 2**-46,
-        where its own bound is 4 units in the last place, 2**-50.
-        """
-
-    @abstractmethod
-    def digits(self, x: int, bits: int) -> int:
-        """A whole number within 1 of `2**bits` times the weight of any `x`."""
+# Laws are symmetric, log-concave distributions over the integers, up to a constant factor.
+# `weights` are of order 1 at 0, with an absolute error below `SLACK / 4`, for `abs(x)` up to
+# `1.1 * radius + 2`. Functions of NumPy are taken to be right to 2**-46, where its own bound is 4
+# units in the last place, 2**-50. `digits` is a whole number within 1 of `2**bits` times the weight
+# of any `x`. Weights from `radius` on, where tails begin, are below half of that of 0.
 
 
 @dataclass(frozen=True)
-class ExponentialLaw(Law):
+class ExponentialLaw:
     """Weights `exp(-abs(x / scale)**power / power)`: Laplace for power 1, Gaussian for power 2."""
 
     scale: float
@@ -119,7 +101,7 @@ def _decimals(bits: int) -> int:
 
 
 @dataclass(frozen=True)
-class SkellamLaw(Law):
+class SkellamLaw:
     """Weights `2**shift * exp(-v) I(x, v)`, with the variance `v` and the Bessel function `I`.
 
     `p(x) = exp(-v) I(x, v)` are the coefficients of the Fourier series of the characteristic
@@ -167,15 +149,15 @@ class SkellamLaw(Law):
         tail = (bits + 4) * math.log(2)
         size = (abs(x) + _bernstein(self.variance, tail)) | 1
         with decimal.localcontext(decimal.Context(prec=_decimals(bits))):
-            pi, twice, total, j = _pi(), Decimal(2 * self.variance), Decimal(1), 1
+            pi = 16 * _arctan_inverse(5) - 4 * _arctan_inverse(239)  # Machin's formula
+            twice, total, j = Decimal(2 * self.variance), Decimal(1), 1
             while j <= size // 2:
                 power = twice * _sin(pi * j / size) ** 2
                 if power > tail:
                     break
                 turn = j * x % size  # cos(2 y) is 1 - 2 sin(y)**2
-                total += (
-                    2 * (-power).exp() * (1 - 2 * _sin(pi * min(turn, size - turn) / size) ** 2)
-                )
+                cosine = 1 - 2 * _sin(pi * min(turn, size - turn) / size) ** 2
+                total += 2 * (-power).exp() * cosine
                 j += 1
             return round(total / size * (1 << bits))
 
@@ -183,11 +165,6 @@ class SkellamLaw(Law):
 def _bernstein(variance: float, tail: float) -> int:
     """A distance that Skellam numbers exceed or reach with probability below `2 exp(-tail)`."""
     return math.ceil((tail / 3 + math.sqrt(tail**2 / 9 + 2 * tail * variance)) * (1 + 1e-12)) + 1
-
-
-def _pi() -> Decimal:
-    """Pi by Machin's formula, in the digits of the context."""
-    return 16 * _arctan_inverse(5) - 4 * _arctan_inverse(239)
 
 
 def _arctan_inverse(x: int) -> Decimal:
@@ -205,6 +182,9 @@ def _sin(angle: Decimal) -> Decimal:
         term = -term * square / ((k + 1) * (k + 2))
         total, k = total + term, k + 2
     return total
+
+
+Law: TypeAlias = ExponentialLaw | SkellamLaw
 
 
 @dataclass(frozen=True)
@@ -231,22 +211,14 @@ class ExactTable:
 
     Guarantees (`tests/privacy/test_secure_noise.py`): sizes and `sure` are on the right side of
     exact weights; the rule decides as exact weights do on chosen bits.
-
-    Args:
-        law: The distribution.
-        shift: Binary logarithm of a block's length.
-        lowest: First integer of the first block.
-        factor: Words for a weight of 1.
-        starts: First word of each block, of the tails, and of the words that are never kept.
-        sure: Words of a block below this are kept.
     """
 
     law: Law
-    shift: int
-    lowest: int
-    factor: int
-    starts: Words
-    sure: Words
+    shift: int  # binary logarithm of a block's length
+    lowest: int  # first integer of the first block
+    factor: int  # words for a weight of 1
+    starts: Words  # first word of each block, of the tails, and of those that are never kept
+    sure: Words  # words of a block below this are kept
 
     @classmethod
     def build(cls, law: Law) -> ExactTable:
@@ -315,25 +287,20 @@ class ExactTable:
         weights[inner] = self.law.weights(values[inner])
         kept = inner & (places + 1.0 <= self.factor * (weights - SLACK))
         unclear = ~kept & (places < self.factor * (weights + SLACK)) & inner
-        for i in np.flatnonzero(unclear | (index == tails)):
-            place = int(places[i])
-            if index[i] < tails:
-                kept[i] = self._keep(int(values[i]), place, self.factor)
-            else:
-                values[i], kept[i] = self._tail(place)
-        return values, kept
-
-    def _tail(self, place: int) -> tuple[int, bool]:
-        """An integer of the tails, and whether it is kept."""
         end = -self.lowest
-        bits, k = end.bit_length(), 0
-        while int(random_words(1)[0]) & 1:
-            k += 1
-        word = int(random_words(1)[0])
-        size = end + (k << bits) + (word & (1 << bits) - 1)
-        x = ~size if word >> 63 else size  # blocks are from -end to end - 1
-        kept = self._keep(x, place, self.factor << k + 2 + bits - self.shift)
-        return x, kept
+        bits = end.bit_length()
+        for i in np.flatnonzero(unclear | (index == tails)):
+            factor = self.factor
+            if index[i] == tails:
+                k = 0
+                while int(random_words(1)[0]) & 1:
+                    k += 1
+                word = int(random_words(1)[0])
+                size = end + (k << bits) + (word & (1 << bits) - 1)
+                values[i] = ~size if word >> 63 else size  # blocks are from -end to end - 1
+                factor <<= k + 2 + bits - self.shift
+            kept[i] = self._keep(int(values[i]), int(places[i]), factor)
+        return values, kept
 
     def _keep(self, x: int, place: int, factor: int) -> bool:
         """Whether `place + u < factor * weight(x)`, for a random real number `u`."""
@@ -404,23 +371,19 @@ def binomial(count: int, trials: int, probability: float) -> Integers:
 
 def _coins(tosses: Integers) -> Integers:
     """Number of heads among so many fair coins: random bits, counted."""
+    masks = (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
+    pairs, fours, eights = (np.uint64(mask) for mask in masks)
     heads = np.zeros_like(tosses)
     for done in range(0, int(tosses.max()), _WORD):
         (active,) = np.nonzero(tosses > done)
         unused = np.maximum(0, done + _WORD - tosses[active]).astype(np.uint64)
-        heads[active] += _count_ones(random_words(len(active)) >> unused)
+        words = random_words(len(active)) >> unused
+        # The set bits of each word: sums of pairs, of fours, of bytes, and of all bytes.
+        words = words - ((words >> np.uint64(1)) & pairs)
+        words = (words & fours) + ((words >> np.uint64(2)) & fours)
+        words = (words + (words >> np.uint64(4))) & eights
+        heads[active] += ((words * np.uint64(0x0101010101010101)) >> np.uint64(56)).view(np.int64)
     return heads
-
-
-def _count_ones(words: Words) -> Integers:
-    """Set bits of each word: sums of pairs, of fours, of bytes, and of all bytes."""
-    pairs, fours, eights = (
-        np.uint64(mask) for mask in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
-    )
-    words = words - ((words >> np.uint64(1)) & pairs)
-    words = (words & fours) + ((words >> np.uint64(2)) & fours)
-    words = (words + (words >> np.uint64(4))) & eights
-    return ((words * np.uint64(0x0101010101010101)) >> np.uint64(56)).view(np.int64)
 
 
 class SecureNoise(Noise):
@@ -450,34 +413,18 @@ class SecureNoise(Noise):
         values = bernoulli(checked_probabilities(probabilities))
         return torch.from_numpy(values).reshape(probabilities.shape).to(probabilities.device)
 
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        check_scale("std", std)
-        return _draw(ExponentialLaw(float(std), 2) if std else None, shape)
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        check_scale("scale", scale)
-        return _draw(ExponentialLaw(float(scale), 1) if scale else None, shape)
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        check_scale("variance", variance, MAX_SCALE**2)
-        return _draw(SkellamLaw(float(variance)) if variance else None, shape)
-
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """Successes (int64) among so many trials; costs random bits for each trial."""
-        check_trials(trials, probability)
-        values = binomial(count_cells(shape), trials, probability)
+    def _integers(self, shape: tuple[int, ...], law: str, *parameters: float) -> Tensor:
+        count, first = count_cells(shape), float(parameters[0])
+        if law == "binomial":
+            values = binomial(count, int(first), parameters[1])
+        elif not first:
+            values = np.zeros(count, np.int64)
+        elif law == "skellam":
+            values = exact_table(SkellamLaw(first)).draw(count)
+        else:
+            power = 2 if law == "discrete_gaussian" else 1
+            values = exact_table(ExponentialLaw(first, power)).draw(count)
         return torch.from_numpy(values).reshape(shape)
-
-
-def _draw(law: Law | None, shape: tuple[int, ...]) -> Tensor:
-    """Numbers of a law, or zeros."""
-    count = count_cells(shape)
-    if law is None:
-        return torch.zeros(shape, dtype=torch.int64)
-    return torch.from_numpy(exact_table(law).draw(count)).reshape(shape)
 
 
 def _not_whole(asked: str, instead: str) -> ArgumentError:

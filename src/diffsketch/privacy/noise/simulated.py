@@ -1,4 +1,4 @@
-"""Noise for simulation: reproducible from a key.
+"""The interface of noise sources, and noise for simulation, reproducible from a key.
 
 Integers are drawn by table: they are cut into blocks of `2**shift`, few enough for a table. A block
 is drawn with a probability proportional to its highest weight, an integer in it evenly, and it is
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,44 +28,131 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_type, check_whole
-from diffsketch.privacy.noise.base import (
-    MAX_SCALE,
-    BlockSearch,
-    Noise,
-    check_scale,
-    check_trials,
-    checked_probabilities,
-    count_cells,
-    float_type,
-)
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 LogWeight: TypeAlias = Callable[[Integers], Floats]
+LawName: TypeAlias = Literal["discrete_gaussian", "discrete_laplace", "skellam", "binomial"]
 
+MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
 MAX_BLOCKS = 1 << 14  # of a table: its cost is then below that of a few thousand draws
 _TAIL = 46.0  # 2 exp(-46) < 2**-64: where distributions are cut off
+_GUIDE_BITS = 16  # of a random word that tell the block at once, in most cases
+_GUIDE_FROM = 1 << 14  # draws that make up for the cost of the guide
+
+
+def count_cells(shape: tuple[int, ...]) -> int:
+    """The product of a shape, checked."""
+    good = all(isinstance(size, int) and size >= 0 for size in shape)
+    check(good, "shape", "be a tuple of sizes >= 0", shape)
+    return math.prod(shape)
+
+
+def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
+    """A tensor of probabilities as a flat array; raises unless all are in `[0, 1]`."""
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        raise ArgumentError("probabilities must be a tensor of a floating type")
+    known = probabilities.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
+    values = (probabilities if known else probabilities.float()).detach().cpu().numpy()
+    flat = values.astype(np.float64).ravel()
+    if len(flat) and not (flat.min() >= 0 and flat.max() <= 1):
+        raise ArgumentError("probabilities must be in [0, 1], got others or NaN among them")
+    return flat
+
+
+def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
+    """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
+    check(dtype in (torch.float32, torch.float64), "dtype", "be float32 or float64", dtype)
+    info = torch.finfo(dtype)
+    good = scale == 0 or info.tiny <= scale <= info.max / 100
+    check(good, name, f"be 0 or in [{info.tiny:.2g}, {info.max / 100:.2g}] for {dtype}", scale)
+    return np.float32 if dtype == torch.float32 else np.float64
+
+
+@dataclass(frozen=True)
+class BlockSearch:
+    """Finds the blocks of random words: block `i` ends before the word `limits[i]`."""
+
+    limits: npt.NDArray[np.uint64]
+
+    def find(self, words: npt.NDArray[np.uint64]) -> Integers:
+        """The block of each word. The guide saves most searches and changes no result."""
+        if len(words) < _GUIDE_FROM:
+            return np.searchsorted(self.limits, words, side="right")
+        firsts = (words >> np.uint64(64 - _GUIDE_BITS)).view(np.int64)
+        index: Integers = self._guide[firsts].astype(np.int64)
+        (doubtful,) = np.nonzero(index < 0)
+        index[doubtful] = np.searchsorted(self.limits, words[doubtful], side="right")
+        return index
+
+    @cached_property
+    def _guide(self) -> npt.NDArray[np.int16]:
+        """The block for the first bits of a word, or -1 if more bits are needed."""
+        rest = np.uint64(64 - _GUIDE_BITS)
+        firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
+        low = np.searchsorted(self.limits, firsts, side="right")
+        high = np.searchsorted(self.limits, firsts | np.uint64((1 << int(rest)) - 1), side="right")
+        return np.where(low == high, low, -1).astype(np.int16)
+
+
+class Noise(ABC):
+    """A stream of random numbers that belongs to one message."""
+
+    def part(self, rows: Tensor) -> Noise:  # noqa: ARG002
+        """The source to draw from for only these rows (indices or a mask) of a batch."""
+        return self
+
+    @abstractmethod
+    def normal(self, shape: tuple[int, ...], std: float, *, dtype: torch.dtype) -> Tensor:
+        """Gaussian noise of this standard deviation, float32 or float64."""
+
+    @abstractmethod
+    def laplace(self, shape: tuple[int, ...], scale: float, *, dtype: torch.dtype) -> Tensor:
+        """Laplace noise of this scale; its standard deviation is sqrt(2) times that."""
+
+    @abstractmethod
+    def bernoulli(self, probabilities: Tensor) -> Tensor:
+        """1 with the probability given for each place, else 0 (int64)."""
+
+    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
+        check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
+        return self._integers(shape, "discrete_gaussian", std)
+
+    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
+        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
+        check(0 <= scale <= MAX_SCALE, "scale", "be in [0, 2**50]", scale)
+        return self._integers(shape, "discrete_laplace", scale)
+
+    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
+        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
+        check(0 <= variance <= MAX_SCALE**2, "variance", "be in [0, 2**100]", variance)
+        return self._integers(shape, "skellam", variance)
+
+    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
+        """Successes (int64) among so many independent trials."""
+        check_whole("trials", trials, least=0)
+        check(trials <= MAX_SCALE, "trials", "be in [0, 2**50]", trials)
+        check(0 <= probability <= 1, "probability", "be in [0, 1]", probability)
+        return self._integers(shape, "binomial", trials, probability)
+
+    def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
+        """Numbers of a law with these parameters, which were checked."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class IntegerTable:
     """A distribution over integers to draw from.
 
-    Args:
-        starts: First integer of each block; the blocks in order of rising probability, so that
-            the smallest probabilities are resolved best.
-        search: The block of a random word.
-        shift: Blocks have `2**shift` integers.
-        peaks: Largest logarithm of a weight in each block.
-        sure: Ratio of the smallest weight to the largest in each block.
-        log_weight: Logarithm of the weight of any integer.
+    Blocks are in order of rising probability, so that the smallest ones are resolved best.
     """
 
-    starts: Integers
+    starts: Integers  # the first integer of each block
     search: BlockSearch
-    shift: int
-    peaks: Floats
-    sure: Floats
+    shift: int  # blocks have 2**shift integers
+    peaks: Floats  # the largest logarithm of a weight in each block
+    sure: Floats  # the ratio of the smallest weight to the largest in each block
     log_weight: LogWeight
 
     @classmethod
@@ -157,8 +244,7 @@ def skellam(variance: float) -> IntegerTable:
         rest = (3 - 5 * share) / (24 * root)
         rest += (81 - 462 * share + 385 * np.square(share)) / (1152 * np.square(root))
         power = np.square(x.astype(np.float64)) / (root + variance) - x * np.arcsinh(x / variance)
-        result: Floats = power - 0.5 * np.log(root / variance) + np.log1p(rest)
-        return result
+        return np.asarray(power - 0.5 * np.log(root / variance) + np.log1p(rest))
 
     radius = _bernstein_radius(variance)
     weight = log_weight if 2 * radius < MAX_BLOCKS else log_weight_if_wide
@@ -171,8 +257,28 @@ def binomial(trials: int, probability: float) -> IntegerTable:
     mode = min(trials, math.floor(mean + Fraction(probability)))
     radius = _bernstein_radius(float(mean * (1 - Fraction(probability)))) + 1
     low, high = max(0, mode - radius), min(trials, mode + radius)
+    centre = round(mean)
+    rest, successes, failures = float(mean - centre), float(mean), float(trials - mean)
+
+    def deviance(d: Floats) -> Floats:  # (1 + d) log(1 + d) - d for small d, by its series
+        total = np.zeros_like(d)
+        for k in range(16, 1, -1):
+            total = total * -d + 1 / (k * (k - 1))
+        return np.asarray(np.square(d) * total)
+
+    def weight_if_wide(x: Integers) -> Floats:
+        # Stirling's formula, up to a constant. Both outcomes are 10**5 and more, so that its next
+        # term is below 1e-15. Sizes that nearly cancel are never computed: only the distance is.
+        distance = (x - centre).astype(np.float64) - rest
+        one: Floats = distance / successes
+        two: Floats = -distance / failures
+        power = successes * deviance(one) + failures * deviance(two)
+        roots = 0.5 * (np.log1p(one) + np.log1p(two))
+        terms = 1 / (successes * (1 + one)) + 1 / (failures * (1 + two))
+        return np.asarray(-power - roots - terms / 12)
+
     if high - low >= MAX_BLOCKS:
-        weight = _wide_binomial(trials, mean)
+        weight = weight_if_wide
     else:
         # Ratios of neighbours: no difference of large logarithms of factorials.
         x = np.arange(low, high)
@@ -185,37 +291,6 @@ def binomial(trials: int, probability: float) -> IntegerTable:
     return IntegerTable.build(weight, mode=mode, below=mode - low, above=high - mode)
 
 
-def _wide_binomial(trials: int, mean: Fraction) -> LogWeight:
-    """Log-weights by Stirling's formula, up to a constant, where both outcomes are many.
-
-    Many is 10**5 and more, so that the formula's next term is below 1e-15. The sizes that nearly
-    cancel are never computed: only the distance from the mean is.
-    """
-    centre = round(mean)
-    rest, successes, failures = float(mean - centre), float(mean), float(trials - mean)
-
-    def log_weight(x: Integers) -> Floats:
-        distance = (x - centre).astype(np.float64) - rest
-        one: Floats = distance / successes
-        two: Floats = -distance / failures
-        power = successes * _deviance(one) + failures * _deviance(two)
-        roots = 0.5 * (np.log1p(one) + np.log1p(two))
-        terms = 1 / (successes * (1 + one)) + 1 / (failures * (1 + two))
-        result: Floats = -power - roots - terms / 12
-        return result
-
-    return log_weight
-
-
-def _deviance(d: Floats) -> Floats:
-    """`(1 + d) log(1 + d) - d` for small `d`, by its series."""
-    total = np.zeros_like(d)
-    for k in range(16, 1, -1):
-        total = total * -d + 1 / (k * (k - 1))
-    result: Floats = np.square(d) * total
-    return result
-
-
 def _bernstein_radius(variance: float) -> int:
     """A sum of steps up to 1 is farther from its mean with probability below 2**-64."""
     return math.ceil(_TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * variance))
@@ -226,26 +301,15 @@ def _words(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint64]:
 
 
 @lru_cache(maxsize=64, typed=True)
-def integer_law(
-    kind: Literal["discrete_gaussian", "discrete_laplace", "skellam"], scale: float
-) -> IntegerTable | int:
-    """A table to draw from, kept, or the only number there is: 0 for a scale of 0."""
-    name, most, make = {
-        "discrete_gaussian": ("std", MAX_SCALE, discrete_gaussian),
-        "discrete_laplace": ("scale", MAX_SCALE, discrete_laplace),
-        "skellam": ("variance", MAX_SCALE**2, skellam),
-    }[kind]
-    check_scale(name, scale, most)
-    return make(scale) if scale else 0
-
-
-@lru_cache(maxsize=64, typed=True)
-def binomial_law(trials: int, probability: float) -> IntegerTable | int:
-    """A table to draw from, kept, or the only number there is."""
-    check_trials(trials, probability)
-    if probability in (0, 1):
-        return trials * int(probability)
-    return binomial(trials, float(probability))
+def integer_table(law: LawName, *parameters: float) -> IntegerTable:
+    """The table of a law, kept for the next draw from it."""
+    makers: dict[LawName, Callable[..., IntegerTable]] = {
+        "discrete_gaussian": discrete_gaussian,
+        "discrete_laplace": discrete_laplace,
+        "skellam": skellam,
+        "binomial": binomial,
+    }
+    return makers[law](*parameters)
 
 
 @dataclass(frozen=True)
@@ -330,28 +394,15 @@ class SimulatedNoise(Noise):
         values = torch.from_numpy((uniform < chances).astype(np.int64))
         return values.reshape(shape).to(probabilities.device)
 
-    def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
-        return self._integers(shape, integer_law("discrete_gaussian", std))
-
-    def discrete_laplace(self, shape: tuple[int, ...], scale: float) -> Tensor:
-        """Integers `x` (int64) with probability proportional to `exp(-abs(x) / scale)`."""
-        return self._integers(shape, integer_law("discrete_laplace", scale))
-
-    def skellam(self, shape: tuple[int, ...], variance: float) -> Tensor:
-        """Differences (int64) of two Poisson numbers that have `variance / 2` each."""
-        return self._integers(shape, integer_law("skellam", variance))
-
-    def binomial(self, shape: tuple[int, ...], trials: int, probability: float) -> Tensor:
-        """Successes (int64) among so many independent trials."""
-        return self._integers(shape, binomial_law(trials, probability))
-
-    def _integers(self, shape: tuple[int, ...], law: IntegerTable | int) -> Tensor:
+    def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
         rows, cells = self._size(shape)
-        if isinstance(law, int):
-            return torch.full(shape, law, dtype=torch.int64)
+        first, last = parameters[0], parameters[-1]
+        if law == "binomial" and last in (0, 1):
+            return torch.full(shape, int(first * last), dtype=torch.int64)
+        if law != "binomial" and not first:
+            return torch.zeros(shape, dtype=torch.int64)
         # The generator is the same object each time, at another row's stream.
-        values = law.draw_rows(self._each([self._rng] * rows), cells)
+        values = integer_table(law, *parameters).draw_rows(self._each([self._rng] * rows), cells)
         return torch.from_numpy(values).reshape(shape)
 
 
@@ -425,12 +476,8 @@ class CohortNoise(SimulatedNoise):
     @cached_property
     def _state(self) -> Any:
         """State that the generator is set to before each draw: faster than `Philox(key=...)`."""
-        digest = hashlib.blake2b(
-            self._round.to_bytes(8, "little"),
-            key=self._key.secret,
-            digest_size=16,
-            person=b"ds-cohort-noise",
-        )
+        text, secret = self._round.to_bytes(8, "little"), self._key.secret
+        digest = hashlib.blake2b(text, key=secret, digest_size=16, person=b"ds-cohort-noise")
         words = np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
         return {
             "bit_generator": "Philox",
@@ -457,12 +504,8 @@ class CohortNoise(SimulatedNoise):
         return shape[0], count_cells(shape[1:])
 
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
-        bits, state, draws, workers = (
-            self._rng.bit_generator,
-            self._state,
-            self._draws,
-            self._workers,
-        )
+        bits, state = self._rng.bit_generator, self._state
+        draws, workers = self._draws, self._workers
         counters = np.zeros((len(workers), 4), np.uint64)
         counters[:, 2], counters[:, 3] = workers, [draws[worker] for worker in workers]
         for worker, row, counter in zip(workers, rows, counters, strict=True):
