@@ -16,10 +16,9 @@ covariance `sigma^2 S_pad S_pad'` (`diffsketch.privacy.mechanisms.padding`), and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -48,6 +47,8 @@ from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.reproduction.measurements import (
+    Found,
+    Given,
     MeasurementSettings,
     Progress,
     Whole,
@@ -169,16 +170,14 @@ coordinates; Laplace noise is for the epsilon `per_round`, with `clip` in the pr
 without in the paper's, which takes alpha from the vector."""
 
 
-def read_audit(settings: Mapping[str, Any]) -> _Audit:
+def read_audit(settings: Given) -> _Audit:
     """The settings of an audit; raise an `ArgumentError` that names what is wrong."""
     name = settings.get("case")
     check(name in CASES, "case", f"be one of {', '.join(CASES)} or inversion", name)
     return CASES[str(name)].read(settings)
 
 
-def measure_audit(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """One audit: a lower bound on epsilon, beside what is claimed or proven.
 
     Settings are `case`, one of `CASES`, with its own; `trials` of each world; `confidence` of the
@@ -209,10 +208,9 @@ def measure_audit(
 
 def neighbours_of(vectors: Tensor, change: str) -> Neighbours:
     """The two worlds: `vectors` has the worker's, and another worker's for `client`."""
-    vector = vectors[0]
+    vector, first = vectors[0], vectors[0].clone()
     if change == "client":
         return Neighbours(vector, vectors[1])
-    first = vector.clone()
     place = int(vector.abs().argmax())
     if change == "alpha":
         # The coordinate nearest to alpha: to replace it leaves alpha and sigma as they are.
