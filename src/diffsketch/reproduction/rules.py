@@ -128,11 +128,7 @@ def longer_vectors(claim: Statement, _: Facts) -> Cases:
 
 
 def vanishing(claim: Statement, _: Facts) -> Graded:
-    """The formula must get below 0.01, and neighbours' tables must not differ for certain.
-
-    In part if only the formula does: whoever knows the hashes and the other coordinates compares
-    two tables.
-    """
+    """The formula must get below 0.01 and neighbours' tables be equal; in part if it does."""
     size, dims = claim.values["table"], claim.values["sketched"]
     claims = {dim: _claimed(dim, *size) for dim in claim.values["dims"]}
     small = list(claims.values())[-1] < 0.01 and _falls(claims.values())
@@ -215,10 +211,7 @@ def _cpsgd(levels: int, trials: int, cohort: int) -> tuple[BinomialMechanism, fl
 
 
 def more_devices(claim: Statement, _: Facts) -> Graded:
-    """The epsilon of cpSGD must fall with the devices in the sum, and be finite for a round's.
-
-    In part if it falls, but is not finite for the devices of a round.
-    """
+    """The epsilon of cpSGD must fall with the devices, and be finite for those of a round."""
     values, few = claim.values, claim.values["in_a_round"]
     bounds = {
         cohort: _cpsgd(values["levels"], values["trials"], cohort)[1]
@@ -229,10 +222,7 @@ def more_devices(claim: Statement, _: Facts) -> Graded:
 
 
 def cpsgd_parameters(claim: Statement, _: Facts) -> Graded:
-    """The bits must hold k and m, and cpSGD's theorem give the epsilon for a round's devices.
-
-    In part if only the bits are right.
-    """
+    """The bits must hold k and m (in part), and the theorem give the epsilon for a round."""
     cases, fits, proven = [], [], []
     for target, count, levels, trials in claim.values["rows"]:
         mechanism, value = _cpsgd(levels, trials, claim.values["cohort"])
@@ -315,10 +305,7 @@ def unbiased(claim: Statement, _: Facts) -> Cases:
 
 
 def recovered(claim: Statement, _: Facts) -> Graded:
-    """The estimate must be within 50% of the vector (relative L2 error).
-
-    Fails above 100%, where an estimate of zero is nearer; in part between.
-    """
+    """The relative L2 error must be at most 50%; in part up to 100%, where zero is nearer."""
     cases = []
     for dim, rows, cols in claim.values["tables"]:
         vector = _gaussian(1, dim)[0]
@@ -350,10 +337,7 @@ def datasets(claim: Statement, facts: Facts) -> Cases:
 
 
 def gaussian(claim: Statement, facts: Facts) -> Graded:
-    """Zeros at most 1%, excess kurtosis within 1, Kolmogorov-Smirnov distance at most 0.05.
-
-    Holds if all three are so, in part if two are.
-    """
+    """Zeros <= 1%, excess kurtosis within 1, distance <= 0.05; in part if two are so."""
     found = {name: facts.number(claim.experiments[0], name) for name in ("zeros", "kurtosis", "ks")}
     good = [found["zeros"] <= 0.01, abs(found["kurtosis"]) <= 1.0, found["ks"] <= 0.05]
     why = "in one of three respects only" if sum(good) == 1 else "far from it"
@@ -420,10 +404,7 @@ def proof_issues(_: Statement, facts: Facts) -> Graded:
 
 
 def inherent(_: Statement, facts: Facts) -> Graded:
-    """The adversary of the definition, who knows all else, must not exceed the claim.
-
-    In part if only an adversary who does not know the other coordinates does.
-    """
+    """Who knows all else must not exceed the claim; in part if who does not know it does."""
     known, unknown = (_audits(facts, f"bare-{one}", claims=False) for one in ("known", "unknown"))
     stands = not any(each.refuted for each in known)
     hits = [stands, stands and not any(each.refuted for each in unknown)]
@@ -431,11 +412,7 @@ def inherent(_: Statement, facts: Facts) -> Graded:
 
 
 def theorem_1(_: Statement, facts: Facts) -> Graded:
-    """No attack may exceed the claim, also under the theorem's own assumption.
-
-    Fails if one does where the other coordinates are unknown and Gaussian; in part if attacks do
-    only where they are known.
-    """
+    """No attack may exceed the claim; in part if none does where the others are unknown."""
     assumed, others = _audits(facts, "bare-unknown"), _audits(facts, "bare-known", "padded")
     refuted = sum(each.refuted for each in others)
     stands = not any(each.refuted for each in assumed)
@@ -456,11 +433,7 @@ def same_privacy(_: Statement, facts: Facts) -> Cases:
 
 
 def inputs_hidden(_: Statement, facts: Facts) -> Graded:
-    """From bare sketches, similarity and labels must be near what luck gives: below 0.2 and 20%.
-
-    Fails where an image is recovered with a similarity of 0.8 or nine labels in ten; in part
-    between.
-    """
+    """Similarity and labels must be below 0.2 and 20%; in part below 0.8 and 90%."""
     labels = facts.numbers("audit", "inversion/labels/")
     similar = facts.numbers("audit", "inversion/similarity/")
     cases = [
@@ -495,10 +468,7 @@ def panels(claim: Statement, facts: Facts) -> Graded:
 
 
 def five_to_fifty(claim: Statement, facts: Facts) -> Graded:
-    """Every panel must be 5 points above the baseline with the same message size, and clearly so.
-
-    The baselines are cpSGD and Laplace noise on sketches. In part if some panels are.
-    """
+    """Every panel must be 5 points above cpSGD or Laplace on sketches, and clearly so."""
     hits, gaps = [], []
     for name in claim.experiments:
         other = _CPSGD if name == "cpsgd" else _NOISY_SKETCH
@@ -625,10 +595,7 @@ def correction_helps(_: Statement, facts: Facts) -> Cases:
 
 
 def federated(_: Statement, facts: Facts) -> Graded:
-    """At 20x and the smallest epsilon, at most 1, it must be within 5 points of no compression.
-
-    In part if it is so only at a larger epsilon.
-    """
+    """At 20x, within 5 points of no compression at epsilon 1; in part at a larger epsilon."""
     cases, near, strong = [], [], []
     for panel in panels_in(facts, "shakespeare", OURS, _UNCOMPRESSED, best=True):
         if panel.epsilon is not None and panel.ratio is not None and panel.ratio >= 20:
@@ -641,10 +608,7 @@ def federated(_: Statement, facts: Facts) -> Graded:
 
 
 def light_weight(_: Statement, facts: Facts) -> Graded:
-    """A round with sketches must take at most twice the time of one without compression.
-
-    In part up to ten times. They are times of simulated rounds on the machine of the run.
-    """
+    """A round may take twice the (simulated) time of one without compression; in part ten times."""
     cases, ratios, bare = [], [], "sketch, no privacy"
     for panel in panels_in(facts, "mnist", bare, _UNCOMPRESSED):
         plain = panel.lines[_UNCOMPRESSED].number("seconds")
@@ -694,10 +658,7 @@ def faster(_: Statement, facts: Facts) -> Graded:
 
 
 def lower(_: Statement, facts: Facts) -> Graded:
-    """The largest ratio of some panel must end below no compression, and clearly so.
-
-    The paper says "potentially": one panel is enough.
-    """
+    """The largest ratio of some panel must end below no compression, and clearly so."""
     cases, hits = [], []
     for panel in panels_in(facts, "accuracy-compression", _UNCOMPRESSED):
         ratio, name = _by_ratio(panel)[-1]
@@ -734,10 +695,7 @@ def _shares(facts: Facts, prefix: str, ending: str) -> dict[str, float]:
 
 
 def free(claim: Statement, facts: Facts) -> Graded:
-    """For bare sketches, Theorem 1 must claim the requirement for most messages, at every size.
-
-    In part from 5% of the messages on. Whether its claim is true is another question.
-    """
+    """For bare sketches most messages must be within the requirement; in part from 5% on."""
     ending = f"/none/{claim.values['requirement']:g}"
     found = _shares(facts, "needs-noise/", ending)
     runs = {place.partition("/")[0]: 1 - share for place, share in found.items()}
