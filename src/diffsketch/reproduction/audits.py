@@ -100,7 +100,7 @@ class _OfMethod(_Audit):
 
 
 class _RawLaplace(_OfMethod):
-    make = RawLaplace
+    make: ClassVar[Callable[..., Method]] = RawLaplace
     title = "Laplace noise on the gradient, {how}"
     per_round: float
     clip: float | None = None

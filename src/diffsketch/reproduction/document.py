@@ -117,19 +117,20 @@ def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
     before, after = (_most_seeds(one) for one in (full, less))
     if before != after:
         found["seeds"] = f"{after} instead of {before}"
-    pairs = [  # of each run and measurement that is left, before and after
-        (whole, part)
+    pairs = [  # settings of each run and measurement that is left, before and after
+        (whole.settings, part.settings)
         for part in less.variants
         for whole in full.variants
         if whole.name == part.name and set(part.panels) <= set(whole.panels)
     ]
-    measured = zip(full.measurements, less.measurements, strict=True)
+    both = zip(full.measurements, less.measurements, strict=True)
+    pairs += [(whole.settings, part.settings) for whole, part in both]
     changed: dict[str, tuple[list[Any], list[Any]]] = {}
-    for whole, part in (*pairs, *measured):
-        for key, value in part.settings.items():
-            if value != whole.settings.get(key) and key not in _NOT_SAID:
+    for old, new in pairs:
+        for key, value in new.items():
+            if value != old.get(key) and key not in _NOT_SAID:
                 olds, news = changed.setdefault(_NAMED.get(key, key), ([], []))
-                olds.append(whole.settings.get(key))
+                olds.append(old.get(key))
                 news.append(value)
     for key, (olds, news) in changed.items():
         found[key.replace("_", " ")] = f"{_ends(news)} instead of {_ends(olds)}"

@@ -496,7 +496,7 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
                 ]  # fmt: skip
         own = audits if run is runs[0] else []
         series += _audited_series(own, dim=int(run.found[0]["dim"]))
-        fields = {
+        fields: dict[str, Any] = {
             "run": run.name,
             "claimed": _CLAIMED,
             "end": "Where a line ends, no message has a claim."

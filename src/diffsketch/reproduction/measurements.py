@@ -289,7 +289,7 @@ def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found
     own = _Cpsgd.read(settings)
     rows = []
     for place, setting in enumerate(PAPER_SETTINGS):
-        steps = {"levels": setting.levels, "trials": setting.trials}
+        steps: Found = {"levels": setting.levels, "trials": setting.trials}
         fixed = own.model_dump(exclude={"cohorts"})
         mechanisms = [BinomialMechanism(**fixed, **steps, cohort=one) for one in own.cohorts]
         bits = mechanisms[0].bits

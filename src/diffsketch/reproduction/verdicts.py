@@ -54,7 +54,6 @@ _MEANINGS = {
 _LIMITS: dict[str, Callable[[float, float], bool]] = {
     "at_least": operator.ge,
     "at_most": operator.le,
-    "above": operator.gt,
     "below": operator.lt,
     "equal": operator.eq,
 }
