@@ -201,13 +201,13 @@ class Rough(Exact):
 FLIPS = [
     # Sizes and text
     Flip("sizes-mnist", HOLDS),
-    Flip("sizes-mnist", PART, values={"tables": [[7, 22, 50], [7, 15, 20]]}),
-    Flip("sizes-mnist", FAILS, values={"tables": [[7, 22, 75], [7, 15, 50]]}),
+    Flip("sizes-mnist", PART, values={"sizes": [[7, 22, 50], [7, 15, 20]]}),
+    Flip("sizes-mnist", FAILS, values={"sizes": [[7, 22, 75], [7, 15, 50]]}),
     Flip("sizes-shakespeare", FAILS),
-    Flip("sizes-shakespeare", HOLDS, values={"tables": [[10, 245, 16], [10, 190, 20]]}),
+    Flip("sizes-shakespeare", HOLDS, values={"sizes": [[10, 245, 16], [10, 190, 20]]}),
     Flip("bits", PART),
-    Flip("bits", HOLDS, values={"rows": [[4, 8], [5, 6]]}),
-    Flip("bits", FAILS, values={"rows": [[4, 10]]}),
+    Flip("bits", HOLDS, values={"sizes": [[4, 8], [5, 6]]}),
+    Flip("bits", FAILS, values={"sizes": [[4, 10]]}),
     Flip("histogram-text", FAILS),
     Flip("histogram-text", HOLDS, values={"text": 0.1}),
     Flip("full-bins", HOLDS),

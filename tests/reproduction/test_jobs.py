@@ -130,28 +130,25 @@ def test_source_of_measurements_does_not_matter_to_runs() -> None:
         assert (package / part).exists(), part
 
 
-def test_runs_of_other_versions_are_begun_again(store: Store, steps: list[int]) -> None:
+@pytest.mark.parametrize("damage", ["version", "checkpoint"])
+def test_runs_that_cannot_go_on_are_begun_again(
+    store: Store, steps: list[int], damage: str
+) -> None:
     job = Job("run", SMALL, 0)
     make(store, job, stop=lambda: len(steps) == 4)
-    path = store.run_directory(job) / "run.json"
-    data = json.loads(path.read_text())
-    del data["sha256"]
-    data["versions"]["source"] = "other"
-    path.write_bytes(sealed(data))
-    made = make(store, job)
-    assert made[0]
-    assert "source of diffsketch" in made[1]
-    assert made[1].endswith("begun again")
-    assert steps == [0, 1, 2, 3, *range(6)]
-
-
-def test_damaged_checkpoints_are_begun_again(store: Store, steps: list[int]) -> None:
-    job = Job("run", SMALL, 0)
-    make(store, job, stop=lambda: len(steps) == 4)
-    (store.run_directory(job) / "checkpoint.safetensors").write_bytes(b"x" * 20)
-    made = make(store, job)
-    assert made[0]
-    assert "checkpoint.safetensors" in made[1]
+    path, said = store.run_directory(job) / "run.json", "source of diffsketch"
+    if damage == "version":
+        data = json.loads(path.read_text())
+        del data["sha256"]
+        data["versions"]["source"] = "other"
+        path.write_bytes(sealed(data))
+    else:
+        said = "checkpoint.safetensors"
+        (path.parent / said).write_bytes(b"x" * 20)
+    done, note = make(store, job)
+    assert done
+    assert said in note
+    assert note.endswith("begun again")
     assert steps == [0, 1, 2, 3, *range(6)]
 
 

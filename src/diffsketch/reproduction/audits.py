@@ -16,10 +16,10 @@ covariance `sigma^2 S_pad S_pad'` (`diffsketch.privacy.mechanisms.padding`), and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.noise import Noise
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.reproduction.measurements import (
+    Found,
+    Given,
     MeasurementSettings,
     Progress,
     Whole,
@@ -81,66 +83,53 @@ class _Audit(MeasurementSettings):
 
 
 class _OfMethod(_Audit):
-    """The message of a method, noise and all."""
+    """The message of a method, noise and all; `make` takes the settings that it adds."""
 
+    make: ClassVar[Callable[..., Method]]
+    title: ClassVar[str]
     change: Change
 
-    def method(self, dim: int) -> tuple[Method, str]:
-        """The method, and a title for it."""
-        raise NotImplementedError
-
     def case_for(self, vectors: Tensor) -> Case:
-        method, title = self.method(vectors.shape[-1])
-        return of_method(vectors, method, change=self.change, title=title)
+        dim = vectors.shape[-1]
+        own = self.model_dump(exclude=set(_OfMethod.model_fields))
+        how = "as the paper has it" if own["clip"] is None else "clipped"
+        title = self.title.format(how=how, **own)
+        if "padding" in own:
+            own["padding"] *= dim  # given in lengths of the vector
+        return of_method(vectors, type(self).make(dim, **own), change=self.change, title=title)
 
 
 class _RawLaplace(_OfMethod):
+    make: ClassVar[Callable[..., Method]] = RawLaplace
+    title = "Laplace noise on the gradient, {how}"
     per_round: float
     clip: float | None = None
 
-    @property
-    def how(self) -> str:
-        return "clipped" if self.clip is not None else "as the paper has it"
-
-    def method(self, dim: int) -> tuple[Method, str]:
-        method = RawLaplace(dim, self.per_round, self.clip)
-        return method, f"Laplace noise on the gradient, {self.how}"
-
 
 class _SketchLaplace(_RawLaplace):
+    make = SketchLaplace
+    title = "Laplace noise on tables, {rows} x {cols}, {how}"
     rows: Whole
     cols: Whole
 
-    def method(self, dim: int) -> tuple[Method, str]:
-        size = (dim, self.rows, self.cols)
-        method = SketchLaplace(*size, per_round=self.per_round, clip=self.clip)
-        return method, f"Laplace noise on tables, {self.rows} x {self.cols}, {self.how}"
-
 
 class _SketchGaussian(_OfMethod):
+    make = SketchGaussian
+    title = "Gaussian noise on clipped tables, {rows} x {cols}"
     rows: Whole
     cols: Whole
     clip: float
     noise_multiplier: float
 
-    def method(self, dim: int) -> tuple[Method, str]:
-        size, multiplier = (dim, self.rows, self.cols), self.noise_multiplier
-        method = SketchGaussian(*size, clip=self.clip, noise_multiplier=multiplier)
-        return method, f"Gaussian noise on clipped tables, {self.rows} x {self.cols}"
-
 
 class _Proven(_OfMethod):
+    make = ProvenDiffSketch
+    title = "DiffSketch repaired, {rows} x {cols}, {padding}n appended"
     rows: Whole
     cols: Whole
     clip: float
     std: float
     padding: Whole
-
-    def method(self, dim: int) -> tuple[Method, str]:
-        size, padding = (dim, self.rows, self.cols), self.padding * dim
-        method = ProvenDiffSketch(*size, padding=padding, clip=self.clip, std=self.std)
-        table = f"{self.rows} x {self.cols}"
-        return method, f"DiffSketch repaired, {table}, {self.padding}n appended"
 
 
 class _Padded(_Audit):
@@ -169,16 +158,14 @@ coordinates; Laplace noise is for the epsilon `per_round`, with `clip` in the pr
 without in the paper's, which takes alpha from the vector."""
 
 
-def read_audit(settings: Mapping[str, Any]) -> _Audit:
+def read_audit(settings: Given) -> _Audit:
     """The settings of an audit; raise an `ArgumentError` that names what is wrong."""
     name = settings.get("case")
     check(name in CASES, "case", f"be one of {', '.join(CASES)} or inversion", name)
     return CASES[str(name)].read(settings)
 
 
-def measure_audit(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """One audit: a lower bound on epsilon, beside what is claimed or proven.
 
     Settings are `case`, one of `CASES`, with its own; `trials` of each world; `confidence` of the
@@ -209,10 +196,9 @@ def measure_audit(
 
 def neighbours_of(vectors: Tensor, change: str) -> Neighbours:
     """The two worlds: `vectors` has the worker's, and another worker's for `client`."""
-    vector = vectors[0]
+    vector, first = vectors[0], vectors[0].clone()
     if change == "client":
         return Neighbours(vector, vectors[1])
-    first = vector.clone()
     place = int(vector.abs().argmax())
     if change == "alpha":
         # The coordinate nearest to alpha: to replace it leaves alpha and sigma as they are.

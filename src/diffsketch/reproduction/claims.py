@@ -43,7 +43,7 @@ class Statement:
     why: str = ""  # nothing measures it; empty if something does
     read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
     each: str = ""  # in place of `read`: "experiment prefix", each fact that begins so as `value`
-    hits: Sequence[str] = ()  # conditions on them, in place of a rule
+    hits: Sequence[Mapping[str, Any]] = ()  # conditions on them, in place of a rule
     measured: str = ""
     case: str = ""  # A case in it
     part: str = ""  # why it holds only in part; `{hits}` and `{total}` count the cases
@@ -170,8 +170,8 @@ class Gap:
     error: float
 
     def above(self, least: float) -> bool:
-        """Whether it is so much, and more than two standard errors above 0."""
-        return self.mean >= least and self.mean > _CLEAR * self.error
+        """Whether it is so much; and, for a lead, more than two standard errors above 0."""
+        return self.mean >= least and (least <= 0 or self.mean > _CLEAR * self.error)
 
     def __str__(self) -> str:
         sure = f" (standard error {100 * self.error:.1f})" if self.error else ""
@@ -180,10 +180,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The facts of a variant in a panel: `spread`, `noised`, `bytes-to`, ...
-
-    Its accuracy is the mean over the seeds at the end; None if all of them diverged.
-    """
+    """The facts of a variant in a panel: `spread`, `noised`, `bytes-to`, ..."""
 
     facts: Mapping[str, Fact]
 
@@ -194,7 +191,7 @@ class LineFacts:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over the seeds at the end."""
+        """The mean over the seeds at the end; None if all of them diverged."""
         return self.number("accuracy")
 
     def __str__(self) -> str:
@@ -217,20 +214,28 @@ class Panel:
     @property
     def epsilon(self) -> float | None:
         """The epsilon in its name."""
-        return _found(r"epsilon (\d+(?:\.\d+)?)", self.name)
+        match = re.search(r"epsilon (\d+(?:\.\d+)?)", self.name)
+        return None if match is None else float(match[1])
 
     @property
     def ratio(self) -> float | None:
         """The compression in its name."""
-        return _found(r"(\d+(?:\.\d+)?)x\b", self.name)
+        match = re.search(r"(\d+(?:\.\d+)?)x\b", self.name)
+        return None if match is None else float(match[1])
 
     def gap(self, ours: str, other: str) -> Gap | None:
         """The lead of `ours`; None unless the panel has both and both finished."""
-        first, second = self.lines.get(ours), self.lines.get(other)
-        if first is None or second is None:
+        if not {ours, other} <= set(self.lines):
             return None
-        unpaired = gap_of(first, second, self.seeds)
+        unpaired = gap_of(self.lines[ours], self.lines[other], self.seeds)
         return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
+
+    def leads(self, upper: str, lower: str, least: float) -> bool:
+        """Whether a line leads another by so much; one that diverged is below all others."""
+        gap = self.gap(upper, lower)
+        if gap is None:
+            return self.lines[upper].accuracy is not None
+        return gap.above(least)
 
     def compared(self, ours: str, other: str) -> Case:
         """A case: the two lines and their difference."""
@@ -268,11 +273,6 @@ def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
     return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds))
 
 
-def _found(pattern: str, text: str) -> float | None:
-    match = re.search(pattern, text)
-    return None if match is None else float(match[1])
-
-
 def panels_in(facts: Facts, experiment: str, *names: str, best: bool = False) -> list[Panel]:
     """The panels of a training figure that have all of these lines; one at least."""
     seeds = int(facts.number(experiment, "seeds"))
@@ -290,10 +290,12 @@ def panels_in(facts: Facts, experiment: str, *names: str, best: bool = False) ->
             lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
     if not lines:
         raise MissingFactError(experiment, "accuracy/...")
-    panels = [Panel(experiment, one, {name: LineFacts(each) for name, each in own.items()},
-                    gaps.get(one, {}), seeds) for one, own in lines.items()]  # fmt: skip
-    panels = [panel.at_best() for panel in panels] if best else panels
-    found = [panel for panel in panels if set(names) <= set(panel.lines)]
+    found = []
+    for one, own in lines.items():
+        read = {name: LineFacts(each) for name, each in own.items()}
+        panel_ = Panel(experiment, one, read, gaps.get(one, {}), seeds)
+        found.append(panel_.at_best() if best else panel_)
+    found = [panel for panel in found if set(names) <= set(panel.lines)]
     if not found:
         raise MissingFactError(experiment, f"accuracy/.../{names[0]}")
     return found

@@ -6,17 +6,17 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Cell, Exhibit, Page, Plot, Section, Table, check_page
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, check_page
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import Standing, Verdicts
+from diffsketch.reproduction.claims import Verdicts
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
 from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
@@ -47,14 +47,9 @@ def page_of(
     known = ", ".join(
         f"{one} {versions[one]}" for one in ("diffsketch", "torch", "numpy", "python")
     )
-    first = Section(
-        name="claims",
-        title=text["claims"],
-        lead=summary_text(verdicts),
-        text=(text["claims-text"],),
-        exhibits=claim_tables(verdicts, reduced=less),
-    )
-    reading = Section(name="reading", title=text["reading"], text=tuple(text["reading-text"]))
+    first = Section("claims", text["claims"], summary_text(verdicts), text=(text["claims-text"],),
+                    exhibits=claim_tables(verdicts, reduced=less))  # fmt: skip
+    reading = Section("reading", text["reading"], text=tuple(text["reading-text"]))
     sections = [section_of(*each, reduced=reduced.get(each[0].name, {})) for each in figures]
     return Page(
         title=text["title"],
@@ -122,12 +117,20 @@ def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
     before, after = (_most_seeds(one) for one in (full, less))
     if before != after:
         found["seeds"] = f"{after} instead of {before}"
+    pairs = [  # settings of each run and measurement that is left, before and after
+        (whole.settings, part.settings)
+        for part in less.variants
+        for whole in full.variants
+        if whole.name == part.name and set(part.panels) <= set(whole.panels)
+    ]
+    both = zip(full.measurements, less.measurements, strict=True)
+    pairs += [(whole.settings, part.settings) for whole, part in both]
     changed: dict[str, tuple[list[Any], list[Any]]] = {}
-    for whole, part in _pairs(full, less):
-        for key, value in part.items():
-            if value != whole.get(key) and key not in _NOT_SAID:
+    for old, new in pairs:
+        for key, value in new.items():
+            if value != old.get(key) and key not in _NOT_SAID:
                 olds, news = changed.setdefault(_NAMED.get(key, key), ([], []))
-                olds.append(whole.get(key))
+                olds.append(old.get(key))
                 news.append(value)
     for key, (olds, news) in changed.items():
         found[key.replace("_", " ")] = f"{_ends(news)} instead of {_ends(olds)}"
@@ -139,18 +142,6 @@ def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
 
 def _most_seeds(experiment: Experiment) -> int:
     return max((job.seed for job in experiment.jobs), default=0) + 1
-
-
-def _pairs(
-    full: Experiment, less: Experiment
-) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Settings of each run and measurement that is left, before and after."""
-    for part in less.variants:
-        for whole in full.variants:
-            if whole.name == part.name and set(part.panels) <= set(whole.panels):
-                yield whole.settings, part.settings
-    for one, other in zip(full.measurements, less.measurements, strict=True):
-        yield one.settings, other.settings
 
 
 def _ends(values: Sequence[Any]) -> str:
@@ -258,17 +249,15 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
     """
     check_page(page)
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
-    counts = count_standings(verdicts)
-    counted = (
-        f"{counts[Standing.HOLDS]} hold, {counts[Standing.IN_PART]} hold in part, "
-        f"{counts[Standing.FAILS]} fail, {counts[Standing.NOT_MEASURED]} were not measured"
-    )
-    parts = [f"# {_prose(page.title)}"]
-    if page.notice:
-        parts.append(f"> **{_prose(page.notice)}**")
-    parts.append(_prose(page.lead))
-    parts.append(f"**{sum(counts.values())} claims of the paper: {counted}.**")
-    parts.append(texts()["page"]["how"])
+    holds, part, fails, without = count_standings(verdicts).values()
+    counted = f"{holds} hold, {part} hold in part, {fails} fail, {without} were not measured"
+    parts = [
+        f"# {_prose(page.title)}",
+        page.notice and f"> **{_prose(page.notice)}**",
+        _prose(page.lead),
+        f"**{len(verdicts)} claims of the paper: {counted}.**",
+        texts()["page"]["how"],
+    ]
     for section in page.sections:
         badge = f" ({section.badge})" if section.badge else ""
         parts.append(f"## {_prose(section.title + badge)}")
@@ -276,8 +265,14 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
             parts.append(f"**{_prose(section.lead)}**")
         parts += [_prose(text) for text in section.text]
         for exhibit in section.exhibits:
-            parts += [f"### {_prose(exhibit.title)}", _shown(exhibit, links)]
-            parts.append(_prose(exhibit.caption))
+            if isinstance(exhibit, Plot):
+                shown = image_link(exhibit.title, links[exhibit.name])
+            elif len(exhibit.rows) > _SMALL and not exhibit.name.startswith("claims"):
+                rows, file = len(exhibit.rows), f"`data/{exhibit.name}.csv`"
+                shown = f"{rows} rows: on the page, and in {file} beside it."
+            else:
+                shown = table_markdown(exhibit)
+            parts += [f"### {_prose(exhibit.title)}", shown, _prose(exhibit.caption)]
         if (deviations := section.details.get(_DEVIATIONS)) is not None:
             parts += [f"### {_DEVIATIONS}: {_prose(section.title)}", table_markdown(deviations)]
         if (commands := section.details.get(_COMMANDS)) is not None:
@@ -286,14 +281,6 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
         made = Table("origin", "", ("what", "value"), tuple(page.origin.items()))
         parts += ["## What made this document", table_markdown(made)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _shown(exhibit: Exhibit, links: Mapping[str, str]) -> str:
-    if isinstance(exhibit, Plot):
-        return image_link(exhibit.title, links[exhibit.name])
-    if len(exhibit.rows) > _SMALL and not exhibit.name.startswith("claims"):
-        return f"{len(exhibit.rows)} rows: on the page, and in `data/{exhibit.name}.csv` beside it."
-    return table_markdown(exhibit)
 
 
 def _plots(page: Page) -> list[str]:
@@ -317,16 +304,8 @@ def write_document(
     """Write `reproduction.md` and `images/reproduction/<plot>.svg` or `.png`, all or none.
 
     Of the two forms of a picture the smaller one is kept; that of an earlier call in the other
-    form is removed. What else is in the directory is left as it is.
-
-    Args:
-        page: What to show.
-        verdicts: About the claims.
-        directory: Such as `docs`; made if it does not exist.
-        pictures: Those of the page, as `pictures_of` draws them.
-
-    Returns:
-        The files, the document first.
+    form is removed. What else is in the directory is left as it is. Returns the files, the
+    document first.
 
     Raises:
         ArgumentError: A name has other than letters, digits and dashes, or appears twice.
@@ -335,7 +314,6 @@ def write_document(
         OSError: A file cannot be written.
     """
     check_page(page)
-    directory = Path(directory)
     contents: dict[Path, bytes] = {}
     links, outdated = {}, []
     for name in _plots(page):
@@ -374,53 +352,38 @@ def records(
         # JSON has no word for what is not finite.
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
+    experiments = {}
+    for experiment, figure in figures:
+        runs = [
+            {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
+             "seed": job.seed, "key": job.key, **_run_record(results[job])}
+            for variant in experiment.variants
+            for job in experiment.runs(variant)
+        ]  # fmt: skip
+        measurements = [
+            {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
+             "seed": job.seed, "key": job.key, "result": results[job]}
+            for item in experiment.measurements
+            for job in experiment.measured(item)
+        ]  # fmt: skip
+        experiments[experiment.name] = {
+            "place": experiment.place,
+            "facts": {name: fact(value) for name, value in figure.facts.items()},
+            "runs": runs,
+            "measurements": measurements,
+        }
     content = {
         "format": FORMAT,
         "command": command,
         "versions": dict(versions),
         "reduced": any(experiment.reduced for experiment, _ in figures),
         "claims": [
-            {
-                "name": statement.name,
-                "claim": statement.quote,
-                "where": statement.where,
-                "verdict": str(verdict),
-                "measured": verdict.measured,
-            }
-            for statement, verdict in verdicts.items()
+            {"name": one.name, "claim": one.quote, "where": one.where, "verdict": str(verdict),
+             "measured": verdict.measured}
+            for one, verdict in verdicts.items()
         ],
-        "experiments": {
-            experiment.name: {
-                "place": experiment.place,
-                "facts": {name: fact(value) for name, value in figure.facts.items()},
-                "runs": [
-                    {
-                        "name": variant.name,
-                        "panels": list(variant.panels),
-                        "group": variant.group,
-                        "seed": job.seed,
-                        "key": job.key,
-                        **_run_record(results[job]),
-                    }
-                    for variant in experiment.variants
-                    for job in experiment.runs(variant)
-                ],
-                "measurements": [
-                    {
-                        "name": item.name,
-                        "kind": item.kind,
-                        "settings": dict(item.settings),
-                        "seed": job.seed,
-                        "key": job.key,
-                        "result": results[job],
-                    }
-                    for item in experiment.measurements
-                    for job in experiment.measured(item)
-                ],
-            }
-            for experiment, figure in figures
-        },
-    }
+        "experiments": experiments,
+    }  # fmt: skip
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

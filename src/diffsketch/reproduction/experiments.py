@@ -226,19 +226,11 @@ def names(folder: Path = SETTINGS) -> tuple[str, ...]:
 def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = True) -> Experiment:
     """Read an experiment.
 
+    Unless `complete`, settings of the runs are neither all checked nor completed with what the
+    task and the method have, and nothing heavy is imported.
+
     Guarantees (`tests/reproduction/test_experiments.py`): a key that is missing, unknown or of
     another type is an error; all files of the package load.
-
-    Args:
-        name: That of a file in the folder.
-        reduced: Whether for `--quick`.
-        folder: The folder of the settings files.
-        complete: Whether every setting of the runs is checked, and completed with what the task
-            and the method have. Without, nothing heavy is imported.
-
-    Raises:
-        ArgumentError: There is no such experiment.
-        DataError: Something in its file is wrong.
     """
     known = names(folder)
     if name not in known:
@@ -247,14 +239,10 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     path = folder / f"{name}.toml"
     found = _checked(_read(path), path)
     found = _less(found) if reduced else found
-    if complete:
+    variants = [replace(one, settings={**found.common, **one.settings}) for one in found.variants]
+    if complete and variants:
         variants = _complete(found, path)
-    else:
-        variants = [
-            replace(one, settings={**found.common, **one.settings}) for one in found.variants
-        ]
-    kept = set(found.quick.panels) if reduced and found.quick.panels else None
-    if kept is not None:
+    if reduced and (kept := found.quick.panels):
         panels = [tuple(panel for panel in one.panels if panel in kept) for one in variants]
         both = zip(variants, panels, strict=True)
         variants = [replace(one, panels=some) for one, some in both if some]
@@ -274,19 +262,14 @@ def _read(path: Path) -> Experiment:
     for key in ("name", "reduced"):
         if key in table:
             raise DataError(f"{path}: unknown key {key!r}, got {key}={table[key]!r}")
+    levels = {"deviation": Deviation, "measure": Measurement, "quick": Quick}
+    keys = {level: [one.name for one in dataclasses.fields(kind)] for level, kind in levels.items()}
+    keys[""] = ["title", "place", "says", "drawing", "paper", "deviation", "seeds", "run",
+                "measure", "options", "common", "quick"]  # fmt: skip
     try:
         return TypeAdapter(Experiment).validate_python({**table, "name": path.stem})
     except ValidationError as error:
-        raise DataError(f"{path}: {mistake_text(error, _LEVELS)}") from error
-
-
-_LEVELS = {
-    "": ("title", "place", "says", "drawing", "paper", "deviation", "seeds", "run", "measure",
-         "options", "common", "quick"),
-    "deviation": ("what", "why"),
-    "measure": ("name", "kind", "settings", "seeds"),
-    "quick": ("seeds", "common", "measure", "panels"),
-}  # fmt: skip
+        raise DataError(f"{path}: {mistake_text(error, keys)}") from error
 
 
 def mistake_text(error: ValidationError, levels: Mapping[str, Collection[str]]) -> str:
@@ -309,51 +292,51 @@ def mistake_text(error: ValidationError, levels: Mapping[str, Collection[str]]) 
     return f"{where}{key} {condition}, got {key}={value!r}"
 
 
-def _require(good: bool, path: Path, text: str) -> None:
-    if not good:
-        raise DataError(f"{path}: {text}")
-
-
 def _checked(found: Experiment, path: Path) -> Experiment:
     """The experiment, if its parts fit together; with settings in their types."""
     drawing, variants, measurements = found.drawing, found.variants, found.measurements
+    quick = found.quick
+
+    def require(good: bool, text: str) -> None:
+        if not good:
+            raise DataError(f"{path}: {text}")
+
     hint = nearest(drawing, FIGURES)
-    _require(drawing in FIGURES, path, f"drawing must be one of them, got {drawing=!r}; {hint}")
+    require(drawing in FIGURES, f"drawing must be one of them, got {drawing=!r}; {hint}")
     for number, one in enumerate(measurements, start=1):
         kind, hint = one.kind, nearest(one.kind, MEASUREMENTS)
         where = f"[[measure]] {number}: kind must be the name of a measurement"
-        _require(kind in MEASUREMENTS, path, f"{where}, got {kind=!r}; {hint}")
+        require(kind in MEASUREMENTS, f"{where}, got {kind=!r}; {hint}")
     some = bool(variants or measurements)
-    _require(some, path, "must have a [[run]] or a [[measure]] at least, and has none")
+    require(some, "must have a [[run]] or a [[measure]] at least, and has none")
     for key, value in found.common.items():
         text = f"[common]: must not be without a [[run]], got {key}={value!r}"
-        _require(bool(variants), path, text)
+        require(bool(variants), text)
     places = Counter((panel, one.name) for one in variants for panel in one.panels)
     for (panel, name), count in places.items():
         text = f"[[run]]: name must differ within a panel, got {name=!r} twice in {panel!r}"
-        _require(count == 1, path, text)
+        require(count == 1, text)
     for name, count in Counter(one.name for one in measurements).items():
-        _require(count == 1, path, f"[[measure]]: name must differ, got {name=!r} twice")
+        require(count == 1, f"[[measure]]: name must differ, got {name=!r} twice")
     every = {panel: None for one in variants for panel in one.panels}
-    for panel in found.quick.panels:
+    for panel in quick.panels:
         text = f"[quick]: panels must be those of a [[run]], got {panel!r}; {nearest(panel, every)}"
-        _require(panel in every, path, text)
-    for key, value in found.quick.measure.items():
-        known = any(key in one.settings for one in measurements)
+        require(panel in every, text)
+    for key, value in quick.measure.items():
         text = f"[quick]: measure must have keys of a [[measure]]'s settings, got {key}={value!r}"
-        _require(known, path, text)
+        require(any(key in one.settings for one in measurements), text)
 
     def settings(table: Mapping[str, Any], where: str) -> dict[str, Value]:
         text = f"{where} seed must not be given, since there are as many as seeds says"
-        _require("seed" not in table, path, f"{text}, got seed={table.get('seed')!r}")
+        require("seed" not in table, f"{text}, got seed={table.get('seed')!r}")
         return checked_table(table, f"{path}: {where}")
 
     runs = [
         replace(one, settings=settings(one.settings, f"[[run]] {number}:"))
         for number, one in enumerate(variants, start=1)
     ]
-    less = settings(found.quick.common, "[quick]: [common]:")
-    common, quick = settings(found.common, "[common]:"), replace(found.quick, common=less)
+    quick = replace(quick, common=settings(quick.common, "[quick]: [common]:"))
+    common = settings(found.common, "[common]:")
     return replace(found, variants=tuple(runs), common=common, quick=quick)
 
 
@@ -368,28 +351,24 @@ def _less(full: Experiment) -> Experiment:
     def replaced(settings: Mapping[str, Any], instead: Mapping[str, Any]) -> dict[str, Any]:
         return {key: instead.get(key, value) for key, value in settings.items()}
 
-    variants = [
-        replace(one, settings=replaced(one.settings, quick.common)) for one in full.variants
-    ]
-    measurements = [
-        replace(one, settings=replaced(one.settings, quick.measure),
-                seeds=one.seeds and min(one.seeds, seeds))
-        for one in full.measurements
-    ]  # fmt: skip
     return replace(
         full,
         seeds=seeds,
         common={**full.common, **quick.common},
-        variants=tuple(variants),
-        measurements=tuple(measurements),
+        variants=tuple(
+            replace(one, settings=replaced(one.settings, quick.common)) for one in full.variants
+        ),
+        measurements=tuple(
+            replace(one, settings=replaced(one.settings, quick.measure),
+                    seeds=one.seeds and min(one.seeds, seeds))
+            for one in full.measurements
+        ),
         reduced=True,
-    )
+    )  # fmt: skip
 
 
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
-    if not experiment.variants:
-        return []
     from diffsketch.app.build import settings_of_methods  # PyTorch comes with it
     from diffsketch.app.compare import contenders_of
 
@@ -408,9 +387,7 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
         except DiffSketchError as error:
             where = f"{path}: [[run]] {int(contender.name) + 1} ({variant.name})"
             raise DataError(f"{where}: {error}") from error
-        settings = dict(whole)
-        del settings["seed"]
-        kept = {key: value for key, value in settings.items() if value is not None}
+        kept = {key: value for key, value in whole if value is not None and key != "seed"}
         found.append(replace(variant, settings=kept))
     return found
 

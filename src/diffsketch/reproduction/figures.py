@@ -149,10 +149,11 @@ def rounded(value: float | None) -> float | None:
 # --- distributions of gradients and model updates --------------------------------------------
 
 _LINES = 5
-_SHAPES = (
-    ("zeros", "zeros"), ("kurtosis", "kurtosis"), ("ks", "ks"), ("ratio", "ratio"),
-    ("above-alpha", "beyond"), ("largest", "largest"),
-)  # fmt: skip  # facts, and what the measurement calls them
+_SHAPES = {
+    "zeros": "zeros", "kurtosis": "kurtosis", "ks": "ks", "ratio": "ratio",
+    "above-alpha": "beyond", "largest": "largest",
+}  # fmt: skip  # facts, and what the measurement calls them
+_NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis", "ks", "ks_nonzero")
 
 
 def draw_distributions(experiment: Experiment, results: Results) -> Figure:
@@ -170,7 +171,7 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     middles = tuple((a + b) / 2 for a, b in pairwise(edges))
     bell = [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in middles]
     least = min(value for value in heights if value > 0) / 3
-    histograms = []
+    exhibits: list[Exhibit] = []
     for kind, lowest in (("density", -1.0), ("density-log", least)):
         shown = tuple(value if value > min(lowest, 0.0) else None for value in heights)
         fit = tuple(value if value > lowest else None for value in bell)
@@ -179,7 +180,7 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
             Series("Gaussian of the same mean and deviation", middles, fit, dashed=True,
                    role="reference"),
         )  # fmt: skip
-        histograms.append(plot(kind, f"{name}-{kind}", series, what=what, vectors=len(vectors)))
+        exhibits.append(plot(kind, f"{name}-{kind}", series, what=what, vectors=len(vectors)))
     scores, last = tuple(data["scores"]), len(vectors) - 1
     count = min(_LINES, len(vectors))  # few enough to be told apart, first and last among them
     some = [vectors[round(place * last / max(1, count - 1))] for place in range(count)]
@@ -192,32 +193,27 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     for place in range(len(vectors)):
         same = [one["vectors"][place] for one in found]
         devices = {str(v["device"]) for v in same}
-        numbers = [
-            rounded(_mean_of(same, key))
-            for key in ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis", "ks",
-                        "ks_nonzero")
-        ]  # fmt: skip
         device = devices.pop() if len(devices) == 1 else "one of each seed"
+        numbers = [rounded(_mean_of(same, key)) for key in _NUMBERS]
         rows.append((place + 1, int(same[0]["round"]) + 1, device, *numbers))
-    facts = _shape_facts(found)
-    seeds = f"Means over {len(found)} seeds." if len(found) > 1 else "One seed."
+    facts, entry = _shape_facts(found), texts()["vectors"]
     chance = 1.63 / math.sqrt(data["dim"])
     far = float(facts["ks/least"] or 0.0) > chance
     words = {key.replace("/", "_").replace("-", "_"): value for key, value in facts.items()}
-    lead = texts()["vectors"]["lead"].format(
-        what=what, chance=chance,
-        verdict="far from Gaussian" if far else "not told from Gaussian", **words,
-    )  # fmt: skip
-    text = texts()["vectors"]["text"].format(
-        first=int(vectors[0]["round"]) + 1, last=int(vectors[-1]["round"]) + 1,
-        seeds=f"{len(found)} seed{'s' if len(found) > 1 else ''}",
-    )  # fmt: skip
-    exhibits: tuple[Exhibit, ...] = (
-        *histograms,
+    words |= {"what": what, "verdict": "far from Gaussian" if far else "not told from Gaussian"}
+    first, end = (int(vectors[place]["round"]) + 1 for place in (0, -1))
+    seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+    several = f"Means over {seeds}." if len(found) > 1 else "One seed."
+    exhibits += [
         plot("quantiles", f"{name}-quantiles", quantiles),
-        table("vectors", f"{name}-vectors", rows, what=what, seeds=seeds),
+        table("vectors", f"{name}-vectors", rows, what=what, seeds=several),
+    ]
+    return Figure(
+        lead=entry["lead"].format(chance=chance, **words),
+        exhibits=tuple(exhibits),
+        text=(entry["text"].format(first=first, last=end, seeds=seeds),),
+        facts=facts,
     )
-    return Figure(lead=lead, exhibits=exhibits, text=(text,), facts=facts)
 
 
 def density(data: Mapping[str, Any]) -> list[float]:
@@ -237,7 +233,7 @@ def _shape_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
     vectors = [v for data in found for v in data["vectors"]]
     facts: dict[str, Fact] = {"seeds": len(found), "vectors": len(vectors)}
     facts["dim"] = int(found[0]["dim"])
-    for name, key in _SHAPES:
+    for name, key in _SHAPES.items():
         values = [float(v[key]) for v in vectors]
         by_seed = [statistics.fmean(float(v[key]) for v in data["vectors"]) for data in found]
         facts |= {
@@ -258,51 +254,56 @@ def _shape_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 # --- Theorem 2 beside the gap that was measured ----------------------------------------------
 
 
+_CONSTANTS = ("gradient_norm", "gradient_norm_always", "distance", "reference", "reference_norm")
+
+
 def draw_convergence(experiment: Experiment, results: Results) -> Figure:
     """Gap and bounds over the rounds, on logarithmic axes.
 
     Guarantees (`tests/reproduction/test_figures.py`): a gap above the bound is counted.
     """
-    lines = measured_of(experiment, results)
+    lines, series = measured_of(experiment, results), []
     sketched = next(line for line in lines if "theorem2" in line.first)
-    series = []
+    constants: Rows = []
     for line in lines:
-        places = tuple(float(r) for r in line.first["rounds"])
+        first, places = line.first, tuple(float(r) for r in line.first["rounds"])
         rows = list(zip(*(each["gap"] for each in line.found), strict=True))
-        several = len(line.found) > 1
-        series.append(
-            Series(
-                f"measured, {line.name}", places, tuple(_means(line, "gap")), role=line.name,
-                low=tuple(min(row) for row in rows) if several else (),
-                high=tuple(max(row) for row in rows) if several else (),
-                kind="band" if several else "line",
-            )
-        )  # fmt: skip
+        ends = {"low": tuple(map(min, rows)), "high": tuple(map(max, rows)), "kind": "band"}
+        band: dict[str, Any] = ends if len(line.found) > 1 else {}
+        gaps = tuple(_means(line, "gap"))
+        series.append(Series(f"measured, {line.name}", places, gaps, role=line.name, **band))
         for what, words in (("theorem2", "Theorem 2"), ("proven", "bound on the expected gap")):
-            if what in line.first:
-                name = f"{words}, {line.name}"
-                bound = tuple(_means(line, what))
-                series.append(Series(name, places, bound, dashed=True, role=name))
-    seeds = len(lines[0].found)
+            if what in first:
+                name, bounds = f"{words}, {line.name}", tuple(_means(line, what))
+                series.append(Series(name, places, bounds, dashed=True, role=name))
+        means = [rounded(statistics.fmean(each[key] for each in line.found)) for key in _CONSTANTS]
+        noise = None if "error" not in first else first["dim"] * first["error"] ** 2
+        constants.append((line.name, *means, rounded(noise), rounded(first.get("variance"))))
+    gap, stated, proven = (_means(sketched, key) for key in ("gap", "theorem2", "proven"))
+    rounds, seeds = sketched.first["rounds"], len(lines[0].found)
+    numbers: Rows = [
+        (rounds[i], rounded(gap[i]), rounded(stated[i]), rounded(proven[i]),
+         rounded(stated[i] / gap[i]) if gap[i] > 0 else None)
+        for i in sorted({0, len(gap) // 4, len(gap) // 2, 3 * len(gap) // 4, len(gap) - 1})
+    ]  # fmt: skip
     spread = f"Mean of {seeds} seeds; the band is from the least to the most. " if seeds > 1 else ""
     facts = _gap_facts(lines, sketched)
-    share, gap, bound_ = (float(facts[name] or 0.0) for name in ("bound-holds", "gap", "bound"))
+    share, end, bound = (float(facts[key] or 0.0) for key in ("bound-holds", "gap", "bound"))
     entry, name = texts()["gap"], experiment.name
-    lead = entry["lead"].format(
-        where="every round looked at" if share >= 1 else f"{share:.0%} of the rounds looked at",
-        rounds=sketched.first["rounds"][-1],
-        bound=bound_,
-        times=f", {bound_ / gap:,.0f} times the measured gap of {gap:.3g}" if gap > 0 else "",
-        useful=float(facts["useful-after"] or 0.0),
-    )
     reference = statistics.fmean(each["reference"] for each in sketched.found)
     return Figure(
-        lead=lead,
+        lead=entry["lead"].format(
+            where="every round looked at" if share >= 1 else f"{share:.0%} of the rounds looked at",
+            rounds=rounds[-1],
+            bound=bound,
+            times=f", {bound / end:,.0f} times the measured gap of {end:.3g}" if end > 0 else "",
+            useful=float(facts["useful-after"] or 0.0),
+        ),
         exhibits=(
             plot("gap", f"{name}-gap", series, spread=spread),
-            table("gap-numbers", f"{name}-numbers", _gap_numbers(sketched), line=sketched.name),
+            table("gap-numbers", f"{name}-numbers", numbers, line=sketched.name),
         ),
-        proven=(table("gap-constants", f"{name}-constants", _gap_constants(lines)),),
+        proven=(table("gap-constants", f"{name}-constants", constants),),
         text=tuple(text.format(reference=reference) for text in entry["text"]),
         facts=facts,
     )
@@ -324,28 +325,6 @@ def _means(line: Measured, what: str) -> list[float]:
     """Over the seeds, at each place."""
     rows = zip(*(each[what] for each in line.found), strict=True)
     return [statistics.fmean(row) for row in rows]
-
-
-def _gap_numbers(line: Measured) -> Rows:
-    rounds = line.first["rounds"]
-    gap, stated, proven = (_means(line, name) for name in ("gap", "theorem2", "proven"))
-    wanted = sorted({0, len(gap) // 4, len(gap) // 2, 3 * len(gap) // 4, len(gap) - 1})
-    return [
-        (rounds[i], rounded(gap[i]), rounded(stated[i]), rounded(proven[i]),
-         rounded(stated[i] / gap[i]) if gap[i] > 0 else None)
-        for i in wanted
-    ]  # fmt: skip
-
-
-def _gap_constants(lines: Sequence[Measured]) -> Rows:
-    names = ("gradient_norm", "gradient_norm_always", "distance", "reference", "reference_norm")
-    rows: Rows = []
-    for line in lines:
-        first = line.first
-        means = [rounded(statistics.fmean(each[name] for each in line.found)) for name in names]
-        noise = None if "error" not in first else first["dim"] * first["error"] ** 2
-        rows.append((line.name, *means, rounded(noise), rounded(first.get("variance"))))
-    return rows
 
 
 def _gap_facts(lines: Sequence[Measured], sketched: Measured) -> dict[str, Fact]:

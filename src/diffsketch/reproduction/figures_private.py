@@ -48,11 +48,11 @@ class AuditedCase:
         best = self.data["best_possible"]  # None where it is not known
         unlimited = best is not None and best["epsilon"] is None
         self.limit = math.inf if unlimited else best and float(best["epsilon"])
-
-    @property
-    def refuted(self) -> bool:
-        """Whether more was measured than is stated; never where nothing is stated."""
-        return self.stated.basis is not Basis.NONE and float(self.measured) > float(self.stated)
+        self.confidence = float(self.data["confidence"])
+        self.proven = self.stated.basis is Basis.PROVEN
+        # Never where nothing is stated.
+        more = float(self.measured) > float(self.stated)
+        self.refuted = self.stated.basis is not Basis.NONE and more
 
     @property
     def excess(self) -> float:
@@ -80,91 +80,112 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
     Guarantees (`tests/reproduction/test_figures_private.py`): what is refuted is counted as such,
     and nothing else.
     """
-    cases, name = audited_of(experiment, results), experiment.name
-    paper = [case for case in cases if case.stated.basis is not Basis.PROVEN]
-    proven = [case for case in cases if case.stated.basis is Basis.PROVEN]
-    inverted = [
-        one
-        for each in measured_of(experiment, results, "audit")
-        for one in each.first.get("inversion", ())
-    ]
+    cases, name, entry = audited_of(experiment, results), experiment.name, texts()["audits"]
+    paper, proven = ([case for case in cases if case.proven is one] for one in (False, True))
     groups: dict[str, list[AuditedCase]] = {}
     for case in paper:
         group = "laplace" if "Laplace noise" in str(case.data["title"]) else "sketches"
-        if case.measured.scope.unit is Unit.CLIENT:
-            group = "clients"
-        groups.setdefault(group, []).append(case)
+        client = case.measured.scope.unit is Unit.CLIENT
+        groups.setdefault("clients" if client else group, []).append(case)
     exhibits: list[Exhibit] = [
         _bars(f"{name}-{group}", texts()[f"audit-{group}"]["title"], some)
         for group, some in groups.items()
     ]
     if paper:
         exhibits.append(audit_table(f"{name}-cases", "What the paper sends", paper))
+    inverted = [
+        one
+        for each in measured_of(experiment, results, "audit")
+        for one in each.first.get("inversion", ())
+    ]
     if inverted:
         exhibits.append(_inversion_table(f"{name}-inversion", inverted))
+    claims = [case for case in paper if case.stated.basis is Basis.CLAIMED]
+    refuted = [case for case in claims if case.refuted]
+    lead = [f"{len(refuted)} of {len(claims)} claimed epsilons are exceeded by what was measured"]
+    if refuted:
+        worst = max(refuted, key=lambda case: case.excess)
+        lead.append(
+            f"the worst, {worst.name}: claimed {float(worst.stated):.3g}, measured at least "
+            f"{float(worst.measured):.3g} ({worst.stated.scope})"
+        )
     beside: tuple[Exhibit, ...] = ()
+    wrong = sum(case.refuted for case in proven)
     if proven:
+        lead.append(f"of {len(proven)} proven ones, {wrong or 'none'} is exceeded")
         beside = (
             _bars(f"{name}-proven-claims", "Proven mechanisms, audited alike", proven),
             audit_table(f"{name}-proven-cases", "Audits of proven mechanisms", proven),
         )
-    return Figure(
-        lead=_audit_lead(paper, proven),
-        exhibits=tuple(exhibits),
-        proven=beside,
-        text=_audit_text(cases, reduced=experiment.reduced),
-        facts=_audit_facts(experiment, cases) | _inversion_facts(inverted),
-    )
+    least = min((case.confidence for case in cases), default=None)
+    text: list[str] = []
+    if least is not None:
+        tested = [1 - case.confidence for case in cases if case.stated.basis is not Basis.NONE]
+        any_wrong = min(1.0, sum(tested))
+        trials = entry["trials"].format(wrong=1 - least, any_wrong=any_wrong, tested=len(tested))
+        text = [trials, entry["gradients"], *([entry["reduced"]] if experiment.reduced else [])]
+    facts: dict[str, Fact] = {"seeds": 1, "confidence": least}
+    for case in cases:
+        finite = case.limit is not None and math.isfinite(case.limit)
+        facts |= _facts_of_audits([case]) | {
+            f"measured/{case.name}": float(case.measured),
+            f"limit/{case.name}": case.limit if finite else None,
+            f"refuted/{case.name}": case.refuted,
+            f"basis/{case.name}": str(case.stated.basis),
+        }
+    facts |= {
+        "broken": len(refuted),
+        "claims": len(claims),
+        "proven-stands": not wrong if proven else None,
+        "reduced": experiment.reduced,
+    }
+    facts |= _inversion_facts(inverted)
+    return Figure("; ".join(lead) + ".", tuple(exhibits), beside, tuple(text), facts)
 
 
 def _bars(name: str, title: str, cases: Sequence[AuditedCase]) -> Plot:
     """Bars for each case: stated, measured, and what the best attack reaches."""
-    places = tuple(float(place) for place in range(len(cases)))
-    word = "proven" if cases[0].stated.basis is Basis.PROVEN else "claimed"
-
-    def bars(
-        legend: str, values: Sequence[float | None], of: Sequence[Epsilon] = (), text: str = ""
-    ) -> Series:
-        """One set; the legend has what the epsilon is worth, where it is the same for all."""
+    word = "proven" if cases[0].proven else "claimed"
+    limited = {str(case.measured.scope) for case in cases if case.limit is not None}
+    sets: list[tuple[str, list[Epsilon], list[float | None]]] = [
+        (word, [case.stated for case in cases], [float(case.stated) for case in cases]),
+        ("measured, at least", [case.measured for case in cases],
+         [float(case.measured) for case in cases]),
+        ("best attack, exact", [], [case.limit for case in cases]),
+    ]  # fmt: skip
+    series: list[Series] = []
+    for legend, of, values in sets:
+        # The legend has what the epsilon is worth, where it is the same for all.
         known = [each for each in of if each.basis is not Basis.NONE]
         same = len({(each.basis, each.scope) for each in known}) == 1
+        text = "" if of else f"calculated, one message; {'; or '.join(sorted(limited))}"
         # On a logarithmic axis.
         heights = tuple(v if v is not None and 0 < v < math.inf else None for v in values)
-        return Series(
-            legend,
-            places,
-            heights,
-            kind="bars",
-            dashed=legend != "measured, at least",
-            epsilon=known[0] if same else None,
-            epsilon_text="by case, one message" if same else text,
-            epsilon_along="y",
-        )
-
-    series = []
-    for legend, of in (
-        (word, [case.stated for case in cases]),
-        ("measured, at least", [case.measured for case in cases]),
-    ):
-        found = bars(legend, [float(each) for each in of], of)
-        if any(value is not None for value in found.y):
-            series.append(found)
-    if any(case.limit is not None for case in cases):
-        scopes = {str(case.measured.scope) for case in cases if case.limit is not None}
-        text = f"calculated, one message; {'; or '.join(sorted(scopes))}"
-        series.append(bars("best attack, exact", [case.limit for case in cases], text=text))
-    heights = [value for each in series for value in each.y if value is not None]
+        if limited if not of else any(value is not None for value in heights):
+            series.append(
+                Series(
+                    legend,
+                    tuple(float(place) for place in range(len(cases))),
+                    heights,
+                    kind="bars",
+                    dashed=legend != "measured, at least",
+                    epsilon=known[0] if same else None,
+                    epsilon_text="by case, one message" if same else text,
+                    epsilon_along="y",
+                )
+            )
+    tops = [value for each in series for value in each.y if value is not None]
     return plot(
         "audit-bars",
         name,
         series,
         categories=[case.name for case in cases],
         # Of bars that are nearly as long, a logarithmic axis shows the ends alone.
-        log_y=bool(heights) and max(heights) > _FAR * min(heights),
+        log_y=bool(tops) and max(tops) > _FAR * min(tops),
         title=title,
         word=word,
         units="; or ".join(sorted({str(case.stated.scope) for case in cases})),
-        confidence=_confidence(cases),
+        confidence=min(case.confidence for case in cases),
         deltas=" or ".join(sorted({f"{case.measured.delta:g}" for case in cases})),
     )
 
@@ -173,104 +194,40 @@ def audit_table(name: str, title: str, cases: Sequence[AuditedCase]) -> Table:
     """A row for each case."""
     rows: Rows = []
     for case in cases:
-        limit: float | str | None = case.limit
-        if case.limit is not None:
-            limit = "unlimited" if math.isinf(case.limit) else round(case.limit, 4)
+        data, limit = case.data, case.limit
         rows.append(
             (
                 case.name,
-                str(case.data["title"]),
-                _CHANGES.get(str(case.data["change"]), "one coordinate"),
-                str(case.data["adversary"]),
+                str(data["title"]),
+                _CHANGES.get(str(data["change"]), "one coordinate"),
+                str(data["adversary"]),
                 case.stated,
                 case.measured,
-                limit,
-                int(case.data["trials_per_world"]),
-                float(case.data["confidence"]),
-                str(case.data["verdict"]),
+                "unlimited" if limit == math.inf else limit and round(limit, 4),
+                int(data["trials_per_world"]),
+                case.confidence,
+                str(data["verdict"]),
             )
         )
     return table("audits", name, rows, title=title)
 
 
-def _confidence(cases: Sequence[AuditedCase]) -> float:
-    return min(float(case.data["confidence"]) for case in cases)
-
-
-def _audit_lead(paper: Sequence[AuditedCase], proven: Sequence[AuditedCase]) -> str:
-    claims = [case for case in paper if case.stated.basis is Basis.CLAIMED]
-    refuted = [case for case in claims if case.refuted]
-    parts = [f"{len(refuted)} of {len(claims)} claimed epsilons are exceeded by what was measured"]
-    if refuted:
-        worst = max(refuted, key=lambda case: case.excess)
-        parts.append(
-            f"the worst, {worst.name}: claimed {float(worst.stated):.3g}, measured at least "
-            f"{float(worst.measured):.3g} ({worst.stated.scope})"
-        )
-    if proven:
-        wrong = sum(case.refuted for case in proven)
-        parts.append(f"of {len(proven)} proven ones, {wrong or 'none'} is exceeded")
-    return "; ".join(parts) + "."
-
-
-def _audit_text(cases: Sequence[AuditedCase], *, reduced: bool) -> tuple[str, ...]:
-    if not cases:
-        return ()
-    entry = texts()["audits"]
-    tested = [case for case in cases if case.stated.basis is not Basis.NONE]
-    trials = entry["trials"].format(
-        wrong=1 - _confidence(cases),
-        any_wrong=min(1.0, sum(1 - float(case.data["confidence"]) for case in tested)),
-        tested=len(tested),
-    )
-    return (trials, entry["gradients"], *((entry["reduced"],) if reduced else ()))
-
-
 def _facts_of_audits(audits: Sequence[AuditedCase]) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for case in audits:
-        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
+        value = float(case.stated)
+        facts[f"claimed/{case.name}"] = value if math.isfinite(value) else None
         facts[f"lower/{case.name}"] = float(case.measured)
     return facts
-
-
-def _audit_facts(experiment: Experiment, cases: Sequence[AuditedCase]) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {"seeds": 1, "confidence": _confidence(cases) if cases else None}
-    for case in cases:
-        facts[f"claimed/{case.name}"] = _finite(float(case.stated))
-        facts[f"lower/{case.name}"] = float(case.measured)
-        facts[f"measured/{case.name}"] = float(case.measured)
-        facts[f"limit/{case.name}"] = None if case.limit is None else _finite(case.limit)
-        facts[f"refuted/{case.name}"] = case.refuted
-        facts[f"basis/{case.name}"] = str(case.stated.basis)
-    proven = [case for case in cases if case.stated.basis is Basis.PROVEN]
-    claims = [case for case in cases if case.stated.basis is Basis.CLAIMED]
-    facts["broken"] = sum(case.refuted for case in claims)
-    facts["claims"] = len(claims)
-    facts["proven-stands"] = not any(case.refuted for case in proven) if proven else None
-    facts["reduced"] = experiment.reduced
-    return facts
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _inversion_table(name: str, inverted: Sequence[Mapping[str, Any]]) -> Table:
-    rows: Rows = [
-        (
-            str(each["message"]),
-            *(
-                None if (claim := each[key]) is None else epsilon_of(claim)
-                for key in ("claimed_by_theorem_1", "guaranteed")
-            ),
-            *(
-                round(float(each[key]), 3)
-                for key in ("mean_similarity", "least_similarity", "labels_right")
-            ),
-        )
-        for each in inverted
-    ]
+    rows: Rows = []
+    for each in inverted:
+        claims = [each["claimed_by_theorem_1"], each["guaranteed"]]
+        numbers = (each["mean_similarity"], each["least_similarity"], each["labels_right"])
+        epsilons = [None if claim is None else epsilon_of(claim) for claim in claims]
+        rows.append((str(each["message"]), *epsilons, *(round(float(one), 3) for one in numbers)))
     return table("inversion", name, rows)
 
 
@@ -302,20 +259,16 @@ class MessageClaims:
         self.padding = f"{self.length}n" if self.length else "none"
         # Over the seeds; None where one of them has no finite median, or no message with a claim.
         self.median = mean_or_none([each["median"] for each in found])
+        self.claimed = None if self.median is None else _claim(self.median)
         self.finite_mean = mean_or_none([each["finite_mean"] for each in found])
         self.finite = 1 - statistics.fmean(each["without"] for each in found)
+        # Of the repaired padding: the most over hashes and seeds.
         proven = [each["proven"] for each in found if each["proven"] is not None]
-        self.proven: Epsilon | None = (
-            None  # of the repaired padding: the most over hashes and seeds
-        )
-        if proven:
-            most = max(value["most"] for value in proven)
+        most = max((value["most"] for value in proven), default=None)
+        self.proven_value: float | None = most
+        self.proven: Epsilon | None = None
+        if most is not None:
             self.proven = Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, _SCOPE)
-
-    @property
-    def claimed(self) -> Epsilon | None:
-        """The median claim as an epsilon; None if it is infinite."""
-        return None if self.median is None else _claim(self.median)
 
     def needs_noise(self, requirement: str) -> tuple[float, float | None]:
         """Share of messages that exceed the requirement, or have no claim; and its spread."""
@@ -334,18 +287,26 @@ class MessageRun:
         # Share of messages that got Laplace noise in the run itself; None if it adds none.
         self.noised = mean_or_none([each["noised"] for each in self.found])
         self.ratio = statistics.fmean(each["ratio"]["mean"] for each in self.found)
-
-    @property
-    def by_padding(self) -> dict[str, list[MessageClaims]]:
-        """The tables by the appended noise, in the order of the compression."""
-        found: dict[str, list[MessageClaims]] = {}
+        # The tables by the appended noise, in the order of the compression.
+        self.by_padding: dict[str, list[MessageClaims]] = {one.padding: [] for one in self.tables}
         for claims in sorted(self.tables, key=lambda claims: claims.compression):
-            found.setdefault(claims.padding, []).append(claims)
-        return {claims.padding: found[claims.padding] for claims in self.tables}
+            self.by_padding[claims.padding].append(claims)
 
 
 def _claim(value: float) -> Epsilon:
     return Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE)
+
+
+def _epsilons(
+    name: str, x: Sequence[float], found: Sequence[Epsilon | None], text: str, **more: Any
+) -> list[Series]:
+    """The series of these epsilons; nothing if there is none."""
+    known = [each for each in found if each is not None]
+    y = tuple(None if each is None else float(each) for each in found)
+    more = (
+        {"epsilon": known[0], "epsilon_text": text, "epsilon_along": "y", **more} if known else {}
+    )
+    return [Series(name, tuple(x), y, **more)] if known else []
 
 
 def _claims_table(experiment: Experiment, runs: Sequence[MessageRun]) -> Table:
@@ -377,7 +338,17 @@ def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
     """
     runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
     audits, first, name = audited_of(experiment, results), runs[0], experiment.name
-    proven: list[Exhibit] = [plot("by-padding", f"{name}-proven", _series_by_padding(runs))]
+    by_padding: dict[str, Series] = {}  # of two trainings with the same table, the first one's
+    for run in runs:
+        for cols in dict.fromkeys(claims.cols for claims in run.tables):
+            own = [claims for claims in run.tables if claims.cols == cols and claims.length]
+            size, x = f"{run.rows} x {cols}", [float(claims.length) for claims in own]
+            for basis in ("claimed", "proven"):
+                found: list[Epsilon | None] = [getattr(claims, basis) for claims in own]
+                for series in _epsilons(f"{size}, {basis}", x, found, "by length, a round",
+                                        dashed=basis == "claimed", role=size):  # fmt: skip
+                    by_padding.setdefault(series.name, series)
+    proven: list[Exhibit] = [plot("by-padding", f"{name}-proven", list(by_padding.values()))]
     if audits:
         proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
     bare, most = first.tables[0], first.tables[-1]
@@ -462,27 +433,6 @@ def _shares(experiment: Experiment, runs: Sequence[MessageRun]) -> Plot:
     return plot("needs-noise", name, series, categories=names, claimed=_CLAIMED)
 
 
-def _series_by_padding(runs: Sequence[MessageRun]) -> list[Series]:
-    """Claimed and proven epsilon over the length of the appended noise."""
-    series: dict[str, Series] = {}
-    for run in runs:
-        for cols in dict.fromkeys(claims.cols for claims in run.tables):
-            own = [claims for claims in run.tables if claims.cols == cols and claims.length]
-            size, x = f"{run.rows} x {cols}", tuple(float(claims.length) for claims in own)
-            for basis, found in (
-                ("claimed", [claims.claimed for claims in own]),
-                ("proven", [claims.proven for claims in own]),
-            ):
-                y = tuple(None if each is None else float(each) for each in found)
-                known = [each for each in found if each is not None]
-                if known and f"{size}, {basis}" not in series:
-                    series[f"{size}, {basis}"] = Series(
-                        f"{size}, {basis}", x, y, dashed=basis == "claimed", role=size,
-                        epsilon=known[0], epsilon_text="by length, a round", epsilon_along="y",
-                    )  # fmt: skip
-    return list(series.values())
-
-
 def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
     first = runs[0]
     facts: dict[str, Fact] = {
@@ -491,8 +441,7 @@ def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
         "messages": sum(int(each["messages"]) for each in first.found),
     }
     for run in runs:
-        facts[f"noised/{run.name}"] = run.noised
-        facts[f"ratio/{run.name}"] = run.ratio
+        facts |= {f"noised/{run.name}": run.noised, f"ratio/{run.name}": run.ratio}
         for claims in run.tables:
             padding = claims.padding
             for value in run.requirements:
@@ -504,10 +453,12 @@ def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
                 facts.setdefault(f"needs-noise/{name}", share)
                 facts[f"needs-noise/{run.name}/{name}"] = share
             if run is first:
-                facts[f"finite/{padding}"] = claims.finite
-                facts[f"median/{padding}"] = claims.median
-                facts[f"claimed/{padding}"] = claims.median
-                facts[f"proven/{padding}"] = None if not claims.proven else float(claims.proven)
+                facts |= {
+                    f"finite/{padding}": claims.finite,
+                    f"median/{padding}": claims.median,
+                    f"claimed/{padding}": claims.median,
+                    f"proven/{padding}": claims.proven_value,
+                }
     for value in first.requirements:
         lengths = [each["needed"][value] for each in first.tables[0].found]
         facts[f"needed/{value}"] = mean_or_none(lengths)
@@ -521,34 +472,41 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
     claim, and is left out where there are none.
     """
     runs = [MessageRun(one) for one in measured_of(experiment, results, "local-epsilon")]
-    audits, name = audited_of(experiment, results), experiment.name
+    audits, name, entry = audited_of(experiment, results), experiment.name, texts()
     exhibits: list[Exhibit] = []
     proven: list[Exhibit] = []
     for run in runs:
-        place, claimed, without = f"{name}-{slug(run.name)}", [], []
+        place = f"{name}-{slug(run.name)}"
+        claimed, without, series = list[Series](), list[Series](), list[Series]()
         for padding, some in run.by_padding.items():
-            x, label = tuple(claims.compression for claims in some), f"{padding} appended"
-            means = [claims.finite_mean for claims in some]
-            if known := [value for value in means if value is not None]:
-                claimed.append(
-                    Series(
-                        label, x, tuple(means), dashed=True, role=label, epsilon=_claim(known[0]),
-                        epsilon_text="mean over messages with a claim, a round",
-                        epsilon_along="y",
-                    )
-                )  # fmt: skip
-            shares = tuple(1 - claims.finite for claims in some)
-            without.append(Series(label, x, shares, role=label))
-        end = "Where a line ends, no message has a claim." if claimed else "No message has one."
-        fields: dict[str, Any] = {"run": run.name, "claimed": _CLAIMED, "end": end}
+            x, role = tuple(claims.compression for claims in some), f"{padding} appended"
+            means = [None if (one := c.finite_mean) is None else _claim(one) for c in some]
+            claimed += _epsilons(role, x, means, "mean over messages with a claim, a round",
+                                 dashed=True, role=role)  # fmt: skip
+            without.append(Series(role, x, tuple(1 - claims.finite for claims in some), role=role))
+            repaired = _epsilons(f"{role}, proven", x, [claims.proven for claims in some],
+                                 "by ratio, a round", role=role)  # fmt: skip
+            if repaired:
+                medians = tuple(claims.median for claims in some)
+                series += [
+                    *repaired,
+                    Series(f"{role}, claimed", x, medians, dashed=True, role=role,
+                           epsilon=_claim(0.0), epsilon_text="median by ratio, a round",
+                           epsilon_along="y"),
+                ]  # fmt: skip
+        own = audits if run is runs[0] else []
+        series += _audited_series(own, dim=int(run.found[0]["dim"]))
+        fields: dict[str, Any] = {
+            "run": run.name,
+            "claimed": _CLAIMED,
+            "end": "Where a line ends, no message has a claim."
+            if claimed
+            else "No message has one.",
+            "audited": entry["proven-over-ratio"]["audited"] if own else "",
+        }
         exhibits.append(plot("over-ratio", f"{place}-claimed", claimed, **fields))
         exhibits.append(plot("without", f"{place}-without", without, **fields))
-        own = audits if run is runs[0] else []
-        said = texts()["proven-over-ratio"]["audited"] if own else ""
-        series = [*_proven_series(run), *_audited_series(own, dim=int(run.found[0]["dim"]))]
-        proven.append(
-            plot("proven-over-ratio", f"{place}-proven", series, run=run.name, audited=said)
-        )
+        proven.append(plot("proven-over-ratio", f"{place}-proven", series, **fields))
     exhibits.append(_claims_table(experiment, runs))
     if audits:
         proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
@@ -556,46 +514,25 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
         lead=_ratio_lead(runs[0], audits),
         exhibits=tuple(exhibits),
         proven=tuple(proven),
-        text=(texts()["proven-over-ratio"]["text"],),
+        text=(entry["proven-over-ratio"]["text"],),
         facts=_ratio_facts(runs) | _facts_of_audits(audits),
     )
 
 
-def _proven_series(run: MessageRun) -> list[Series]:
-    series = []
-    for padding, some in run.by_padding.items():
-        found, x = [claims.proven for claims in some], tuple(one.compression for one in some)
-        role = f"{padding} appended"
-        if known := [each for each in found if each is not None]:
-            y = tuple(None if each is None else float(each) for each in found)
-            medians = tuple(claims.median for claims in some)
-            series += [
-                Series(f"{role}, proven", x, y, role=role, epsilon=known[0],
-                       epsilon_text="by ratio, a round", epsilon_along="y"),
-                Series(f"{role}, claimed", x, medians, dashed=True, role=role, epsilon=_claim(0.0),
-                       epsilon_text="median by ratio, a round", epsilon_along="y"),
-            ]  # fmt: skip
-    return series
-
-
 def _audited_series(audits: Sequence[AuditedCase], *, dim: int) -> list[Series]:
     """The measured bounds of audits of tables, over their ratios."""
-    groups: dict[str, list[tuple[float, AuditedCase]]] = {}
+    groups: dict[str, list[tuple[float, Epsilon]]] = {}
     for case in audits:
         given = case.settings
         if given.get("case") == "padded":
             how = "bare" if not given["padding"] else f"{given['padding']}n appended"
             ratio = dim / (int(given["rows"]) * int(given["cols"]))
-            groups.setdefault(f"{how}, {given['change']}", []).append((ratio, case))
+            groups.setdefault(f"{how}, {given['change']}", []).append((ratio, case.measured))
     series = []
-    for name, cases in groups.items():
-        cases.sort(key=lambda pair: pair[0])
-        series.append(
-            Series(f"measured, at least: {name}", tuple(ratio for ratio, _ in cases),
-                   tuple(float(case.measured) for _, case in cases), kind="points",
-                   epsilon=cases[0][1].measured, epsilon_text="lower bounds, a message",
-                   epsilon_along="y")
-        )  # fmt: skip
+    for name, pairs in groups.items():
+        x, bounds = zip(*sorted(pairs, key=lambda pair: pair[0]), strict=True)
+        series += _epsilons(f"measured, at least: {name}", x, bounds, "lower bounds, a message",
+                            kind="points")  # fmt: skip
     return series
 
 
@@ -632,7 +569,7 @@ def _ratio_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
                 "median": claims.median,
                 "finite": claims.finite,
                 "noised": claims.needs_noise(last)[0],
-                "proven": None if claims.proven is None else float(claims.proven),
+                "proven": claims.proven_value,
             }
             for what, value in numbers.items():
                 facts[f"{run.name}/{claims.padding}/{what}/{ratio}"] = value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,8 +214,7 @@ def draw_curves(experiment: Experiment, results: Results) -> Figure:
     exhibits: list[Exhibit] = []
     proven: list[Exhibit] = []
     for panel, lines in panels.items():
-        paper = [line for line in lines if line.variant.group != "proven"]
-        ours = [line for line in lines if line.variant.group == "proven"]
+        ours, paper = _by_group(lines, proven=True), _by_group(lines, proven=False)
         name = f"{experiment.name}-{slug(panel)}"
         if paper:
             exhibits.append(_curves(name, panel, paper))
@@ -239,6 +238,11 @@ def draw_curves(experiment: Experiment, results: Results) -> Figure:
     )
 
 
+def _by_group(lines: Sequence[TrainedLine], *, proven: bool) -> list[TrainedLine]:
+    """The proven ones, or those of the paper and of ablations."""
+    return [line for line in lines if (line.variant.group == "proven") is proven]
+
+
 def _curves(name: str, title: str, lines: Sequence[TrainedLine]) -> Plot:
     """Accuracy over communication, of some variants."""
     seeds = max(len(line.summaries) for line in lines)
@@ -252,6 +256,21 @@ def _curves(name: str, title: str, lines: Sequence[TrainedLine]) -> Plot:
     return Plot(name, title, _UPLOADS, _ACCURACY, series, caption=caption, other_x=axes)
 
 
+def _banded(found: Iterable[tuple[float | None, float | None]]) -> dict[str, Any]:
+    """The fields of a series of means over the seeds, with the standard deviations as a band."""
+    pairs = list(found)
+    several = all(spread is not None for mean, spread in pairs if mean is not None)
+    low, high = (
+        tuple(
+            None if mean is None else min(1.0, max(0.0, mean + sign * (spread or 0.0)))
+            for mean, spread in pairs
+        )
+        for sign in (-1, 1)
+    )
+    y = tuple(mean for mean, _ in pairs)
+    return {"y": y, "low": low, "high": high, "kind": "band"} if several else {"y": y}
+
+
 def _curve(line: TrainedLine) -> Series:
     """The curve of a variant: its mean over the seeds, with the standard deviation as a band."""
     points, config = line.points, line.config
@@ -260,15 +279,10 @@ def _curve(line: TrainedLine) -> Series:
     note = f"{line.method}, {size}{1 / line.share:.3g}x"
     if line.noised is not None:
         note += f"; noise needed in {line.noised:.1%} of the messages"
-    several = all(point.spread is not None for point in points)
-    spreads = [(point.accuracy, point.spread or 0.0) for point in points] if several else []
     return Series(
         name=line.name,
         x=tuple(point.round * line.share for point in points),
-        y=tuple(point.accuracy for point in points),
-        low=tuple(max(0.0, mean - spread) for mean, spread in spreads),
-        high=tuple(min(1.0, mean + spread) for mean, spread in spreads),
-        kind="band" if several else "line",
+        **_banded((point.accuracy, point.spread) for point in points),
         dashed=epsilon.basis is not Basis.PROVEN,
         role="none" if line.method == "none" else line.name.partition(_PROVEN)[0],
         epsilon=epsilon,
@@ -286,24 +300,17 @@ def _runs_table(
     experiment: Experiment, panels: Mapping[str, list[TrainedLine]], *, proven: bool
 ) -> Exhibit:
     """A row for each variant of each panel: of the paper's and of ablations, or of proven ones."""
-
-    def short(value: float | None) -> float | None:
-        return None if value is None else round(value, 4)
-
     rows: Rows = []
     for panel, lines in panels.items():
-        for line in lines:
-            if (line.variant.group == "proven") is not proven:
-                continue
+        for line in _by_group(lines, proven=proven):
             epsilon, _ = line.per_round
             whole = line.epsilon if epsilon.basis is Basis.PROVEN else None
+            shares = (line.accuracy, line.spread, line.noised)
             rows.append(
                 (
                     panel,
                     line.name,
-                    short(line.accuracy),
-                    short(line.spread),
-                    short(line.noised),
+                    *(None if one is None else round(one, 4) for one in shares),
                     int(line.summaries[0]["message_bytes"]),
                     round(line.both / 1e6, 3),
                     round(line.compression, 2),
@@ -426,7 +433,18 @@ def draw_compression(experiment: Experiment, results: Results) -> Figure:
         task, _, method = panel.partition(", ")
         known = sorted((one for one in lines if one.method != "none"), key=lambda o: 1 / o.share)
         whole = [line for line in lines if line.method == "none"]
-        series.setdefault(task, []).append(_by_ratio(method or panel, known))
+        epsilon, text = known[0].per_round
+        series.setdefault(task, []).append(
+            Series(
+                name=method or panel,
+                x=tuple(1 / one.share for one in known),
+                **_banded((one.accuracy, one.spread) for one in known),
+                dashed=True,  # nothing here is proven
+                epsilon=epsilon,
+                epsilon_text=text,
+                note="; ".join(f"{one.name}: {one.ended}" for one in known if one.ended),
+            )
+        )
         marks.setdefault(task, []).extend(
             Mark(one.accuracy, "uncompressed") for one in whole if one.accuracy is not None
         )
@@ -445,31 +463,6 @@ def draw_compression(experiment: Experiment, results: Results) -> Figure:
         exhibits=(*exhibits, _runs_table(experiment, panels, proven=False)),
         text=(_FAIR,),
         facts=facts_of(experiment, panels),
-    )
-
-
-def _by_ratio(name: str, lines: Sequence[TrainedLine]) -> Series:
-    """The last accuracies over the ratio."""
-    several = all(line.spread is not None for line in lines if line.accuracy is not None)
-    low, high = (
-        tuple(
-            None if line.accuracy is None else line.accuracy + sign * (line.spread or 0.0)
-            for line in lines
-        )
-        for sign in (-1, 1)
-    )
-    epsilon, text = lines[0].per_round
-    return Series(
-        name=name,
-        x=tuple(1 / line.share for line in lines),
-        y=tuple(line.accuracy for line in lines),
-        low=low if several else (),
-        high=high if several else (),
-        kind="band" if several else "line",
-        dashed=True,  # nothing here is proven
-        epsilon=epsilon,
-        epsilon_text=text,
-        note="; ".join(f"{line.name}: {line.ended}" for line in lines if line.ended),
     )
 
 
@@ -497,17 +490,14 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
         runs = control.found
         accuracy, spread = mean_and_spread([run["accuracy"] for run in runs])
         drift = mean_or_none([run["curve"][-1].get("drift") for run in runs])
-        shown.append(_control(control.name, points_of([run["curve"] for run in runs])))
-        rows.append(
-            (
-                control.name,
-                round(accuracy, 4),
-                None if spread is None else round(spread, 4),
-                int(control.first["message_bytes"]),
-                int(control.first["mask_bytes"]),
-                None if drift is None else round(drift, 3),
-            )
-        )
+        points = points_of([run["curve"] for run in runs])
+        pairs = ((point.accuracy, point.spread) for point in points)
+        note = "what the server publishes is noise of the sum's norm"
+        shown.append(_over_rounds(Series(control.name, (), **_banded(pairs), note=note), points))
+        sizes = (int(control.first[name]) for name in ("message_bytes", "mask_bytes"))
+        spread_ = None if spread is None else round(spread, 4)
+        last = None if drift is None else round(drift, 3)
+        rows.append((control.name, round(accuracy, 4), spread_, *sizes, last))
         place = f"control/{control.name}"
         facts |= {f"accuracy/{place}": accuracy, f"spread/{place}": spread}
         parts.append(f"{control.name[:1].upper()}{control.name[1:]}: {accuracy:.1%}.")
@@ -545,18 +535,3 @@ def _over_rounds(series: Series, points: Sequence[CurvePoint]) -> Series:
         x=tuple(float(point.round) for point in points),
         other_x={_BYTES_WITH_MASKS.label: tuple(point.both for point in points)},
     )
-
-
-def _control(name: str, points: Sequence[CurvePoint]) -> Series:
-    several = all(point.spread is not None for point in points)
-    spreads = [(point.accuracy, point.spread or 0.0) for point in points] if several else []
-    series = Series(
-        name=name,
-        x=(),
-        y=tuple(point.accuracy for point in points),
-        low=tuple(mean - spread for mean, spread in spreads),
-        high=tuple(mean + spread for mean, spread in spreads),
-        kind="band" if several else "line",
-        note="what the server publishes is noise of the sum's norm",
-    )
-    return _over_rounds(series, points)

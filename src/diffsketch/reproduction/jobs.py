@@ -16,6 +16,7 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,23 +82,29 @@ class Store:
         here, there = made_by(job.kind), data.get("made_by")
         if there != here:
             found = there if isinstance(there, dict) else {}
-            for name, value in here.items():
-                if found.get(name) != value:
-                    other = f"{name} {found.get(name)} (here {value})"
-                    return None, f"{path}: made by {other}; made again"
-            return None, f"{path}: made by something else; made again"
+            differ = [name for name, value in here.items() if found.get(name) != value]
+            what = [f"{one} {found.get(one)} (here {here[one]})" for one in differ]
+            return None, f"{path}: made by {what[0] if what else 'something else'}; made again"
         return data["result"], ""
 
     def make(self, job: Job, *, command: list[str], tell: Tell, stop: Stop) -> tuple[bool, str]:
         """Run or measure it, and keep the result."""
         if stop():
             return False, ""
+
+        def on_progress(share: float) -> None:
+            tell(share)
+            if stop():
+                raise _Interrupted
+
+        result: Mapping[str, Any] | None = None
         note = ""
-        with threads(1):
+        with threads(1), suppress(_Interrupted):
             if job.kind == RUN:
                 result, note = self._train(job, command=command, tell=tell, stop=stop)
             else:
-                result = _measure(job, tell=tell, stop=stop)
+                measure = function_of(MEASUREMENTS[job.kind])
+                result = measure(job.settings, seed=job.seed, on_progress=on_progress)
         if result is None:
             return False, note
         prepare_output(self.file(job).parent)
@@ -139,21 +146,6 @@ def made_by(kind: str) -> dict[str, str]:
 
 def _head(job: Job) -> dict[str, Any]:
     return {"format": _FORMAT, "kind": job.kind, "settings": dict(job.settings), "seed": job.seed}
-
-
-def _measure(job: Job, *, tell: Tell, stop: Stop) -> Mapping[str, Any] | None:
-    def on_progress(share: float) -> None:
-        tell(share)
-        if stop():
-            raise _Interrupted
-
-    try:
-        found: Mapping[str, Any] = function_of(MEASUREMENTS[job.kind])(
-            job.settings, seed=job.seed, on_progress=on_progress
-        )
-    except _Interrupted:
-        return None
-    return found
 
 
 @dataclass(frozen=True)
@@ -227,18 +219,8 @@ def do_jobs(
 
     Guarantees (`tests/reproduction/test_reproduce.py`): what is in the store is not done again; a
     job of two experiments is done once; a job that fails takes nothing from the others;
-    interrupted and continued, the results are the same, bit by bit.
-
-    Args:
-        experiments: Those whose jobs are done.
-        store: Where results are kept.
-        processes: How many at a time.
-        command: For the record.
-        show: Told the progress now and then.
-        stop: Asked now and then whether to interrupt.
-
-    Raises:
-        PoolBroken: A process was killed; what is done is kept.
+    interrupted and continued, the results are the same, bit by bit. If a process is killed,
+    `PoolBroken` is raised, and what is done is kept.
     """
     pieces = pieces_of(experiments)
     found = {piece.job: store.find(piece.job) for piece in pieces}
@@ -249,14 +231,10 @@ def do_jobs(
     def watch(shares: Sequence[float | None]) -> None:
         both = list(zip(rest, shares, strict=True))
         left = {piece.job for piece, share in both if share != 1.0}
-        show(
-            State(
-                done=sum(piece.seconds * (share or 0.0) for piece, share in both),
-                total=sum(piece.seconds for piece in rest),
-                experiments=sum(left.isdisjoint(jobs) for jobs in groups),
-                now=tuple(piece.label for piece, share in both if share not in (None, 1.0)),
-            )
-        )
+        done = sum(piece.seconds * (share or 0.0) for piece, share in both)
+        now = tuple(piece.label for piece, share in both if share not in (None, 1.0))
+        whole = sum(left.isdisjoint(jobs) for jobs in groups)
+        show(State(done, sum(piece.seconds for piece in rest), whole, now))
 
     watch([None] * len(rest))
     source = {piece.job.kind: made_by(piece.job.kind) for piece in rest}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ from diffsketch.training.tasks import Batches, Devices, Examples, load_task, tas
 
 Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]
+Given = Mapping[str, Any]
+Found = dict[str, Any]
 Whole = Annotated[int, Field(ge=0)]
 
 
@@ -69,7 +71,7 @@ class MeasurementSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def read(cls, settings: Mapping[str, Any]) -> Self:
+    def read(cls, settings: Given) -> Self:
         """The settings; raise an `ArgumentError` that names the first that is wrong."""
         try:
             return cls.model_validate(dict(settings))
@@ -77,7 +79,7 @@ class MeasurementSettings(BaseModel):
             raise ArgumentError(mistake_text(error, {"": cls.model_fields})) from error
 
     @classmethod
-    def read_with_run(cls, settings: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+    def read_with_run(cls, settings: Given) -> tuple[Self, Found]:
         """The measurement's own settings, and those of `diffsketch run`."""
         run = {k: v for k, v in settings.items() if k not in cls.model_fields}
         unknown = {k: v for k, v in run.items() if k not in describe(RunConfig)}
@@ -85,17 +87,16 @@ class MeasurementSettings(BaseModel):
         return cls.read({**own, **unknown}), run
 
 
-@dataclass(frozen=True, eq=False)
-class ObservedRound:
+class ObservedRound(NamedTuple):
     """A round whose vectors are looked at before they are compressed."""
 
-    round_index: int  # the round
+    round_index: int
     cohort: Tensor  # the devices that took part
     vectors: Tensor  # the vector of each of them, `(devices, dim)`
-    result: RoundResult  # what the simulation says about the round
+    result: RoundResult
 
 
-def simulation_of(settings: Mapping[str, Any], *, seed: int) -> Simulation:
+def simulation_of(settings: Given, *, seed: int) -> Simulation:
     """The simulation that `diffsketch run` would make of these settings."""
     return build(RunConfig(**settings, seed=seed)).simulation
 
@@ -133,56 +134,52 @@ class _Datasets(MeasurementSettings):
     task: str
 
 
-def measure_datasets(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_datasets(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """Count devices, parameters and samples of each device of a `task`.
 
-    Samples are those of a device before its text is divided into training and test data, if it is;
-    `trained` are those that it trains on.
+    Samples are those before a text is divided; `trained` are those that a device trains on.
     """
     name = _Datasets.read(settings).task
     task = load_task(name, seed=seed)
-    trained = task.devices.sizes.numpy()
-    samples = trained
+    samples = trained = task.devices.sizes.numpy()
     if name == "shakespeare":
         roles = select_roles(load_shakespeare(), count=len(task.devices))
         samples = np.array([len(role) for role in roles])
-    models = {}
-    for kind in task_kinds()[name].models:
-        model = load_task(name, model=kind, seed=seed).model(seed)
-        models[kind] = sum(parameter.numel() for parameter in model.parameters())
+    models = {
+        kind: load_task(name, model=kind, seed=seed).model(seed)
+        for kind in task_kinds()[name].models
+    }
     on_progress(1.0)
     return {
         "task": name,
         "devices": len(task.devices),
-        "parameters": models,
-        "samples": {"mean": float(samples.mean()), "std": float(samples.std(ddof=1))},
-        "trained": {"mean": float(trained.mean()), "std": float(trained.std(ddof=1))},
+        "parameters": {
+            kind: sum(one.numel() for one in model.parameters()) for kind, model in models.items()
+        },
+        **{
+            key: {"mean": float(of.mean()), "std": float(of.std(ddof=1))}
+            for key, of in (("samples", samples), ("trained", trained))
+        },
         "test": len(task.test),
     }
 
 
 # --- how gradients and model updates are distributed -----------------------------------------
 
-EDGES = np.linspace(-8.05, 8.05, 162)
-"""Edges of the histogram's bins, in standard deviations from the mean. The mean is in the middle
-of one, and with it, nearly, the coordinates that are exactly zero."""
-SCORES = np.linspace(-3.6, 3.6, 73)
-"""Where quantiles are compared: those of the Gaussian, in standard deviations."""
+# Edges of the histogram's bins, in standard deviations from the mean. The mean is in the middle of
+# one, and with it, nearly, the coordinates that are exactly zero.
+_EDGES = np.linspace(-8.05, 8.05, 162)
+_SCORES = np.linspace(-3.6, 3.6, 73)  # where quantiles are compared: those of the Gaussian
 
 
 class _Distributions(MeasurementSettings):
     vectors: Annotated[int, Field(ge=1)] = 10
 
 
-def measure_distributions(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
-    """The shapes of single devices' vectors, in rounds spread evenly over a training.
+def measure_distributions(settings: Given, *, seed: int, on_progress: Progress) -> Found:
+    """The shapes of single devices' vectors, in `vectors` rounds spread evenly over a training.
 
-    Settings are those of `diffsketch run`, and `vectors`: how many rounds are looked at, each for
-    one of its devices, drawn at random.
+    Of each round one of its devices is taken, at random.
     """
     own, run = _Distributions.read_with_run(settings)
     simulation = simulation_of(run, seed=seed)
@@ -192,40 +189,25 @@ def measure_distributions(
     for seen in observe(simulation, rounds, on_progress=on_progress):
         chosen = int(torch.randint(len(seen.cohort), (1,), generator=generator))
         device = int(seen.cohort[chosen])
-        head = {
-            "round": seen.round_index,
-            "device": devices.names[device],
-            "examples": int(devices.sizes[device]),
-        }
-        shapes.append({**head, **shape_of(seen.vectors[chosen].double().numpy())})
-    return {
-        "dim": simulation.method.dim,
-        "edges": EDGES.tolist(),
-        "scores": SCORES.tolist(),
-        "vectors": shapes,
-    }
+        head = {"round": seen.round_index, "device": devices.names[device]}
+        shape = shape_of(seen.vectors[chosen].double().numpy())
+        shapes.append({**head, "examples": int(devices.sizes[device]), **shape})
+    edges, scores = _EDGES.tolist(), _SCORES.tolist()
+    return {"dim": simulation.method.dim, "edges": edges, "scores": scores, "vectors": shapes}
 
 
-def shape_of(vector: Numbers) -> dict[str, Any]:
+def shape_of(vector: Numbers) -> Found:
     """Compare a vector's coordinates with a Gaussian of their mean and deviation.
 
     `ks` is the largest distance of the two distribution functions (Kolmogorov and Smirnov),
-    `beyond` the share of coordinates larger in size than alpha, `kurtosis` the excess over a
-    Gaussian's.
-
-    Guarantees (`tests/reproduction/test_measurements.py`): Gaussian numbers have a small `ks` and
-    `kurtosis`, and other numbers of the same mean and deviation have not.
+    `beyond` the share of coordinates larger than alpha, `kurtosis` the excess over a Gaussian's.
     """
     alpha, sigma = (float(value) for value in estimates(torch.from_numpy(vector)))
     check(sigma > 0, "vector", "have coordinates that differ", sigma)
     mean = float(vector.mean())
     standard = (vector - mean) / sigma
-    inside, _ = np.histogram(standard, bins=EDGES)
     rest = vector[vector != 0]
-
-    def distance(numbers: Numbers) -> float:
-        return float(stats.kstest(numbers, "norm").statistic)
-
+    nonzero = stats.kstest((rest - rest.mean()) / rest.std(), "norm") if len(rest) > 1 else None
     return {
         "zeros": float((vector == 0).mean()),
         "mean": mean,
@@ -235,26 +217,21 @@ def shape_of(vector: Numbers) -> dict[str, Any]:
         "beyond": float((np.abs(vector) > alpha).mean()),
         "largest": float(np.abs(vector).max()) / sigma,
         "kurtosis": float((standard**4).mean()) - 3,
-        "ks": distance(standard),
-        "ks_nonzero": distance((rest - rest.mean()) / rest.std()) if len(rest) > 1 else None,
-        "counts": inside.tolist(),
-        "quantiles": np.quantile(standard, stats.norm.cdf(SCORES)).tolist(),
+        "ks": float(stats.kstest(standard, "norm").statistic),
+        "ks_nonzero": None if nonzero is None else float(nonzero.statistic),
+        "counts": np.histogram(standard, bins=_EDGES)[0].tolist(),
+        "quantiles": np.quantile(standard, stats.norm.cdf(_SCORES)).tolist(),
     }
 
 
 # --- the error correction's control ----------------------------------------------------------
 
 
-def measure_masks(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_masks(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """A run of `diffsketch run` whose published sums are replaced by noise of the same norm.
 
     Weights, batches and hashes are those of the run without the replacement. What the model still
     learns, it learns from the masks: nothing else has seen the data but a norm.
-
-    Guarantees (`tests/reproduction/test_measurements.py`): without masks nothing is learnt; with
-    shared masks it is; a run can be interrupted by `on_progress`.
     """
     built = build(RunConfig(**dict(settings), seed=seed))
     plain, method, every = built.simulation, built.simulation.method, built.config.evaluate_every
@@ -270,17 +247,12 @@ def measure_masks(
         hashes=plain.hashes,
     )
 
-    def record() -> dict[str, Any]:
+    def record() -> Found:
         loss, accuracy = simulation.evaluate()
         drift = {} if simulation.drift is None else {"drift": simulation.drift}
-        return {
-            "round": simulation.round_index,
-            "loss": finite(loss),
-            "accuracy": accuracy,
-            "bytes_up": simulation.bytes_up,
-            "bytes_down": simulation.bytes_down,
-            **drift,
-        }
+        sent = {"bytes_up": simulation.bytes_up, "bytes_down": simulation.bytes_down}
+        head = {"round": simulation.round_index, "loss": finite(loss), "accuracy": accuracy}
+        return {**head, **sent, **drift}
 
     curve = [record()]
     for index in range(1, simulation.rounds + 1):
@@ -305,43 +277,27 @@ _MOST_TRIALS = 1 << 40
 
 class _Cpsgd(MeasurementSettings):
     dim: Whole
-    cohorts: Wholes
+    cohorts: Wholes  # numbers of workers in a secure sum
     delta: float
-    limit: float
-    clip: float
+    limit: float  # of a coordinate
+    clip: float  # of a vector's norm
 
 
-def measure_cpsgd(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
-    """The cost of each row of the paper's table, and what cpSGD's theorem says about it.
-
-    Nothing is random. Settings are `dim`; `cohorts`, numbers of workers in a secure sum; `delta`;
-    `limit` of a coordinate and `clip` of a vector's norm.
-    """
-    del seed
+def measure_cpsgd(settings: Given, *, seed: int, on_progress: Progress) -> Found:
+    """The cost of each row of the paper's table, and what cpSGD's theorem says about it."""
+    del seed  # nothing is random
     own = _Cpsgd.read(settings)
     rows = []
     for place, setting in enumerate(PAPER_SETTINGS):
-        mechanisms = [
-            BinomialMechanism(
-                dim=own.dim,
-                clip=own.clip,
-                limit=own.limit,
-                levels=setting.levels,
-                trials=setting.trials,
-                cohort=cohort,
-                delta=own.delta,
-            )
-            for cohort in own.cohorts
-        ]
+        steps: Found = {"levels": setting.levels, "trials": setting.trials}
+        fixed = own.model_dump(exclude={"cohorts"})
+        mechanisms = [BinomialMechanism(**fixed, **steps, cohort=one) for one in own.cohorts]
         bits = mechanisms[0].bits
         rows.append(
             {
                 "claimed": setting.claimed,
                 "bits": setting.bits,
-                "levels": setting.levels,
-                "trials": setting.trials,
+                **steps,
                 "bits_needed": bits,
                 "compression": 32 / bits,
                 "cohorts": [_of_sum(each, setting.claimed) for each in mechanisms],
@@ -351,7 +307,7 @@ def measure_cpsgd(
     return {"delta": own.delta, "rows": rows}
 
 
-def _of_sum(mechanism: BinomialMechanism, target: float) -> dict[str, Any]:
+def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
     """Apply the theorem to the sum of so many messages, and find what it would take."""
     trials = least_trials(mechanism, target)
     enough = None if trials is None else replace(mechanism, trials=trials)
@@ -392,8 +348,7 @@ def least_trials(mechanism: BinomialMechanism, target: float) -> int | None:
 
 # --- what Theorem 1 claims for every message -------------------------------------------------
 
-EPSILON_EDGES = np.geomspace(1e-3, 1e2, 101)
-"""Edges of the histogram of epsilons."""
+_EPSILON_EDGES = np.geomspace(1e-3, 1e2, 101)  # of the histogram
 _POINTS_OF_ROUNDS = 60
 
 
@@ -404,20 +359,17 @@ class LocalEpsilonSettings(MeasurementSettings):
     widths: Wholes  # their columns
     paddings: Wholes  # appended numbers, in lengths of the vector
     requirements: Floats = (0.1, 1.0)  # epsilons that a message may have without noise
-    ratio: Annotated[float, Field(gt=0)] = 1.645
+    ratio: Annotated[float, Field(gt=0)] = 1.645  # clip over deviation of the appended numbers
     delta: float = 1e-5  # of what is proven
     proven_hashes: Whole = 3  # for the hashes of how many rounds it is computed; 0 for none
     fedavg_rounds: Whole | None = None  # stands for `rounds` in FedAvg
 
 
-def measure_local_epsilon(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """Theorem 1's epsilon of every device in every round, for several tables and paddings.
 
-    It depends on a message only through alpha / sigma of the vector, so that one training gives
-    those of all tables and paddings. (The training is that of the settings: with its own table and
-    noise.) Beside it, for the same tables and paddings, what is proven of the repaired padding.
+    It depends on a message only through alpha / sigma of the vector, so that one training (with
+    its own table and noise) gives those of all. Beside it, what is proven of the repaired padding.
     """
     own, run = LocalEpsilonSettings.read_with_run(settings)
     if own.fedavg_rounds is not None:
@@ -454,20 +406,19 @@ def measure_local_epsilon(
             "at": [float(piece.mean()) for piece in pieces],
             "by_round": [float(np.mean([ratios[i].mean() for i in piece])) for piece in pieces],
         },
-        "edges": EPSILON_EDGES.tolist(),
+        "edges": _EPSILON_EDGES.tolist(),
         "tables": tables,
     }
 
 
 def claims_of(
     ratios: Numbers, sketch: CountSketch, *, padding: int, requirements: Sequence[float]
-) -> dict[str, Any]:
+) -> Found:
     """Theorem 1's claims for messages whose vectors have these alpha / sigma."""
     size = (sketch.dim + padding, sketch.rows, sketch.cols)
     bound, spread = torch.from_numpy(ratios), torch.ones(len(ratios), dtype=torch.float64)
     claimed = claimed_per_round(*size, alpha=bound, sigma=spread).numpy()
     some = claimed[np.isfinite(claimed)]
-    counts, _ = np.histogram(some, bins=EPSILON_EDGES)
 
     def quantile(share: float) -> float | None:
         # Without interpolation, which infinite values do not stand.
@@ -486,18 +437,17 @@ def claims_of(
         "finite_mean": float(some.mean()) if len(some) else None,
         "without": 1 - len(some) / len(claimed),
         "needs_noise": {f"{each:g}": float((claimed > each).mean()) for each in requirements},
-        "counts": counts.tolist(),
+        "counts": np.histogram(some, bins=_EPSILON_EDGES)[0].tolist(),
         "needed": {f"{each:g}": needed(each) for each in requirements},
     }
 
 
 def proven_of(
     sketch: CountSketch, settings: LocalEpsilonSettings, *, padding: int, seed: int
-) -> dict[str, Any] | None:
+) -> Found | None:
     """The epsilon proven of the repaired padding: the least and the most over the hashes tried.
 
-    Coordinates are clipped to `ratio` times the standard deviation of the appended numbers, both
-    fixed beforehand. None where nothing is proven, or was asked for.
+    None where nothing is proven, or was asked for.
     """
     if settings.proven_hashes == 0 or padding == 0:
         return None
@@ -519,18 +469,16 @@ _POINTS_OF_GAP = 40
 
 class _Convergence(MeasurementSettings):
     rounds: Annotated[int, Field(ge=2)]
-    step: float
-    rows: Whole
+    step: float  # c in the theorem
+    rows: Whole  # 0 for no sketch
     cols: Whole = 0
     combine: Literal["mean", "median"] = "median"
     batch_size: Whole = 10
-    failure: float = 0.1
-    comparator_steps: Whole
+    failure: float = 0.1  # of Lemma 1, which Theorem 2 is computed for
+    comparator_steps: Whole  # of L-BFGS
 
 
-def measure_convergence(
-    settings: Mapping[str, Any], *, seed: int, on_progress: Progress
-) -> dict[str, Any]:
+def measure_convergence(settings: Given, *, seed: int, on_progress: Progress) -> Found:
     """The gap `F(average of x_1..x_i) - F(comparator)` beside the bounds on it.
 
     F is the mean loss of a logistic regression on all workers' images of the task `mnist`, which is
@@ -540,10 +488,6 @@ def measure_convergence(
     `||g||^2` in any round, D as the largest distance from the comparator. The images are linearly
     separable, so that F has no minimum but 0 at infinity; but the bound's proof never uses that the
     comparator is the minimum: it holds for any point. Here it is the one that L-BFGS reaches.
-
-    Settings are `rounds`; `step`, c in the theorem; `rows`, `cols` and `combine` of the sketch,
-    `rows = 0` for none; `batch_size`; `failure` of Lemma 1, which Theorem 2 is computed for;
-    `comparator_steps` of L-BFGS.
     """
     own = _Convergence.read(settings)
     task = load_task("mnist", seed=seed)
@@ -569,7 +513,7 @@ def measure_convergence(
         on_progress(i / own.rounds)
     problem = ConvexProblem(trainer.dim, math.sqrt(largest), farthest, own.step)
     variance = 0.0 if sketch is None else query_variance(sketch, combine=own.combine)
-    stated: dict[str, Any] = {}
+    stated: Found = {}
     if sketch is not None:
         error = lemma1_error(sketch.rows, sketch.cols, failure=own.failure)
         bound = [theorem2(problem, i, error=error) for i in places]
@@ -626,9 +570,8 @@ def comparator(examples: Examples, *, steps: int) -> Tensor:
     inputs, labels = examples.inputs.double(), examples.labels
     model = LogisticRegression(inputs.shape[1], int(labels.max()) + 1).double()
     parameters = list(model.parameters())
-    with torch.no_grad():
-        for each in parameters:
-            each.zero_()
+    for each in parameters:
+        each.data.zero_()
     solver = torch.optim.LBFGS(
         parameters, max_iter=steps, history_size=20, line_search_fn="strong_wolfe"
     )

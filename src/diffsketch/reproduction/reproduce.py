@@ -40,7 +40,7 @@ from diffsketch.reproduction.experiments import (
     wall_seconds,
 )
 from diffsketch.reproduction.figures import Figure
-from diffsketch.reproduction.jobs import Failure, JobsOutcome, State, Store, do_jobs
+from diffsketch.reproduction.jobs import JobsOutcome, State, Store, do_jobs
 from diffsketch.reproduction.verdicts import count_standings, judged
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
@@ -74,12 +74,11 @@ def reproduce(
         console: Where to show it.
         reduced: Whether as `--quick` has it.
         jobs: Processes at a time.
-        folder: Of the settings files.
+        folder: Folder of the settings files.
 
     Raises:
         ArgumentError: A name is none, or the directory is somebody else's.
         JobsFailed: Some jobs failed, after the others were done and drawn.
-        DiffSketchError: Something cannot be read or written.
     """
     begin = time.monotonic()
     check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
@@ -117,9 +116,16 @@ def reproduce(
             done = f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}."
             _print(console, done)
             _print(console, f"Wrote {page}")
-        (output / _ERRORS).unlink(missing_ok=True)
-        if outcome.failures:
-            _raise(outcome.failures, output)
+        path, failures = output / _ERRORS, outcome.failures
+        path.unlink(missing_ok=True)
+        if failures:  # all else is kept
+            text = "\n".join(f"{one.label}: {one.reason}\n\n{one.trace}" for one in failures)
+            replace_file(path, text.encode(errors="replace"))
+            more = f"and {_count(len(failures) - 1, 'other')}: " if len(failures) > 1 else ""
+            raise JobsFailed(
+                f"{failures[0].label}: {failures[0].reason} ({more}see {path}); what is done is "
+                "kept, and the same command tries the rest again"
+            )
     return 0
 
 
@@ -241,19 +247,6 @@ def _write(
             if path.suffix in (".svg", ".png", ".csv") and path not in written:
                 path.unlink()
     return count_standings(verdicts), written[0]
-
-
-def _raise(failures: Sequence[Failure], output: Path) -> None:
-    """Say what failed, now that all else is kept."""
-    path = output / _ERRORS
-    text = "\n".join(f"{one.label}: {one.reason}\n\n{one.trace}" for one in failures)
-    replace_file(path, text.encode(errors="replace"))
-    first, more = failures[0], len(failures) - 1
-    others = f" (and {_count(more, 'other')}: see {path})" if more else f" (see {path})"
-    raise JobsFailed(
-        f"{first.label}: {first.reason}{others}; what is done is kept, and the same command tries "
-        "the rest again"
-    )
 
 
 @contextmanager

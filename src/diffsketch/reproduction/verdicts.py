@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import string
 import tomllib
 from collections import Counter
@@ -50,6 +51,12 @@ _MEANINGS = {
     "audited": f"(claimed, and measured lower bounds; {COORDINATE}; one round, the audit's delta)",
     "client": str(_CLIENT),
 }
+_LIMITS: dict[str, Callable[[float, float], bool]] = {
+    "at_least": operator.ge,
+    "at_most": operator.le,
+    "below": operator.lt,
+    "equal": operator.eq,
+}
 
 
 class _Text(string.Formatter):
@@ -89,7 +96,7 @@ def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, ClaimVerd
 
 
 def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
-    """The verdict of a claim's rule."""
+    """The verdict of a claim's conditions, or of its rule."""
     if statement.hits:
         found: Cases | Graded = _by_conditions(statement, facts)
     else:
@@ -107,31 +114,31 @@ def judge(statement: Statement, facts: Facts) -> ClaimVerdict:
         known |= case
     shown = "; ".join(_format(statement.case, (), {**known, **case}) for case in cases)
     known |= {"cases": shown, "hits": sum(hits or ()), "total": len(hits or ()), **fields}
-
-    def verdict(standing: Standing, why: str = "") -> ClaimVerdict:
-        measured = _format(statement.measured, (), known)
-        return ClaimVerdict(standing, measured, _format(why, (), known))
-
+    standing, why = Standing.FAILS, statement.none
     if hits is None:
-        return verdict(Standing.NOT_MEASURED, statement.unmeasured)
-    if all(hits):
-        return verdict(Standing.HOLDS)
-    if any(hits):
-        return verdict(Standing.IN_PART, statement.part)
-    return verdict(Standing.FAILS, statement.none)
+        standing, why = Standing.NOT_MEASURED, statement.unmeasured
+    elif all(hits):
+        standing, why = Standing.HOLDS, ""
+    elif any(hits):
+        standing, why = Standing.IN_PART, statement.part
+    return ClaimVerdict(standing, _format(statement.measured, (), known), _format(why, (), known))
 
 
 def _by_conditions(statement: Statement, facts: Facts) -> Graded:
     """Grade a claim by the conditions that are written beside it."""
 
-    def hits(fields: Mapping[str, Any]) -> list[bool]:
-        # Texts of this package's own file, with nothing but the fields in reach.
-        known = {**statement.values, **fields}
-        return [bool(eval(text, {"__builtins__": {}}, known)) for text in statement.hits]  # noqa: S307
+    def hits(given: Mapping[str, Any]) -> list[bool]:
+        known, found = {**statement.values, **given}, []
+        for condition in statement.hits:
+            value = known[condition["fact"]]
+            value -= known[condition["less"]] if "less" in condition else 0.0
+            (limit,) = [name for name in condition if name in _LIMITS]
+            found.append(bool(_LIMITS[limit](value, condition[limit])))
+        return found
 
     if statement.each:
-        found = facts.numbers(*statement.each.split(" ", 1))
-        cases = [{"name": name, "value": value} for name, value in found.items()]
+        every = facts.numbers(*statement.each.split(" ", 1))
+        cases = [{"name": name, "value": value} for name, value in every.items()]
         return cases, [hit for case in cases for hit in hits(case)], {}
     read = {name: facts.number(*place.split(" ", 1)) for name, place in statement.read.items()}
     return [], hits(read), read
