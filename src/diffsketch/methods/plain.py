@@ -13,9 +13,8 @@ from diffsketch.errors import check
 from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, register
 from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import Encode
+from diffsketch.privacy.clipping import Encode, wrap
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.clipping import wrap
 from diffsketch.privacy.noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
