@@ -130,9 +130,10 @@ class Uncompressed(VectorMethod):
 
     name: ClassVar[str] = "none"
     code: ClassVar = 0
+    _claim: ClassVar = NoClaim(_SCOPE, "vectors are sent as they are")
 
     def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return NoClaim(_SCOPE, "vectors are sent as they are")
+        return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(batch)
@@ -150,9 +151,10 @@ class PlainSketch(TableMethod):
 
     name: ClassVar[str] = "sketch"
     code: ClassVar = 1
+    _claim: ClassVar = NoClaim(_SCOPE, "bare tables are sent")
 
     def _claim_for(self, present: int, seed: HashSeed) -> NoClaim:  # noqa: ARG002
-        return NoClaim(_SCOPE, "bare tables are sent")
+        return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
         return Encoded(self.sketch.encode(batch, seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,7 @@ def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
     return flat
 
 
+@lru_cache(maxsize=64)  # the same scales in each round of a run
 def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
     """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
     check(dtype in (torch.float32, torch.float64), "dtype", "be float32 or float64", dtype)
