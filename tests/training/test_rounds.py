@@ -24,14 +24,16 @@ from diffsketch.training.rounds import (
     Correction,
     DistributedSGD,
     FedAvg,
+    FetchSGD,
     NoiseControl,
+    Published,
+    ServerOptimizer,
     corrected,
     draw_batches,
     kept_half,
     relative_drift,
 )
 from diffsketch.training.sampling import UniformSampler
-from diffsketch.training.server import FetchSGD, Published, ServerOptimizer
 from diffsketch.training.simulation import RoundResult, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples
 from tests.training.reference import (

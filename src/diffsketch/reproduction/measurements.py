@@ -147,7 +147,7 @@ def measure_datasets(
     samples = trained
     if name == "shakespeare":
         roles = select_roles(load_shakespeare(), count=len(task.devices))
-        samples = np.array([len(role) for role in roles])
+        samples = np.array([len(role) for role in roles.values()])
     models = {}
     for kind in task_kinds()[name].models:
         model = load_task(name, model=kind, seed=seed).model(seed)

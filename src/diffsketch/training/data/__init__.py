@@ -10,7 +10,6 @@ from diffsketch.training.data.mnist import ImageDataset, load_mnist
 from diffsketch.training.data.shakespeare import (
     LETTERS,
     WINDOW,
-    RoleSamples,
     encode_text,
     load_role_texts,
     load_shakespeare,
@@ -23,7 +22,6 @@ __all__ = [
     "LETTERS",
     "WINDOW",
     "ImageDataset",
-    "RoleSamples",
     "encode_text",
     "load_mnist",
     "load_role_texts",
