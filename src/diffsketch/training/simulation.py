@@ -397,12 +397,12 @@ class Simulation:
             count = self.sampler.expected * (count / len(members) if len(members) else 1.0)
         published = Published(total, count, seed, index, state.clip)
 
+        up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed.vectors)
         except Diverged as error:  # what was sent is known, whatever became of it
             ended = str(error)
-        up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
         result = RoundResult(
             index, cohort, published, up, down,
             SimulatedClaim.of(claim) if proven else claim,
@@ -464,11 +464,6 @@ class Simulation:
         keep = self.algorithm.correction != "off"
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
 
-        def encode(vectors: Tensor, workers: Tensor) -> Encoded:
-            # The noise anew: what a refused call has drawn must not change what the others draw.
-            noise = CohortNoise(self.noise_key, workers.tolist(), round_index=index)
-            return method.encode(vectors, seed, noise)
-
         for part in torch.split(cohort, size) if len(cohort) else ():
             vectors = self.algorithm.vectors(
                 weights, part, trainer=self.trainer, devices=self.task.devices,
@@ -483,9 +478,16 @@ class Simulation:
             try:
                 # Methods look for what is not finite, and refuse it before they return anything:
                 # to look here as well would take as long as all the rest.
-                encoded: Encoded | None = encode(vectors, part)
+                noise = CohortNoise(self.noise_key, part.tolist(), round_index=index)
+                encoded: Encoded | None = method.encode(vectors, seed, noise)
             except ArgumentError:
-                encoded, broken = _encode_finite(encode, vectors, part, zeros=proven)
+                # The noise anew: what a refused call has drawn must not change what others draw.
+                encoded, broken = _encode_finite(
+                    lambda some, workers: method.encode(
+                        some, seed, CohortNoise(self.noise_key, workers.tolist(), round_index=index)
+                    ),
+                    vectors, part, zeros=proven,
+                )  # fmt: skip
                 if not broken:
                     raise
                 summed.broken += broken
