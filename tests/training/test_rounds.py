@@ -29,11 +29,10 @@ from diffsketch.training.rounds import (
     Published,
     ServerOptimizer,
     corrected,
-    draw_batches,
     kept_half,
     relative_drift,
 )
-from diffsketch.training.sampling import UniformSampler
+from diffsketch.training.sampling import UniformSampler, draw_batches
 from diffsketch.training.simulation import RoundResult, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples
 from tests.training.reference import (

@@ -347,7 +347,12 @@ def sketch_state(
         compression: Coordinates for each cell of a table, in place of `cols`; with one row, unless
             `rows` is given.
         group: The processes; DDP's own if not given, or all of them.
-        error_feedback, immediate, budget, trusted_group, scaler, account_file: As in `GroupMean`.
+        error_feedback: As in `GroupMean`.
+        immediate: As in `GroupMean`.
+        budget: As in `GroupMean`.
+        trusted_group: As in `GroupMean`.
+        scaler: As in `GroupMean`.
+        account_file: As in `GroupMean`.
         **settings: Those of the method, such as `clip` and `noise_multiplier`.
 
     Raises:
