@@ -23,10 +23,9 @@ from diffsketch.training.data import (
     load_role_texts,
     load_shakespeare,
     role_samples,
-    select_roles,
     split_roles,
 )
-from diffsketch.training.tasks import Examples
+from diffsketch.training.tasks import Examples, load_task
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -90,29 +89,15 @@ def test_split_shares_no_text(length: int) -> None:
     assert (len(test) > 0) == (len(role) - len(train) > 80)
 
 
-def test_arguments_out_of_range_are_refused() -> None:
-    role = role_samples("A", "a" * 200)
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("count", lambda: select_roles({"A": role}, 0)),
-        (r"count must be in 1\.\.1, the roles with 64", lambda: select_roles({"A": role}, 2)),
-        ("split", lambda: load_shakespeare(split="valid")),  # type: ignore[arg-type]
-    ]
-    for message, call in calls:
-        with pytest.raises(ArgumentError, match=f"^{message}"):
-            call()
-
-
 def test_selection_gives_the_known_role_sizes() -> None:
-    roles = load_shakespeare()
-    assert len(roles) == 299
-    sizes = [len(role) for role in select_roles(roles).values()]
-    assert len(sizes) == 46
+    roles, names = load_shakespeare(), load_task("shakespeare").devices.names
+    assert (len(roles), len(names)) == (299, 46)
+    sizes = [len(roles[name]) for name in names]
     assert sum(sizes) == 34_204
     assert round(statistics.mean(sizes), 1) == 743.6
     assert round(statistics.stdev(sizes), 1) == 549.6
-    # Negative control: a window one character longer is another data set.
-    other = {name: role_samples(name, said[:-1]) for name, said in load_role_texts().items()}
-    assert round(statistics.mean(map(len, select_roles(other).values())), 1) != 743.6
+    with pytest.raises(ArgumentError, match=r"^split"):
+        load_shakespeare(split="valid")  # type: ignore[arg-type]
 
 
 def test_no_speech_is_lost() -> None:

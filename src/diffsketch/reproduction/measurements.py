@@ -38,7 +38,7 @@ from diffsketch.privacy.theorems import (
 )
 from diffsketch.reproduction.experiments import mistake_text
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.training.data import load_shakespeare, select_roles
+from diffsketch.training.data import load_shakespeare
 from diffsketch.training.local import trainer_for
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.models import LogisticRegression
@@ -146,8 +146,8 @@ def measure_datasets(
     trained = task.devices.sizes.numpy()
     samples = trained
     if name == "shakespeare":
-        roles = select_roles(load_shakespeare(), count=len(task.devices))
-        samples = np.array([len(role) for role in roles.values()])
+        roles = load_shakespeare()
+        samples = np.array([len(roles[name]) for name in task.devices.names])
     models = {}
     for kind in task_kinds()[name].models:
         model = load_task(name, model=kind, seed=seed).model(seed)

@@ -602,24 +602,19 @@ class Simulation:
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        own = {
-            name: value
-            for name, value in self.state().items()
-            if not name.startswith(f"{_ACCOUNTS}paid.")
-        }
+        paid = f"{_ACCOUNTS}paid."  # by claims that may not be made here yet
+        own = {name: value for name, value in self.state().items() if not name.startswith(paid)}
         if missing := sorted(own.keys() - state.keys()):
             raise MismatchError(f"the state must have {', '.join(missing)}")
         for name, value in own.items():
             if isinstance(value, Tensor) and state[name].shape != value.shape:
                 found, wanted = tuple(state[name].shape), tuple(value.shape)
                 raise MismatchError(f"{name} must have the shape {wanted}, got {found}")
-        target = self._state.model.weights.device
-        tensors = {
-            name: state[name].to(target).clone()
-            for name in own
-            if name in ("weights", "average") or name.startswith("memory.")
-        }
-        memory = {name: tensors[f"memory.{name}"] for name in self._state.model.memory}
+        before = self._state
+        weights, *memory = (
+            state[name].to(before.model.weights.device).clone()
+            for name in ("weights", *(f"memory.{name}" for name in before.model.memory))
+        )
         accounts = {
             name.removeprefix(_ACCOUNTS): value
             for name, value in state.items()
@@ -627,14 +622,14 @@ class Simulation:
         }
         self._state = RunState(
             round_index=state["round_index"],
-            model=ModelState(tensors["weights"], memory),
-            average=tensors.get("average"),
-            participation=self._state.participation.restored(accounts),
+            model=ModelState(weights, dict(zip(before.model.memory, memory, strict=True))),
+            average=None if before.average is None else state["average"].to(weights).clone(),
+            participation=before.participation.restored(accounts),
             synced=state["synced"].cpu().numpy().copy(),
             bytes_up=state["bytes_up"],
             bytes_down=state["bytes_down"],
             ended=state["ended"],
-            clip=None if self._state.clip is None else state["clip"],
+            clip=None if before.clip is None else state["clip"],
         )
 
 

@@ -14,7 +14,6 @@ from diffsketch.training.data.shakespeare import (
     load_role_texts,
     load_shakespeare,
     role_samples,
-    select_roles,
     split_roles,
 )
 
@@ -27,6 +26,5 @@ __all__ = [
     "load_role_texts",
     "load_shakespeare",
     "role_samples",
-    "select_roles",
     "split_roles",
 ]

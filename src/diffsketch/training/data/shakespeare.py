@@ -25,7 +25,7 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 WINDOW = 80
 """Characters in one input, as in LEAF."""
 
-_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `select_roles`
+_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `_load_task`
 _TRAINED = 0.8  # share of a role's samples, rounded down
 _HALVES: tuple[Literal["train", "test"], ...] = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
@@ -79,22 +79,6 @@ def role_samples(name: str, text: str) -> Examples:
         return Examples(inputs, torch.empty(0, dtype=torch.int64))
     # The last character can only be a label.
     return Examples(codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
-
-
-def select_roles(roles: Roles, count: int = _ROLES) -> dict[str, Examples]:
-    """The first `count` roles, in the order given, with 64 to 2,200 samples.
-
-    Select before splitting: the bounds are about all of a role's samples. On the embedded text,
-    they give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table: 742 and 548;
-    `test_selection_gives_the_known_role_sizes`).
-
-    Raises:
-        ArgumentError: Fewer roles fit.
-    """
-    fitting = [name for name, role in roles.items() if _SMALLEST <= len(role) <= _LARGEST]
-    requirement = f"be in 1..{len(fitting)}, the roles with {_SMALLEST} to {_LARGEST} samples"
-    check(1 <= count <= len(fitting), "count", requirement, count)
-    return {name: roles[name] for name in fitting[:count]}
 
 
 def split_roles(roles: Roles) -> tuple[dict[str, Examples], dict[str, Examples]]:
@@ -250,9 +234,7 @@ def load_shakespeare(
     Inputs are codes of windows, uint8, shape (count, 80); labels the code of the next character.
     Do not write into them, since windows may share memory.
 
-    The roles of the paper's experiment, each divided into training and test samples, are
-    `split_roles(select_roles(load_shakespeare()))`: selecting goes by all of a role's samples, so
-    it comes before dividing.
+    The roles of the paper's experiment are those of `load_task("shakespeare")`.
 
     Args:
         directory: A directory with LEAF's JSON: `all_data/*.json` (or `*.json` directly in it)
@@ -295,7 +277,8 @@ def _load_task(
 ) -> Task:
     """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
 
-    Accuracy is on all test samples of the chosen roles. Windows are int64.
+    The bounds are about all of a role's samples. On the embedded text, they give 46 roles with mean
+    743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test samples of the chosen roles. Windows are int64.
     """
     del seed  # the text decides
     check(samples is None, "samples", "not be given: a role's text decides", samples)
