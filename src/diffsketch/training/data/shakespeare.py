@@ -278,7 +278,8 @@ def _load_task(
     """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
 
     The bounds are about all of a role's samples. On the embedded text, they give 46 roles with mean
-    743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test samples of the chosen roles. Windows are int64.
+    743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test
+    samples of the chosen roles. Windows are int64.
     """
     del seed  # the text decides
     check(samples is None, "samples", "not be given: a role's text decides", samples)
