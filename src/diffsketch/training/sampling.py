@@ -64,7 +64,7 @@ def draw_batches(
     this round. The last batch of an epoch or pass may be short. Devices with fewer examples than
     others have empty places at the end.
 
-    Guarantees (`tests/training/test_rounds.py`): each epoch or pass has each of the device's
+    Guarantees (`tests/training/test_sampling.py`): each epoch or pass has each of the device's
     examples once; orders are uniform, and depend on the seed, the round, the epoch and the device
     alone.
 
