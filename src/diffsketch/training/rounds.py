@@ -394,19 +394,24 @@ class FetchSGD(ServerRule):
     def check_options(self, method: Method, *, step: float, fresh: bool) -> None:
         """Raise an `ArgumentError` unless all rounds have the same hashes and send tables."""
         super().check_options(method, step=step, fresh=fresh)
-        if not isinstance(method, TableMethod):
-            raise ArgumentError(
-                f"top_k needs a method whose messages are tables, got method={method.name!r}"
-            )
+        self._tables_of(method)
         if fresh:
             raise ArgumentError(
                 "top_k needs hashes='fixed': tables of different hashes do not add up"
             )
         check(self.top_k <= method.dim, "top_k", f"be at most dim={method.dim}", self.top_k)
 
+    def _tables_of(self, method: Method) -> TableMethod:
+        if isinstance(method, TableMethod):
+            return method
+        raise ArgumentError(
+            f"top_k needs a method whose messages are tables, got method={method.name!r}"
+        )
+
     def start(self, weights: Tensor, method: Method) -> ModelState:
         """The first weights, with empty tables."""
-        empty = torch.zeros(method.total_format.shape, device=weights.device)
+        sent = self._tables_of(method)  # a sum may have more cells than a table: of a clip
+        empty = torch.zeros((sent.rows, sent.cols), device=weights.device)
         names = ("error", "velocity") if self.table_momentum else ("error",)
         return ModelState(weights, dict.fromkeys(names, empty))
 
@@ -420,16 +425,17 @@ class FetchSGD(ServerRule):
         correct: Correct | None = None,
     ) -> ModelState:
         """Accumulate, extract, and forget what was extracted."""
-        if correct is not None or not isinstance(method, TableMethod):
-            raise ArgumentError("FetchSGD needs tables, and their mean without a correction")
-        table, sketch = method.mean_table(published.total, published.count), method.sketch
+        tables = self._tables_of(method)
+        if correct is not None:
+            raise ArgumentError("FetchSGD needs the mean as it is, got a correction of it")
+        table, sketch = tables.mean_table(published.total, published.count), tables.sketch
         if self.update_clip is not None:
             # A table's norm estimates the vector's, which is not known here.
             table = table * (self.update_clip / sketch.norm_estimate(table)).clamp(max=1.0)
         if self.table_momentum:
             table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
         error = torch.add(model.memory["error"], table, alpha=step)
-        estimates = sketch.query(error, published.seed, combine=method.combine)
+        estimates = sketch.query(error, published.seed, combine=tables.combine)
         chosen = estimates.abs().topk(self.top_k).indices
         weights = model.weights.index_add(0, chosen, estimates[chosen])
         coordinates = np.sort(chosen.cpu().numpy())
