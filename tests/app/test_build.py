@@ -16,13 +16,13 @@ from diffsketch.methods import PlainSketch
 from diffsketch.methods.base import METHODS
 from diffsketch.privacy import BudgetExceeded
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
+from diffsketch.training.rounds import FetchSGD, ServerOptimizer
 from diffsketch.training.sampling import (
     PoissonDevices,
     ShuffledSampler,
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, ServerOptimizer
 from tests.app.commands import NEEDED
 
 SMALL: dict[str, Any] = {"workers": 4, "samples": 10, "rounds": 2}

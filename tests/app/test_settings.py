@@ -27,8 +27,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.methods.base import METHODS, settings_of
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
-from diffsketch.training.rounds import Correction
-from diffsketch.training.server import Schedule
+from diffsketch.training.rounds import Correction, Schedule
 
 SETTINGS = describe(RunConfig)
 

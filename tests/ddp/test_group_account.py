@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffsketch.ddp.group import GroupMean, RankAccount, account_path
+from diffsketch.ddp.group import GroupMean, RankAccount
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
@@ -99,15 +99,15 @@ def test_rounds_of_a_state_that_a_new_file_lacks_are_charged(tmp_path: Path) -> 
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
-    path = tmp_path / "account.json"
+    path, own = tmp_path / "account.json", tmp_path / "account-0.json"
     mean_of(path)
-    assert account_path(path, 0).exists()
+    assert own.exists()
     assert not path.exists()
     with pytest.raises(MismatchError, match="budget must be that of"):
         mean_of(path, budget=Budget(9.0, 1e-5))
     with pytest.raises(ArgumentError, match="account_file must not be given where nothing is"):
         GroupMean(PlainSketch(DIM, 1, 8), key=KEY, account_file=tmp_path / "other.json")
-    account_path(path, 0).write_text("{}")
+    own.write_text("{}")
     with pytest.raises(DataError, match="is not a whole ledger"):
         mean_of(path)
 

@@ -1,15 +1,16 @@
-"""Samplers: the right distributions, functions of seed and round alone."""
+"""Devices and batches of a round: the right distributions, functions of seed and round alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy.accounting.accountant import PoissonSampler
@@ -22,7 +23,9 @@ from diffsketch.training.sampling import (
     ShuffledSampler,
     UniformSampler,
     WeightedSampler,
+    draw_batches,
 )
+from diffsketch.training.tasks import Batches, Devices, Examples
 
 # Statistical tests here have fixed seeds; with others they would fail with this probability.
 CHANCE = 1e-6
@@ -203,3 +206,155 @@ def test_uniform_draws_do_not_depend_on_what_was_drawn_before(
     assert not torch.equal(alone[0], alone[1])
     sampler.draw(0).zero_()  # what a caller does to a draw changes no other
     assert torch.equal(sampler.draw(0), alone[0])
+
+
+ORDERS: dict[object, float] = dict.fromkeys(permutations(range(3)), 1 / 6)
+
+
+def make_devices(*sizes: int) -> Devices:
+    parts = {
+        f"device-{i}": Examples(torch.zeros(size, 1), torch.zeros(size, dtype=torch.int64))
+        for i, size in enumerate(sizes)
+    }
+    return Devices.of(parts)
+
+
+def taken(batches: Batches, row: int) -> list[int]:
+    """The examples of a worker, step by step."""
+    indices = batches.indices[row]
+    if batches.present is None:
+        return [int(i) for i in indices.flatten()]
+    assert bool((indices[~batches.present[row]] == 0).all())
+    return [int(i) for i in indices[batches.present[row]]]
+
+
+def epoch_of(devices: Devices, device: int, **settings: int) -> list[int]:
+    values = {"seed": 0, "round_index": 0, "batch_size": 4, "epochs": 1, **settings}
+    return taken(draw_batches(devices, torch.tensor([device]), **values), 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "epochs"), [((4, 4, 4), 3), ((8, 8, 8), 1), ((8, 8, 8), 3), ((5, 1, 9), 3)]
+)
+def test_each_epoch_has_each_example_once(sizes: tuple[int, ...], epochs: int) -> None:
+    devices, cohort = make_devices(*sizes), torch.tensor([0, 2])
+    batches = draw_batches(devices, cohort, seed=1, round_index=5, batch_size=4, epochs=epochs)
+    most = max(sizes[0], sizes[2])
+    assert batches.indices.shape == (2, epochs * -(-most // 4), min(4, most))
+    for row, device in enumerate(cohort.tolist()):
+        start, end = devices.starts[device : device + 2].tolist()
+        found = taken(batches, row)
+        for epoch in range(epochs):
+            part = found[epoch * (end - start) : (epoch + 1) * (end - start)]
+            assert sorted(part) == list(range(start, end))
+
+
+def test_no_mask_where_none_is_needed() -> None:
+    settings = {"seed": 0, "round_index": 0, "batch_size": 4, "epochs": 2}
+    cohort = torch.tensor([0, 1])
+    assert draw_batches(make_devices(8, 8), cohort, **settings).present is None
+    assert draw_batches(make_devices(8, 7), cohort, **settings).present is not None
+    assert draw_batches(make_devices(7, 7), cohort, **settings).present is not None
+
+
+def test_short_batches_come_last() -> None:
+    batches = draw_batches(
+        make_devices(6, 9), torch.tensor([0, 1]), seed=0, round_index=0, batch_size=4, epochs=2
+    )
+    assert batches.present is not None
+    assert batches.present.sum(dim=2).tolist() == [[4, 2, 0, 4, 2, 0], [4, 4, 1, 4, 4, 1]]
+
+
+def test_independent_of_the_rest_of_the_cohort() -> None:
+    devices = make_devices(7, 40, 3, 7, 19)
+    for round_index in (0, 7):
+        settings = {"seed": 3, "round_index": round_index, "batch_size": 4}
+        together = draw_batches(devices, torch.arange(5), epochs=2, **settings)
+        batch = draw_batches(devices, torch.arange(5), epochs=None, **settings)
+        for device in range(5):
+            alone = draw_batches(devices, torch.tensor([device]), epochs=2, **settings)
+            assert taken(alone, 0) == taken(together, device)
+            assert taken(
+                draw_batches(devices, torch.tensor([device]), epochs=None, **settings), 0
+            ) == taken(batch, device)
+
+
+def test_everything_matters() -> None:
+    devices = make_devices(40, 40)
+    base = epoch_of(devices, 0)
+    assert base == epoch_of(devices, 0)
+    others = [
+        epoch_of(devices, 0, seed=1),
+        epoch_of(devices, 0, round_index=1),
+        [i - 40 for i in epoch_of(devices, 1)],
+        epoch_of(devices, 0, epochs=2)[40:],
+        list(range(40)),
+    ]
+    assert epoch_of(devices, 0, epochs=2)[:40] == base  # further epochs change nothing before
+    for i, one in enumerate([base, *others]):
+        assert all(one != other for other in others[i:])
+
+
+def test_orders_are_uniform() -> None:
+    devices, draws = make_devices(3), 3000
+    rounds = [epoch_of(devices, 0, round_index=i, batch_size=1) for i in range(draws)]
+    assert likelihood(map(tuple, rounds), ORDERS) > CHANCE
+    epochs = torch.tensor(epoch_of(devices, 0, epochs=draws, batch_size=1)).reshape(draws, 3)
+    assert likelihood(map(tuple, epochs.tolist()), ORDERS) > CHANCE
+    many = make_devices(*[3] * draws)
+    batches = draw_batches(many, torch.arange(draws), seed=0, round_index=0, batch_size=1, epochs=1)
+    own = batches.indices.reshape(draws, 3) - many.starts[:-1, None]
+    assert likelihood(map(tuple, own.tolist()), ORDERS) > CHANCE
+
+
+def test_one_batch_of_all_examples_has_them_as_they_lie() -> None:
+    devices = make_devices(3, 9, 4)
+    batches = draw_batches(devices, torch.arange(3), seed=0, round_index=0, batch_size=4, epochs=2)
+    assert taken(batches, 0) == [0, 1, 2] * 2
+    assert taken(batches, 2) == [12, 13, 14, 15] * 2
+    assert sorted(taken(batches, 1)[:9]) == list(range(3, 12)) != taken(batches, 1)[:9]
+
+
+def test_a_biased_shuffle_is_found() -> None:
+    """Negative control: keys of four bits are equal so often that orders are not uniform."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randint(16, (3000, 3), generator=generator)
+    orders = keys.argsort(dim=1, stable=True)
+    assert likelihood(map(tuple, orders.tolist()), ORDERS) < CHANCE
+
+
+@pytest.mark.parametrize("size", [10, 8, 3])
+def test_one_batch_takes_each_example_once_a_pass(size: int) -> None:
+    devices, steps = make_devices(size, 25), -(-size // 4)
+    passes = []
+    for number in range(3):
+        found: list[int] = []
+        for step in range(steps):
+            settings = {"seed": 2, "round_index": number * steps + step, "batch_size": 4}
+            batch = draw_batches(devices, torch.tensor([0, 1]), epochs=None, **settings)
+            assert batch.indices.shape == (2, 1, 4)
+            own = taken(batch, 0)
+            assert len(own) == (4 if step < steps - 1 or size % 4 == 0 else size % 4)
+            found += own
+        assert sorted(found) == list(range(size))
+        passes.append(tuple(found))
+    assert len(set(passes)) > 1
+
+
+@pytest.mark.parametrize(
+    ("cohort", "settings", "message"),
+    [
+        (torch.tensor([2]), {}, "cohort must have indices in"),
+        (torch.tensor([-1]), {}, "cohort must have indices in"),
+        (torch.tensor([0.0]), {}, "cohort must be int64"),
+        (torch.tensor([], dtype=torch.int64), {}, "cohort must be"),
+        (torch.tensor([0]), {"batch_size": 0}, "batch_size must be >= 1"),
+        (torch.tensor([0]), {"epochs": 0}, "epochs must be >= 1"),
+        (torch.tensor([0]), {"seed": -1}, "seed must be in"),
+        (torch.tensor([0]), {"batch_size": True}, "batch_size must be an int"),
+    ],
+)
+def test_bad_batches(cohort: Tensor, settings: dict[str, int], message: str) -> None:
+    values = {"seed": 0, "round_index": 0, "batch_size": 4, "epochs": 1, **settings}
+    with pytest.raises(ArgumentError, match=message):
+        draw_batches(make_devices(3, 3), cohort, **values)

@@ -13,7 +13,7 @@ from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
-from diffsketch.training.server import (
+from diffsketch.training.rounds import (
     FetchSGD,
     ModelState,
     Published,

@@ -19,14 +19,13 @@ from hypothesis import strategies as st
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.data import (
     LETTERS,
-    RoleSamples,
     encode_text,
     load_role_texts,
     load_shakespeare,
     role_samples,
-    select_roles,
     split_roles,
 )
+from diffsketch.training.tasks import Examples, load_task
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -82,8 +81,7 @@ def test_split_shares_no_text(length: int) -> None:
     # Sample i covers the characters from i to i + 80, its label included.
     role = role_samples("A", "a" * length)
     numbers = torch.arange(len(role))
-    marked = RoleSamples("A", role.inputs, numbers)
-    (train,), (test,) = split_roles([marked])
+    train, test = (part["A"] for part in split_roles({"A": Examples(role.inputs, numbers)}))
     assert train.labels.tolist() == numbers[: int(0.8 * len(role))].tolist()
     assert test.labels.tolist() == numbers[len(numbers) - len(test) :].tolist()
     if len(train) and len(test):
@@ -91,33 +89,15 @@ def test_split_shares_no_text(length: int) -> None:
     assert (len(test) > 0) == (len(role) - len(train) > 80)
 
 
-def test_arguments_out_of_range_are_refused() -> None:
-    role = role_samples("A", "a" * 200)
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("count", lambda: select_roles([role], 0)),
-        (r"count must be in 1\.\.1, the roles with 64", lambda: select_roles([role], 2)),
-        ("inputs.dtype", lambda: RoleSamples("A", role.inputs.long(), role.labels)),
-        ("inputs.ndim", lambda: RoleSamples("A", role.inputs[0], role.labels)),
-        ("labels.dtype", lambda: RoleSamples("A", role.inputs, role.labels.int())),
-        ("labels.shape", lambda: RoleSamples("A", role.inputs, role.labels[1:])),
-        ("split", lambda: load_shakespeare(split="valid")),  # type: ignore[arg-type]
-    ]
-    for message, call in calls:
-        with pytest.raises(ArgumentError, match=f"^{message}"):
-            call()
-
-
 def test_selection_gives_the_known_role_sizes() -> None:
-    roles = load_shakespeare()
-    assert len(roles) == 299
-    sizes = [len(role) for role in select_roles(roles)]
-    assert len(sizes) == 46
+    roles, names = load_shakespeare(), load_task("shakespeare").devices.names
+    assert (len(roles), len(names)) == (299, 46)
+    sizes = [len(roles[name]) for name in names]
     assert sum(sizes) == 34_204
     assert round(statistics.mean(sizes), 1) == 743.6
     assert round(statistics.stdev(sizes), 1) == 549.6
-    # Negative control: a window one character longer is another data set.
-    other = [role_samples(name, said[:-1]) for name, said in load_role_texts().items()]
-    assert round(statistics.mean(len(role) for role in select_roles(other)), 1) != 743.6
+    with pytest.raises(ArgumentError, match=r"^split"):
+        load_shakespeare(split="valid")  # type: ignore[arg-type]
 
 
 def test_no_speech_is_lost() -> None:
@@ -137,10 +117,9 @@ def test_embedded_split_is_that_of_split_roles() -> None:
     train, test = split_roles(load_shakespeare())
     for split, expected in (("train", train), ("test", test)):
         roles = load_shakespeare(split=split)  # type: ignore[arg-type]
-        assert [role.name for role in roles] == [role.name for role in expected]
-        assert [len(role) for role in roles] == [len(role) for role in expected]
-        assert all(torch.equal(a.labels, b.labels) for a, b in zip(roles, expected, strict=True))
-    assert sum(map(len, test)) > 100_000
+        assert list(roles) == list(expected)
+        assert all(torch.equal(roles[name].labels, expected[name].labels) for name in roles)
+    assert sum(map(len, test.values())) > 100_000
 
 
 @pytest.mark.parametrize(
@@ -198,13 +177,13 @@ def test_leaf_samples_are_taken_as_they_are(tmp_path: Path, place: str) -> None:
     content = leaf_content()
     write_json(tmp_path / place, content)
     roles = load_shakespeare(str(tmp_path))
-    assert [role.name for role in roles] == ["ROMEO", "JULIET"]
-    for role in roles:
-        assert [decode(row) for row in role.inputs] == content["user_data"][role.name]["x"]
-        assert decode(role.labels) == "".join(content["user_data"][role.name]["y"])
+    assert list(roles) == ["ROMEO", "JULIET"]
+    for name, role in roles.items():
+        assert [decode(row) for row in role.inputs] == content["user_data"][name]["x"]
+        assert decode(role.labels) == "".join(content["user_data"][name]["y"])
     # Without LEAF's division ours applies.
-    assert [len(role) for role in load_shakespeare(tmp_path, split="train")] == [2, 192]
-    assert [len(role) for role in load_shakespeare(tmp_path, split="test")] == [0, 0]
+    assert [len(role) for role in load_shakespeare(tmp_path, split="train").values()] == [2, 192]
+    assert [len(role) for role in load_shakespeare(tmp_path, split="test").values()] == [0, 0]
 
 
 def test_leaf_division_is_used_where_there_is_one(tmp_path: Path) -> None:
@@ -216,9 +195,9 @@ def test_leaf_division_is_used_where_there_is_one(tmp_path: Path) -> None:
                 tmp_path / folder / f"{name}.json",
                 {"users": [name], "num_samples": [5], "user_data": {name: record}},
             )
-    assert [role.name for role in load_shakespeare(tmp_path, split="train")] == ["a", "b"]
-    assert [role.name for role in load_shakespeare(tmp_path, split="test")] == ["c"]
-    assert [role.name for role in load_shakespeare(tmp_path)] == ["d"]
+    assert list(load_shakespeare(tmp_path, split="train")) == ["a", "b"]
+    assert list(load_shakespeare(tmp_path, split="test")) == ["c"]
+    assert list(load_shakespeare(tmp_path)) == ["d"]
     # With half of the division gone, dividing the whole anew would mix the halves.
     (tmp_path / "test" / "c.json").unlink()
     with pytest.raises(DataError, match=r"no \*\.json in .*test: expected LEAF"):
@@ -313,4 +292,4 @@ def test_arbitrary_json_never_crashes(content: object) -> None:
             roles = load_shakespeare(folder)
         except DataError:
             return
-    assert all(role.inputs.shape == (len(role), 80) for role in roles)
+    assert all(role.inputs.shape == (len(role), 80) for role in roles.values())

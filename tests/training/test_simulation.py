@@ -23,7 +23,7 @@ from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
-from diffsketch.training.rounds import DistributedSGD
+from diffsketch.training.rounds import DistributedSGD, FetchSGD, ServerOptimizer
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -31,7 +31,6 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, ServerOptimizer
 from diffsketch.training.tasks import Task
 from tests.training.reference import (
     DEVICES,

@@ -20,8 +20,8 @@ from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, T
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.privacy.noise.simulated import CohortNoise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
+from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
-from diffsketch.training.server import ServerOptimizer
 from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, Task
 from tests.training.reference import DIM, ReferenceTrainer, make_task, updates_of

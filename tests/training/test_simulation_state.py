@@ -17,14 +17,13 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch import SketchKey
 from diffsketch.training.identity import tensor_digest
-from diffsketch.training.rounds import DistributedSGD, FedAvg
+from diffsketch.training.rounds import DistributedSGD, FedAvg, FetchSGD, ServerOptimizer
 from diffsketch.training.sampling import (
     PoissonDevices,
     ShuffledSampler,
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, ServerOptimizer
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Devices, Examples, Task
 from tests.training.reference import (

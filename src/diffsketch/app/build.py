@@ -20,7 +20,14 @@ from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.local import trainer_for
-from diffsketch.training.rounds import Algorithm, DistributedSGD, FedAvg
+from diffsketch.training.rounds import (
+    Algorithm,
+    DistributedSGD,
+    FedAvg,
+    FetchSGD,
+    ServerOptimizer,
+    ServerRule,
+)
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -29,7 +36,6 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.server import FetchSGD, ServerOptimizer, ServerRule
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Task, load_task
 

@@ -32,16 +32,10 @@ class RankStatus(Enum):
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank's report of a round.
+    """A rank's report of a round."""
 
-    Attributes:
-        round_index: The round, modulo 2**24.
-        settings: 24 bits of a digest of all that has to be the same besides.
-        status: What became of its vector.
-    """
-
-    round_index: int
-    settings: int
+    round_index: int  # modulo 2**24
+    settings: int  # 24 bits of a digest of all that has to be the same besides
     status: RankStatus = RankStatus.FINE
 
     @classmethod
@@ -54,11 +48,8 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     """Where a tensor for a group has to be.
 
     A group may have a backend for each kind of device (`init_process_group()` without a name makes
-    such a one), and they do not meet: a tensor has to be where those of the other ranks are.
-
-    Args:
-        group: The processes; None is all.
-        like: A tensor such as the others have. Without one, the CPU where the group allows it.
+    such a one), and they do not meet: a tensor has to be where those of the other ranks are, as
+    `like` is. Without it, that is the CPU where the group allows it.
     """
     members = dist.group.WORLD if group is None else group
     kinds = [device.type for device in getattr(members, "_device_types", [])]
@@ -106,11 +97,7 @@ def read_reports(cells: Tensor) -> list[RankReport | None]:
 
 
 def check_reports(reports: Sequence[RankReport | None], own: RankReport, *, rank: int) -> None:
-    """Raise unless all ranks did the same, so that all of them raise together.
-
-    Raises:
-        MismatchError: Ranks failed, are in another round, or have other settings.
-    """
+    """Raise a `MismatchError` unless all ranks did the same, so that they raise together."""
     found = dict(enumerate(reports))
     failed = [r for r, report in found.items() if report and report.status is RankStatus.FAILED]
     if failed:
@@ -145,21 +132,9 @@ def handshake(
 ) -> bytes:
     """Compare settings with all processes of a group: one gather of a fixed size.
 
-    Args:
-        group: The processes; None is all.
-        settings: Names and values, with the same names everywhere.
-        device: Where the group's tensors have to be.
-        failure: The error that this process is going to raise. It takes part all the same, so
-            that the others learn of it at once.
-        share: 32 bytes of this process.
-        doing: What fails if somebody fails, as a verb.
-
-    Returns:
-        32 bytes that follow from the shares of all, the same everywhere.
-
-    Raises:
-        MismatchError: Settings differ, or a process fails. On all processes alike.
-        Exception: The failure, if there is one.
+    A process that is going to raise a `failure` takes part all the same, so that the others learn
+    of it at once: they raise a `MismatchError` that says what it was `doing`, as all do where
+    settings differ. Returns 32 bytes that follow from the shares of all, the same everywhere.
     """
     words = [0 if failure is None else 1, *map(digest_of, settings.values())]
     words += [0] * (1 + _MOST_SETTINGS - len(words))
@@ -186,11 +161,7 @@ def handshake(
 
 
 def fail_together(group: dist.ProcessGroup | None, error: Exception) -> NoReturn:
-    """Raise an error that a rank finds before its handshake, so that it fails for the others too.
-
-    Raises:
-        Exception: The error.
-    """
+    """Raise an error that a rank finds before its handshake, on the other ranks as well."""
     if dist.is_available() and dist.is_initialized():
         try:
             handshake(group, {}, device=device_of(group), failure=error)

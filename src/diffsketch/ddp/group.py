@@ -50,16 +50,6 @@ class Scaler(Protocol):
         """Factor that losses are multiplied by."""
 
 
-def account_path(path: str | Path, rank: int) -> Path:
-    """The file of a rank, beside the one that is named for all.
-
-    >>> account_path("accounts/account.json", 3).as_posix()
-    'accounts/account-3.json'
-    """
-    path = Path(path)
-    return path.with_name(f"{path.stem}-{rank}{path.suffix}")
-
-
 class RankAccount:
     """Rounds that one rank has sent under a claim, in a file that is opened, or made.
 
@@ -67,17 +57,7 @@ class RankAccount:
 
     Guarantees (`tests/ddp/test_group_account.py`): rounds that were charged stay charged when
     an older state is loaded; rounds of a state that the file lacks are charged; the budget is never
-    exceeded.
-
-    Args:
-        path: The file.
-        claim: Of each round.
-        budget: Where to stop.
-
-    Raises:
-        ArgumentError: The claim is not proven, so that there is nothing to add up.
-        MismatchError: The file has another budget, or is about something else.
-        DataError: The file is damaged, or cannot be written.
+    exceeded. Refuses claims that are not proven, and files with another budget or scope.
     """
 
     def __init__(self, path: Path, claim: Claim, budget: Budget | None) -> None:
@@ -102,25 +82,13 @@ class RankAccount:
             )
 
     def charge(self) -> None:
-        """Count one round. Send it only after this has returned.
-
-        Raises:
-            BudgetExceeded: It would be too much. Nothing was charged.
-            DiffSketchError: The file could not be written.
-        """
+        """Count one round, or refuse it. Send it only after this has returned."""
         self.ledger.charge(self._claim)
 
     def take_over(self, rounds: int, account: str) -> None:
-        """Count the rounds of a state that the file has not.
+        """Count the rounds of a state that the file has not: it may be younger than the state.
 
-        It may be younger than the state; a state of another file, or of none, counts in full.
-
-        Args:
-            rounds: Of the state.
-            account: Name of the file that they were counted in.
-
-        Raises:
-            BudgetExceeded: The state has more than the budget allows.
+        A state whose account is another file, or none, counts in full.
         """
         missing = rounds - (self.ledger.rounds if account == self.name else 0)
         if missing > 0:
@@ -140,10 +108,6 @@ def check_group_options(
     Where the claim is proven, a gradient that is not finite counts as zeros, and no mean is ever
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
     gradients overflow, and noise is all that is left. So there the scale must stay what it is.
-
-    Raises:
-        ArgumentError: It cannot, a budget is given where nothing is proven, or the scaler is an
-            enabled `GradScaler`, or the like, and the claim proven.
     """
     if method.round_clip is not None:
         raise ArgumentError(
@@ -268,8 +232,9 @@ class GroupMean:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             self._accounts = Participation(1, budget, planned)
             if account_file is not None:
-                path = account_path(account_file, self.rank)
-                self._account = RankAccount(path, planned, budget)
+                shared = Path(account_file)
+                own = shared.with_name(f"{shared.stem}-{self.rank}{shared.suffix}")
+                self._account = RankAccount(own, planned, budget)
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
@@ -349,8 +314,8 @@ class GroupMean:
             if self._account is not None:
                 self._account.charge()  # last: what comes now is sent
         except Exception as error:
-            self._join_failing(error, layout, vector if isinstance(vector, Tensor) else None)
-            raise
+            like = vector if isinstance(vector, Tensor) else None
+            self.fail(error, layout=layout, like=like)
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
         self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
@@ -367,14 +332,21 @@ class GroupMean:
         return mean if scale == 1 else mean.mul_(scale)
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
-        """Take part in a round without a vector, so that all ranks raise, and raise the error.
+        """Take part in a round with zeros, so that all ranks raise, and raise the error.
 
-        Args:
-            error: Why this rank cannot go on.
-            layout: As in `mean`.
-            like: A tensor on the device of the others' vectors.
+        If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
-        self._join_failing(error, layout, like)
+        index, form = self._round_index, self.method.total_format
+        kind = torch.float32 if form.cells == "float32" else torch.int64
+        place = device_of(self.group, self._like if like is None else like)
+        zeros = torch.zeros(form.shape, dtype=kind, device=place)
+        settings = self._settings_of(self._key.seed(index), layout, 1.0)
+        try:
+            _, reports = self._sum(zeros, RankReport.of(index, settings, RankStatus.FAILED))
+            if any(report is None or report.status is not RankStatus.FAILED for report in reports):
+                self._round_index = index + 1
+        except Exception as lost:  # the group is broken, which must not hide why
+            error.add_note(f"the other ranks could not be told: {lost}")
         raise error
 
     def agree(
@@ -424,9 +396,8 @@ class GroupMean:
         sent, accounts = self._sent, self._accounts
         try:
             if failure is None:
-                self._check_state(state)
+                other, paid = self._checked_state(state)
                 round_index, memory = int(state["round_index"]), state.get("memory")
-                other, paid = self._unpacked_accounts(state)
                 known = all(self._sent.get(name, 0) >= rounds for name, rounds in other.items())
                 if not known:
                     if own := sum(self._sent.values()):
@@ -446,7 +417,8 @@ class GroupMean:
         if self._feedback is not None:
             self._feedback.memory = None if memory is None else memory.clone()
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
+    def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
+        """Rounds by the object that sent them, and the accounts, of a state that belongs here."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
         if state.get("settings") != self._settings():
@@ -458,9 +430,6 @@ class GroupMean:
         memory, shape = state.get("memory"), (self.method.dim,)
         if memory is not None and tuple(memory.shape) != shape:
             raise MismatchError(f"memory must have the shape {shape}, got {tuple(memory.shape)}")
-
-    def _unpacked_accounts(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
-        """Rounds by the object that sent them, and the accounts, of a state."""
         try:
             sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
         except (ValueError, TypeError, AttributeError) as error:
@@ -532,21 +501,6 @@ class GroupMean:
         cells = flat.numel()
         total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
         return self.method.reduced(total), read_reports(payload[cells:])
-
-    def _join_failing(self, error: Exception, layout: str, like: Tensor | None) -> None:
-        """Take part with zeros, so that nobody waits. If others did send, the round is used up."""
-        index, form = self._round_index, self.method.total_format
-        kind = torch.float32 if form.cells == "float32" else torch.int64
-        place = device_of(self.group, self._like if like is None else like)
-        zeros = torch.zeros(form.shape, dtype=kind, device=place)
-        settings = self._settings_of(self._key.seed(index), layout, 1.0)
-        try:
-            _, reports = self._sum(zeros, RankReport.of(index, settings, RankStatus.FAILED))
-        except Exception as lost:  # the group is broken, which must not hide why
-            error.add_note(f"the other ranks could not be told: {lost}")
-            return
-        if any(report is None or report.status is not RankStatus.FAILED for report in reports):
-            self._round_index = index + 1
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
         """Text of all that has to be the same on all ranks in a round."""

@@ -80,12 +80,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_averaged(model: nn.Module) -> None:
-    """Raise unless a hook gets all gradients of the model, as real numbers.
-
-    Raises:
-        ArgumentError: The model is sharded, DDP has a hook of its own, or parameters are not
-            real floating numbers.
-    """
+    """Raise an `ArgumentError` unless a hook gets all gradients of the model, as real numbers."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a module, got {type(model).__name__}")
     # By the classes of FSDP and DTensor, which need not be imported for other models.
@@ -117,18 +112,10 @@ def check_averaged(model: nn.Module) -> None:
 
 
 def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
-    """Raise if ranks would send what the method's claim is not about.
+    """Raise an `ArgumentError` if ranks would send what the method's claim is not about.
 
     Guarantees (`tests/ddp/test_ddp_claims.py`): each of the ways is refused, and a model that sends
-    nothing else is not.
-
-    Args:
-        model: What the hook is for.
-        method: Its name, for the error.
-
-    Raises:
-        ArgumentError: The model is not wrapped yet, so that this cannot be seen, or DDP or its
-            modules send something of a rank's data.
+    nothing else is not. A model that is not wrapped yet is refused: nothing can be seen there.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ArgumentError(
@@ -283,6 +270,7 @@ class HookState:
         return parts
 
     def _finish(self) -> None:
+        """Average the vector, copy the mean to the buckets and complete their futures."""
         pending, self._pending = self._pending, []
         try:
             mean = self._averaged(pending)

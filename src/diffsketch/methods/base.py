@@ -140,8 +140,7 @@ class Method(ABC):
         Known before the round: it depends on the hashes for some methods, on the number of workers
         for methods under a secure sum, and never on the vectors.
         """
-        check_whole("present", present, least=1)
-        check_seed(seed)
+        _check_round(seed, "present", present)
         return self._claim_for(present, seed)
 
     def encode(self, vectors: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
@@ -158,7 +157,7 @@ class Method(ABC):
             ArgumentError: A value is not finite, or of another type.
             MismatchError: The vectors have another length.
         """
-        check_seed(seed)
+        _check_round(seed)
         if not isinstance(noise, Noise):
             raise ArgumentError(f"noise must be a Noise, got {type(noise).__name__}")
         if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
@@ -227,8 +226,7 @@ class Method(ABC):
             MismatchError: One of them has another shape, or the sum has whole numbers that no
                 published sum has.
         """
-        check_seed(seed)
-        check_whole("count", count, least=1)
+        _check_round(seed, "count", count)
         self._check_total(total)
         if out is not None:
             check_out(out, self.dim, device=total.device)
@@ -400,6 +398,13 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
     if any(field.name == "cohort" for field in fields(METHODS[name])):
         arguments["cohort"] = cohort
     return METHODS[name](**arguments)
+
+
+def _check_round(seed: HashSeed, name: str = "count", count: int = 1) -> None:
+    if not isinstance(seed, HashSeed):
+        check_seed(seed)
+    if type(count) is not int or count < 1:
+        check_whole(name, count, least=1)
 
 
 def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:

@@ -69,7 +69,7 @@ class PaddedTables(TableMethod):
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        mean = self._mean(total, count)
+        mean = (total / count).float()
         # Only the vector's own coordinates, not those of the appended numbers.
         out = mean.new_empty(self.dim) if out is None else out
         return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
@@ -113,9 +113,13 @@ class DiffSketch(PaddedTables):
         super().__post_init__()
         check_positive("per_round", self.per_round)
 
-    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
+    @cached_property
+    def _claim(self) -> PaperClaim:
         source = "Theorem 1 of the paper, with Laplace noise where it claims less,"
         return _paper_claim(self.per_round, source)
+
+    def _claim_for(self, present: int, seed: HashSeed) -> PaperClaim:  # noqa: ARG002
+        return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         alpha, sigma = estimates(batch, validate=False)

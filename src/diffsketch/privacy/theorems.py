@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -222,6 +223,7 @@ def _loss(dim: int, cols: int, ratio: float) -> float:  # the `x` of Theorem 1
     return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
 
 
+@lru_cache(maxsize=64, typed=True)  # the same sizes in each round of a run
 def _check_sizes(dim: int, rows: int, cols: int) -> None:
     sizes = (("dim", dim, MAX_DIM), ("rows", rows, MAX_ROWS), ("cols", cols, MAX_COLS))
     for name, value, limit in sizes:

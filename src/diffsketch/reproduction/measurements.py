@@ -38,7 +38,7 @@ from diffsketch.privacy.theorems import (
 )
 from diffsketch.reproduction.experiments import mistake_text
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.training.data import load_shakespeare, select_roles
+from diffsketch.training.data import load_shakespeare
 from diffsketch.training.local import trainer_for
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.models import LogisticRegression
@@ -143,8 +143,8 @@ def measure_datasets(settings: Given, *, seed: int, on_progress: Progress) -> Fo
     task = load_task(name, seed=seed)
     samples = trained = task.devices.sizes.numpy()
     if name == "shakespeare":
-        roles = select_roles(load_shakespeare(), count=len(task.devices))
-        samples = np.array([len(role) for role in roles])
+        roles = load_shakespeare()
+        samples = np.array([len(roles[one]) for one in task.devices.names])
     models = {
         kind: load_task(name, model=kind, seed=seed).model(seed)
         for kind in task_kinds()[name].models

@@ -41,11 +41,9 @@ class Columns:
     The newest has the arrays, and changes them in place. The one before it knows what it had there,
     and makes arrays of its own should it still be used: after a round that failed, say.
 
-    Guarantees (`tests/training/test_columns.py`): each is as if it had arrays of its own, also if
+    Guarantees (`tests/training/test_clients.py`): each is as if it had arrays of its own, also if
     an interrupt ends `changed` half-way. For one thread at a time: a lock would survive interrupts.
-
-    Args:
-        arrays: Which nobody else may change.
+    Nobody else may change the arrays.
     """
 
     def __init__(self, arrays: Mapping[str, _Array]) -> None:
@@ -105,7 +103,7 @@ _ROUNDING = 2.0**-50  # relative, and more than is lost in adding the prices up
 class Participation:
     """The accounts of all clients. A value: `after` gives the accounts after one more round.
 
-    Guarantees (`tests/training/test_participation.py`): epsilon is that of an `Accountant` that is
+    Guarantees (`tests/training/test_clients.py`): epsilon is that of an `Accountant` that is
     told the rounds of the busiest client if all rounds are alike, and never less than that of any
     client; the budget is never exceeded, and a round is refused before it is run; accounts that
     are restored under a budget that they exceed still say what was paid.
@@ -138,7 +136,7 @@ class Participation:
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            check(False, "clients", "be >= 1", self.clients)
+            check(False, "clients", "be >= 1", self.clients)  # not called in each round
         if self._accounts is None:
             columns = Columns({_ROUNDS: np.zeros(self.clients, np.int64)})
             object.__setattr__(self, "_accounts", columns)

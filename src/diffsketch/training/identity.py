@@ -28,11 +28,7 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
     Guarantees (`tests/training/test_simulation_state.py`): the same for the same run, on whatever
     device; another for other settings, examples, labels, owners of examples or models.
 
-    Args:
-        task: Its examples and labels count, who holds which, the test set and the model.
-        seed: Of the run.
-        settings: All else that changes what is released.
-        noise_key: The key of the noise, if it is given.
+    `settings` has all that changes what is released and is not in the task.
     """
     devices, test = task.devices, task.test
     data = tensor_digest(devices.examples.inputs, devices.examples.labels, devices.starts)
@@ -75,11 +71,7 @@ def _digest(content: bytes) -> str:
 
 
 def difference(own: str, other: str) -> str:
-    """A sentence about the first thing in which two identities differ.
-
-    Args:
-        own: Of the simulation that is here.
-        other: Of the one that a state belongs to.
+    """A sentence about the first thing in which two identities differ: the own, and a state's.
 
     >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
     'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'

@@ -23,11 +23,7 @@ class WeightLayout:
 
     @classmethod
     def of(cls, model: nn.Module) -> WeightLayout:
-        """The layout of a model; a parameter that is used twice is there once.
-
-        Raises:
-            ArgumentError: It has no parameters, or one that is not float32.
-        """
+        """The layout of a model; a parameter that is used twice is there once."""
         parameters = dict(model.named_parameters())
         check(bool(parameters), "model", "have parameters", type(model).__name__)
         for name, parameter in parameters.items():
@@ -53,12 +49,7 @@ class WeightLayout:
         )
 
     def check_weights(self, weights: Tensor) -> None:
-        """Raise unless these are flat weights of such a model.
-
-        Raises:
-            ArgumentError: They are not float32.
-            MismatchError: They have another shape.
-        """
+        """Raise unless these are flat weights of such a model."""
         check(weights.dtype == torch.float32, "weights", "be float32", weights.dtype)
         if weights.shape != (self.dim,):
             raise MismatchError(
@@ -79,24 +70,14 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def unflatten(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
-    """Flat weights as the parameters of a model by name: views, not copies.
-
-    Raises:
-        ArgumentError: The weights are not float32.
-        MismatchError: They have another length.
-    """
+    """Flat weights as the parameters of a model by name: views, not copies."""
     layout = WeightLayout.of(model)
     layout.check_weights(weights)
     return dict(zip(layout.names, layout.split(weights), strict=True))
 
 
 def load(model: nn.Module, weights: Tensor) -> None:
-    """Set the parameters of a model to flat weights.
-
-    Raises:
-        ArgumentError: The weights are not float32.
-        MismatchError: They have another length.
-    """
+    """Set the parameters of a model to flat weights."""
     with torch.no_grad():
         for name, value in unflatten(model, weights).items():
             model.get_parameter(name).copy_(value)
@@ -125,12 +106,7 @@ class LogisticRegression(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions of stride 2 and a dense layer, for MNIST: 11,274 parameters.
-
-    Args:
-        classes: How many there are.
-        seed: Of the first weights.
-    """
+    """Two convolutions of stride 2 and a dense layer, for MNIST: 11,274 parameters."""
 
     def __init__(self, *, classes: int = 10, seed: int = 0) -> None:
         super().__init__()

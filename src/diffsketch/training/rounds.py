@@ -1,4 +1,4 @@
-"""Rounds at the workers: distributed SGD and FedAvg, their batches, and error correction.
+"""Rules of a round: what workers compute, and the step that the server makes of their mean.
 
 The paper's Algorithms 3 and 4 differ in the steps that a worker takes: the gradient of one batch,
 or local epochs of SGD. Its error correction for distributed SGD is an ablation that is not private.
@@ -6,38 +6,34 @@ or local epochs of SGD. Its error correction for distributed SGD is an ablation 
 
 from __future__ import annotations
 
-import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Encoded, Method, fitted
+from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.noise import Noise
-from diffsketch.sketch.hashing import HashSeed, mix64
+from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.sampling import draw_batches
 from diffsketch.training.tasks import Batches, Devices
 from diffsketch.wire.formats import HEADER_BYTES, MessageFormat
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
+Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
+Correct: TypeAlias = Callable[[Tensor], Tensor]  # changes the decoded mean before it is applied
 
-_Whole: TypeAlias = npt.NDArray[np.int64]
-
-MOST_STEP = 1e38
-"""Largest learning rate or step of the server: float32 ends a little above."""
-
-_PLACE_BITS = 24  # of a sorting key: below the random bits, so that no two keys are equal
-_PLACES = np.uint64((1 << _PLACE_BITS) - 1)
-# Odd, and near the golden ratio and the square root of 2 as shares of 2**64: their multiples stay
-# far apart, so that the counters of two devices or epochs do not meet.
-_DEVICE_STRIDE = np.uint64(0x9E3779B97F4A7C15)
-_EPOCH_STRIDE = np.uint64(0x6A09E667F3BCC909)
+CLIP_BYTES = 8  # a clip that moves, for a device that does not see the sums it follows from
+MOST_STEP = 1e38  # largest learning rate or step of the server: float32 ends a little above
+_PAIR_BYTES = 8  # an index and a value of 32 bits each
 
 
 def check_step(name: str, value: float) -> None:
@@ -47,21 +43,13 @@ def check_step(name: str, value: float) -> None:
 
 
 class Algorithm:
-    """Local training of a round: what the workers contribute to the mean.
+    """Local training of a round: what the workers contribute to the mean."""
 
-    Attributes:
-        name: As in settings.
-        learning_rate: Factor of gradients.
-        batch_size: Examples of a step.
-        correction: The paper's error correction; off where it is undefined.
-        local_epochs: Passes of a device over its examples; None for the gradient of one batch.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # as in settings
     learning_rate: float
     batch_size: int
     correction: Correction
-    local_epochs: int | None
+    local_epochs: int | None  # None for the gradient of one batch
 
     def __post_init__(self) -> None:
         check_step("learning_rate", self.learning_rate)
@@ -88,13 +76,7 @@ class Algorithm:
     ) -> Tensor:
         """Contributions `(workers, dim)` of a cohort: gradients, or changes of the weights.
 
-        Args:
-            weights: `(dim,)`; or `(devices, dim)` where workers' models drift apart.
-            cohort: Indices of the devices, int64.
-            trainer: Of the model.
-            devices: Who holds which examples.
-            seed: The run's, in [0, 2**256).
-            round_index: The round.
+        Weights are `(dim,)`; or `(devices, dim)` where workers' models drift apart.
         """
         batches = draw_batches(
             devices, cohort, seed=seed, round_index=round_index,
@@ -152,140 +134,10 @@ class FedAvg(Algorithm):
     local_epochs: int = field(default=1, kw_only=True)
 
 
-def round_words(seed: int, round_index: int, purpose: bytes) -> tuple[np.uint64, np.uint64]:
-    """Two random words for one purpose of one round, as keys of `mix64`.
-
-    Args:
-        seed: The run's, in [0, 2**256).
-        round_index: The round, or whatever else is counted.
-        purpose: Up to 16 bytes: different purposes have nothing in common.
-    """
-    text = round_index.to_bytes(8, "little")
-    digest = hashlib.blake2b(text, key=_secret(seed), digest_size=16, person=purpose).digest()
-    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-    return np.uint64(first), np.uint64(second)
-
-
-@lru_cache(maxsize=64)  # a pure function of the seed
-def _secret(seed: int) -> bytes:
-    check_whole("seed", seed, least=0, most=2**256 - 1)
-    return seed.to_bytes(32, "little")
-
-
-def draw_batches(
-    devices: Devices,
-    cohort: Tensor,
-    *,
-    seed: int,
-    round_index: int,
-    batch_size: int,
-    epochs: int | None,
-) -> Batches:
-    """Batches of each device of a cohort: of all its examples, or the next one of a pass.
-
-    With `epochs`, each takes all its examples so many times, each time in a fresh order; a device
-    whose examples fit into one batch takes them as they lie. With None, a device with `n` examples
-    has `ceil(n / batch_size)` rounds a pass, each pass in a fresh order, and takes the batch of
-    this round. The last batch of an epoch or pass may be short. Devices with fewer examples than
-    others have empty places at the end.
-
-    Guarantees (`tests/training/test_rounds.py`): each epoch or pass has each of the device's
-    examples once; orders are uniform, and depend on the seed, the round, the epoch and the device
-    alone.
-
-    >>> from diffsketch.training.tasks import Examples
-    >>> one = Examples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
-    >>> devices = Devices.of({"alice": one, "bob": one})
-    >>> batches = draw_batches(
-    ...     devices, torch.tensor([1]), seed=0, round_index=0, batch_size=2, epochs=1
-    ... )
-    >>> batches.indices.shape, sorted(batches.indices[batches.present].tolist())
-    (torch.Size([1, 2, 2]), [3, 4, 5])
-    """
-    _secret(seed)  # checks it, if it is used or not
-    for name, number in (("batch_size", batch_size), ("epochs", epochs)):
-        if number is not None and (type(number) is not int or number < 1):
-            check_whole(name, number, least=1)
-    if cohort.dtype != torch.int64 or cohort.dim() != 1 or not len(cohort):
-        found = f"{cohort.dtype} {tuple(cohort.shape)}"
-        raise ArgumentError(f"cohort must be int64 (workers,), got {found}")
-    members, all_starts = cohort.numpy(), devices.starts.numpy()
-    count = len(all_starts) - 1
-    if int(members.view(np.uint64).max()) >= count:  # as which a negative one is very large
-        raise ArgumentError(f"cohort must have indices in [0, {count}), got {members}")
-    starts = all_starts[members]
-    sizes = all_starts[members + 1] - starts
-    most = int(sizes.max())
-    batch_size = min(batch_size, most)  # more places would stay empty
-    counters = members.view(np.uint64) * _DEVICE_STRIDE
-    if epochs is None:
-        passes, step = np.divmod(round_index, -(-sizes // batch_size))
-        words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes of theirs
-        counters += passes.view(np.uint64) * _EPOCH_STRIDE
-        orders = _orders(counters, sizes, words)
-        place = step[:, None] * batch_size + np.arange(batch_size)
-        present = (place < sizes[:, None])[:, None]
-        indices = np.take_along_axis(orders, np.minimum(place, most - 1), axis=1)[:, None]
-        indices += starts[:, None, None]
-    else:
-        steps = -(-most // batch_size)
-        if steps == 1:
-            orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # the same of all
-        else:
-            words = round_words(seed, round_index, b"ds-order-fedavg")
-            epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
-            counters = (counters[:, None] + epoch).reshape(-1)
-            orders = _orders(counters, np.repeat(sizes, epochs), words)
-            orders[np.repeat(sizes <= batch_size, epochs)] = np.arange(most)
-            orders = orders.reshape(len(members), epochs, most)
-        places = steps * batch_size
-        present = np.repeat((np.arange(places) < sizes[:, None])[:, None], epochs, axis=1)
-        indices = orders + starts[:, None, None]
-        if places > most:
-            indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
-        indices = indices.reshape(len(members), epochs * steps, batch_size)
-        present = present.reshape(indices.shape)
-    target = devices.examples.labels.device
-    if present.all():
-        return Batches(torch.from_numpy(indices).to(target))
-    indices *= present  # empty places hold index 0
-    return Batches(torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target))
-
-
-def _orders(
-    counters: npt.NDArray[np.uint64], sizes: _Whole, words: tuple[np.uint64, np.uint64]
-) -> _Whole:
-    """For each counter a random order of `range(size)`, in the first places of a row.
-
-    Places are sorted by random bits, the hashes of the numbers from the counter on. The place
-    itself is in the low bits, so that no two are equal and the order does not depend on how a sort
-    treats equal ones.
-    """
-    most = int(sizes.max())
-    if most > int(_PLACES):
-        raise ArgumentError(f"devices must have at most {_PLACES} examples each, got {most}")
-    place = np.arange(most, dtype=np.uint64)
-    bits = mix64(counters[:, None] + place, *words)
-    bits &= ~_PLACES
-    bits |= place
-    if int(sizes.min()) < most:
-        # Missing examples come last: no example has all the high bits but in one of 2**40 cases,
-        # and even then its place is lower.
-        bits[place >= sizes[:, None].astype(np.uint64)] |= ~_PLACES
-    bits.sort(axis=1)
-    bits &= _PLACES
-    return bits.view(np.int64)
-
-
 def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
     """Masks of error correction: for each worker the coordinates of the mean nearest to its own.
 
-    Args:
-        mean: `(dim,)`, as queried.
-        vectors: `(workers, dim)`, the workers' own.
-
-    Returns:
-        `(workers, dim)`, bool; `dim // 2` are False in each row.
+    Of the mean `(dim,)` and the workers' vectors `(workers, dim)`; `dim // 2` are False in a row.
 
     >>> kept_half(torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([[1.0, 9.0, 0.9, -3.0]]))
     tensor([[ True, False,  True, False]])
@@ -332,6 +184,274 @@ def relative_drift(weights: Tensor) -> float | None:
     distances = torch.linalg.vector_norm(weights - mean, dim=-1)
     norm = torch.linalg.vector_norm(mean)
     return float(distances.mean() / norm) if float(norm) > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """The weights, and what a server's rule remembers besides. Never changed in place."""
+
+    weights: Tensor  # `(dim,)`, float32; or `(workers, dim)` where workers' models drift apart
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # a momentum, accumulated tables
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """The server's publication of a round.
+
+    Attributes:
+        total: The sum of the messages, with the server's noise if it adds any.
+        count: How many messages are in it; or, for samples whose size is secret, how many are
+            expected: a float then.
+        seed: The round's hashes.
+        round_index: The round.
+        clip: The round's, for methods whose clip moves; else None.
+    """
+
+    total: Tensor
+    count: int | float
+    seed: HashSeed
+    round_index: int
+    clip: float | None = None
+
+
+@dataclass(frozen=True)
+class ServerRule(ABC):
+    """Options that all server rules share. With the defaults the mean is applied as it is.
+
+    Args:
+        server_step: Factor of what is applied.
+        schedule: Of that factor, over the rounds `r = 0, 1, ...` of `R` planned ones: `constant`;
+            `sqrt`, `1 / sqrt(r + 1)`; `linear`, `1 - r / R`; `cosine`, `(1 + cos(pi r / R)) / 2`.
+            In distributed SGD that is the learning rate's; devices of FedAvg keep their own.
+        update_clip: Largest norm of a round's mean (of the gradient estimate, for distributed
+            SGD); longer ones are scaled down to it.
+        averaging: Weight of the past in the exponential average of the models, which is what is
+            evaluated then; 0 is off. Training goes on from the last model, not from the average.
+    """
+
+    server_step: float = field(default=1.0, kw_only=True)
+    schedule: Schedule = field(default="constant", kw_only=True)
+    update_clip: float | None = field(default=None, kw_only=True)
+    averaging: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_step("server_step", self.server_step)
+        check(
+            self.schedule in get_args(Schedule),
+            "schedule",
+            f"be one of {get_args(Schedule)}",
+            self.schedule,
+        )
+        if self.update_clip is not None:
+            check_positive("update_clip", self.update_clip)
+        check(0 <= self.averaging < 1, "averaging", "be in [0, 1)", self.averaging)
+
+    def factor(self, round_index: int, rounds: int) -> float:
+        """The step of a round, schedule included.
+
+        >>> ServerOptimizer(server_step=0.5, schedule="linear").factor(25, 100)
+        0.375
+        """
+        if self.schedule == "constant":
+            return self.server_step
+        if self.schedule == "sqrt":
+            return self.server_step / math.sqrt(round_index + 1)
+        check(round_index < rounds, "round_index", f"be below rounds={rounds}", round_index)
+        done = round_index / rounds
+        share = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.server_step * share
+
+    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:  # noqa: ARG002
+        """Raise an `ArgumentError` unless it works with the method, such a step and such hashes.
+
+        `step` is the algorithm's factor of the mean; hashes may be `fresh` in each round.
+        """
+        most = MOST_STEP / max(abs(step), 1.0)
+        requirement = f"be at most {most:g} with such a learning_rate"
+        check(self.server_step <= most, "server_step", requirement, self.server_step)
+
+    @abstractmethod
+    def start(self, weights: Tensor, method: Method) -> ModelState:
+        """The model of the first round."""
+
+    @abstractmethod
+    def advance(
+        self,
+        model: ModelState,
+        published: Published,
+        *,
+        method: Method,
+        step: float,
+        correct: Correct | None = None,
+    ) -> ModelState:
+        """The model after a round. Servers and devices compute it alike.
+
+        `step` is the factor of the mean before it is added: `factor`, times minus the learning rate
+        if it is a mean of gradients. `correct` changes the decoded mean first.
+        """
+
+    @abstractmethod
+    def round_bytes(self, method: Method) -> int:
+        """Bytes of one round's result for a device that downloads it."""
+
+    def model_bytes(self, dim: int) -> int:
+        """Bytes of the whole model for a device that downloads it, header included."""
+        return HEADER_BYTES + 4 * dim
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(ServerRule):
+    """Clip the mean, add it to the momentum, take a step: `v = momentum v + mean; w = w + step v`.
+
+    Guarantees (`tests/training/test_server.py`): with the defaults this is the plain step; with
+    momentum it is `torch.optim.SGD`'s.
+
+    Args:
+        momentum: Share of the last direction that is kept; 0 is off.
+
+    >>> rule = ServerOptimizer(momentum=0.9)
+    >>> rule.momentum, rule.server_step
+    (0.9, 1.0)
+    """
+
+    momentum: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(0 <= self.momentum < 1, "momentum", "be in [0, 1)", self.momentum)
+
+    def start(self, weights: Tensor, method: Method) -> ModelState:  # noqa: ARG002
+        """The first weights, with no momentum yet."""
+        return ModelState(weights, {"momentum": torch.zeros_like(weights)} if self.momentum else {})
+
+    def advance(
+        self,
+        model: ModelState,
+        published: Published,
+        *,
+        method: Method,
+        step: float,
+        correct: Correct | None = None,
+    ) -> ModelState:
+        """Decode the mean and take the step."""
+        count = published.count
+        if isinstance(count, int):
+            direction = method.decode(published.total, published.seed, count=count)
+        else:
+            direction = method.decode(published.total, published.seed, count=1) / count
+        if correct is not None:
+            direction = correct(direction)
+        if self.update_clip is not None:
+            direction = scaled(direction, self.update_clip)
+        if not self.momentum:
+            return ModelState(torch.add(model.weights, direction, alpha=step), model.memory)
+        direction = torch.add(direction, model.memory["momentum"], alpha=self.momentum)
+        weights = torch.add(model.weights, direction, alpha=step)
+        return ModelState(weights, {"momentum": direction})
+
+    def round_bytes(self, method: Method) -> int:
+        """The published sum."""
+        return method.total_format.wire_bytes
+
+    def model_bytes(self, dim: int) -> int:
+        """The weights; and the momentum, without which a device could not apply further sums."""
+        return super().model_bytes(dim) * (2 if self.momentum else 1)
+
+
+def scaled(vectors: Tensor, limit: float) -> Tensor:
+    """Vectors `(..., dim)` whose norm is above the limit, scaled down to it."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True, dtype=torch.float64)
+    if not bool(torch.isfinite(norms).all()):
+        raise ArgumentError("vectors must be finite to be clipped")
+    return vectors * (limit / norms).clamp(max=1.0).to(vectors.dtype)
+
+
+@dataclass(frozen=True)
+class FetchSGD(ServerRule):
+    """Accumulate tables, apply the largest estimates, and forget those cells (FetchSGD, 2020).
+
+    Needs fixed hashes and a method that sends tables. With tables `t` of the mean, velocity
+    `v = momentum v + t` and error `e = e + step v`, the `top_k` largest coordinates of the query
+    of `e` are added to the weights, and their cells in `v` and `e` become 0.
+
+    Guarantees (`tests/training/test_server.py`): with a table that holds every coordinate apart and
+    `top_k = dim` it is SGD with momentum masked to zero; what is not extracted is kept; exactly
+    the hit cells become 0.
+
+    Args:
+        top_k: Coordinates that are extracted in a round.
+        table_momentum: Share of the last momentum table that is kept.
+    """
+
+    top_k: int
+    table_momentum: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("top_k", self.top_k, least=1)
+        check(0 <= self.table_momentum < 1, "table_momentum", "be in [0, 1)", self.table_momentum)
+
+    def check_options(self, method: Method, *, step: float, fresh: bool) -> None:
+        """Raise an `ArgumentError` unless all rounds have the same hashes and send tables."""
+        super().check_options(method, step=step, fresh=fresh)
+        self._tables_of(method)
+        if fresh:
+            raise ArgumentError(
+                "top_k needs hashes='fixed': tables of different hashes do not add up"
+            )
+        check(self.top_k <= method.dim, "top_k", f"be at most dim={method.dim}", self.top_k)
+
+    def _tables_of(self, method: Method) -> TableMethod:
+        if isinstance(method, TableMethod):
+            return method
+        raise ArgumentError(
+            f"top_k needs a method whose messages are tables, got method={method.name!r}"
+        )
+
+    def start(self, weights: Tensor, method: Method) -> ModelState:
+        """The first weights, with empty tables."""
+        sent = self._tables_of(method)  # a sum may have more cells than a table: of a clip
+        empty = torch.zeros((sent.rows, sent.cols), device=weights.device)
+        names = ("error", "velocity") if self.table_momentum else ("error",)
+        return ModelState(weights, dict.fromkeys(names, empty))
+
+    def advance(
+        self,
+        model: ModelState,
+        published: Published,
+        *,
+        method: Method,
+        step: float,
+        correct: Correct | None = None,
+    ) -> ModelState:
+        """Accumulate, extract, and forget what was extracted."""
+        tables = self._tables_of(method)
+        if correct is not None:
+            raise ArgumentError("FetchSGD needs the mean as it is, got a correction of it")
+        table, sketch = tables.mean_table(published.total, published.count), tables.sketch
+        if self.update_clip is not None:
+            # A table's norm estimates the vector's, which is not known here.
+            table = table * (self.update_clip / sketch.norm_estimate(table)).clamp(max=1.0)
+        if self.table_momentum:
+            table = torch.add(table, model.memory["velocity"], alpha=self.table_momentum)
+        error = torch.add(model.memory["error"], table, alpha=step)
+        estimates = sketch.query(error, published.seed, combine=tables.combine)
+        chosen = estimates.abs().topk(self.top_k).indices
+        weights = model.weights.index_add(0, chosen, estimates[chosen])
+        coordinates = np.sort(chosen.cpu().numpy())
+        columns, _ = columns_and_signs(coordinates, published.seed, layout=sketch.layout)
+        kept = torch.ones(table.shape)
+        kept[torch.arange(len(kept))[:, None], torch.from_numpy(columns).long()] = 0
+        kept = kept.to(table.device)
+        memory = {"error": error * kept}
+        if self.table_momentum:
+            memory["velocity"] = table * kept
+        return ModelState(weights, memory)
+
+    def round_bytes(self, method: Method) -> int:
+        """A header, an index and a value for each coordinate, and the next clip if it moves."""
+        clip = 0 if method.round_clip is None else CLIP_BYTES
+        return HEADER_BYTES + _PAIR_BYTES * self.top_k + clip
 
 
 @dataclass(frozen=True)

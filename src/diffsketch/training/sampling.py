@@ -1,4 +1,4 @@
-"""Samplers: which devices take part in a round."""
+"""Random choices of a round: the devices that take part, and the batches of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -14,30 +14,150 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.errors import DataError, check, check_whole
+from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
-from diffsketch.training.rounds import round_words
+from diffsketch.training.tasks import Batches, Devices
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
+_Whole: TypeAlias = npt.NDArray[np.int64]
 
 _LOTTERY = (1 << 62) + 1  # number of the "worker" whose noise draws the Poisson samples
 _HASHED = 1 << 10  # devices that are drawn at once, if the cohort is smaller
+_PLACE_BITS = 24  # of a sorting key: below the random bits, so that no two keys are equal
+_PLACES = np.uint64((1 << _PLACE_BITS) - 1)
+# Odd, and near the golden ratio and the square root of 2 as shares of 2**64: their multiples stay
+# far apart, so that the counters of two devices or epochs do not meet.
+_DEVICE_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_EPOCH_STRIDE = np.uint64(0x6A09E667F3BCC909)
+
+
+def round_words(seed: int, round_index: int, purpose: bytes) -> tuple[np.uint64, np.uint64]:
+    """Two random words for one purpose (up to 16 bytes) of one round, as keys of `mix64`."""
+    text = round_index.to_bytes(8, "little")
+    digest = hashlib.blake2b(text, key=_secret(seed), digest_size=16, person=purpose).digest()
+    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    return np.uint64(first), np.uint64(second)
+
+
+@lru_cache(maxsize=64)  # a pure function of the seed
+def _secret(seed: int) -> bytes:
+    check_whole("seed", seed, least=0, most=2**256 - 1)
+    return seed.to_bytes(32, "little")
+
+
+def draw_batches(
+    devices: Devices,
+    cohort: Tensor,
+    *,
+    seed: int,
+    round_index: int,
+    batch_size: int,
+    epochs: int | None,
+) -> Batches:
+    """Batches of each device of a cohort: of all its examples, or the next one of a pass.
+
+    With `epochs`, each takes all its examples so many times, each time in a fresh order; a device
+    whose examples fit into one batch takes them as they lie. With None, a device with `n` examples
+    has `ceil(n / batch_size)` rounds a pass, each pass in a fresh order, and takes the batch of
+    this round. The last batch of an epoch or pass may be short. Devices with fewer examples than
+    others have empty places at the end.
+
+    Guarantees (`tests/training/test_sampling.py`): each epoch or pass has each of the device's
+    examples once; orders are uniform, and depend on the seed, the round, the epoch and the device
+    alone.
+
+    >>> from diffsketch.training.tasks import Examples
+    >>> one = Examples(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
+    >>> devices = Devices.of({"alice": one, "bob": one})
+    >>> batches = draw_batches(
+    ...     devices, torch.tensor([1]), seed=0, round_index=0, batch_size=2, epochs=1
+    ... )
+    >>> batches.indices.shape, sorted(batches.indices[batches.present].tolist())
+    (torch.Size([1, 2, 2]), [3, 4, 5])
+    """
+    _secret(seed)  # checks it, if it is used or not
+    for name, number in (("batch_size", batch_size), ("epochs", epochs)):
+        if number is not None and (type(number) is not int or number < 1):
+            check_whole(name, number, least=1)
+    if cohort.dtype != torch.int64 or cohort.dim() != 1 or not len(cohort):
+        found = f"{cohort.dtype} {tuple(cohort.shape)}"
+        raise ArgumentError(f"cohort must be int64 (workers,), got {found}")
+    members, all_starts = cohort.numpy(), devices.starts.numpy()
+    count = len(all_starts) - 1
+    if int(members.view(np.uint64).max()) >= count:  # as which a negative one is very large
+        raise ArgumentError(f"cohort must have indices in [0, {count}), got {members}")
+    starts = all_starts[members]
+    sizes = all_starts[members + 1] - starts
+    most = int(sizes.max())
+    batch_size = min(batch_size, most)  # more places would stay empty
+    counters = members.view(np.uint64) * _DEVICE_STRIDE
+    if epochs is None:
+        passes, step = np.divmod(round_index, -(-sizes // batch_size))
+        words = round_words(seed, 0, b"ds-order-sgd")  # devices are in different passes of theirs
+        counters += passes.view(np.uint64) * _EPOCH_STRIDE
+        orders = _orders(counters, sizes, words)
+        place = step[:, None] * batch_size + np.arange(batch_size)
+        present = (place < sizes[:, None])[:, None]
+        indices = np.take_along_axis(orders, np.minimum(place, most - 1), axis=1)[:, None]
+        indices += starts[:, None, None]
+    else:
+        steps = -(-most // batch_size)
+        if steps == 1:
+            orders = np.arange(most)[None, None].repeat(epochs, axis=1)  # the same of all
+        else:
+            words = round_words(seed, round_index, b"ds-order-fedavg")
+            epoch = np.arange(epochs, dtype=np.uint64) * _EPOCH_STRIDE
+            counters = (counters[:, None] + epoch).reshape(-1)
+            orders = _orders(counters, np.repeat(sizes, epochs), words)
+            orders[np.repeat(sizes <= batch_size, epochs)] = np.arange(most)
+            orders = orders.reshape(len(members), epochs, most)
+        places = steps * batch_size
+        present = np.repeat((np.arange(places) < sizes[:, None])[:, None], epochs, axis=1)
+        indices = orders + starts[:, None, None]
+        if places > most:
+            indices = np.pad(indices, ((0, 0), (0, 0), (0, places - most)))
+        indices = indices.reshape(len(members), epochs * steps, batch_size)
+        present = present.reshape(indices.shape)
+    target = devices.examples.labels.device
+    if present.all():
+        return Batches(torch.from_numpy(indices).to(target))
+    indices *= present  # empty places hold index 0
+    return Batches(torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target))
+
+
+def _orders(
+    counters: npt.NDArray[np.uint64], sizes: _Whole, words: tuple[np.uint64, np.uint64]
+) -> _Whole:
+    """For each counter a random order of `range(size)`, in the first places of a row.
+
+    Places are sorted by random bits, the hashes of the numbers from the counter on. The place
+    itself is in the low bits, so that no two are equal and the order does not depend on how a sort
+    treats equal ones.
+    """
+    most = int(sizes.max())
+    if most > int(_PLACES):
+        raise ArgumentError(f"devices must have at most {_PLACES} examples each, got {most}")
+    place = np.arange(most, dtype=np.uint64)
+    bits = mix64(counters[:, None] + place, *words)
+    bits &= ~_PLACES
+    bits |= place
+    if int(sizes.min()) < most:
+        # Missing examples come last: no example has all the high bits but in one of 2**40 cases,
+        # and even then its place is lower.
+        bits[place >= sizes[:, None].astype(np.uint64)] |= ~_PLACES
+    bits.sort(axis=1)
+    bits &= _PLACES
+    return bits.view(np.int64)
 
 
 class Sampler(ABC):
-    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights.
+    """Draws the devices of a round. Who is drawn depends on no data but the devices' weights."""
 
-    Attributes:
-        members: Number of devices to draw from.
-        cohort: Number of devices drawn, where it is the same in each round.
-        fixed_size: Whether it is.
-    """
-
-    members: int
-    cohort: int
-    fixed_size: ClassVar[bool] = True
+    members: int  # devices to draw from
+    cohort: int  # devices drawn, where it is the same in each round
+    fixed_size: ClassVar[bool] = True  # whether it is
 
     @property
     def expected(self) -> float:

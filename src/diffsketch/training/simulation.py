@@ -29,22 +29,23 @@ from diffsketch.training.identity import (
     tensor_digest,
 )
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.rounds import Algorithm, corrected, mask_bytes, relative_drift
-from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler
-from diffsketch.training.server import (
+from diffsketch.training.rounds import (
     CLIP_BYTES,
+    Algorithm,
     ModelState,
     Published,
     ServerOptimizer,
     ServerRule,
+    corrected,
+    mask_bytes,
+    relative_drift,
 )
+from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler
 from diffsketch.training.tasks import Examples, Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 
-PART_CELLS = 1 << 23
-"""Numbers of the vectors that are encoded at a time: 32 MiB."""
-
+PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
 _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
 
@@ -58,64 +59,40 @@ class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
 
 
 class DivergedRound(Diverged):
-    """The messages of a round were sent, and what they give is not finite. The round is paid for.
-
-    Attributes:
-        result: Outcome of the round, but for a new model.
-    """
+    """The messages of a round were sent, and what they give is not finite. It is paid for."""
 
     def __init__(self, message: str, result: RoundResult) -> None:
         super().__init__(message)
-        self.result = result
+        self.result = result  # the round's, but for a new model
 
 
 @dataclass(eq=False)
 class Aggregate:
-    """The sum of a cohort's messages.
+    """The sum of a cohort's messages."""
 
-    Attributes:
-        total: The sum, before the server adds anything; None if nobody takes part.
-        count: Messages in it.
-        broken: Devices whose vectors were not finite, ascending.
-        vectors: Of all workers, if they were to be kept.
-        noised: As in `Encoded`, of all messages.
-    """
-
-    total: Tensor | None = None
-    count: int = 0
-    broken: tuple[int, ...] = ()
-    vectors: Tensor | None = None
-    noised: Tensor | None = None
+    total: Tensor | None = None  # before the server adds anything; None if nobody takes part
+    count: int = 0  # messages in it
+    broken: tuple[int, ...] = ()  # devices whose vectors were not finite, ascending
+    vectors: Tensor | None = None  # of all workers, if they were to be kept
+    noised: Tensor | None = None  # as in `Encoded`, of all messages
 
 
 @dataclass(frozen=True, eq=False)
 class RoundResult:
-    """Outcome of a round.
-
-    Attributes:
-        round_index: The round.
-        cohort: Indices of the devices that were drawn.
-        published: What the server made known: with `Simulation.advance`, all that a device needs.
-        bytes_up: Sent by the devices, headers included.
-        bytes_down: Sent to the devices, headers included.
-        claim: What the round guarantees.
-        left_out: Names of workers whose vectors were not finite: left out of the mean, or counted
-            as zeros with their noise if the claim is proven.
-        summed: What the cohort sent.
-        drift: How far apart the workers' models are, if they may be (`relative_drift`).
-        downloads: Devices that received something: as many vectors, if nothing were compressed.
-    """
+    """Outcome of a round."""
 
     round_index: int
-    cohort: Tensor
-    published: Published
-    bytes_up: int
-    bytes_down: int
+    cohort: Tensor  # indices of the devices that were drawn
+    published: Published  # with `Simulation.advance`, all that a device needs
+    bytes_up: int  # by the devices, headers included
+    bytes_down: int  # to the devices, headers included
     claim: Claim
+    # Workers whose vectors were not finite: left out of the mean, or counted as zeros with their
+    # noise if the claim is proven.
     left_out: tuple[str, ...]
     summed: Aggregate
-    drift: float | None
-    downloads: int
+    drift: float | None  # how far apart the workers' models are, if they may be
+    downloads: int  # devices that received something: as many vectors, if nothing were compressed
 
     @property
     def noised(self) -> float | None:
@@ -126,30 +103,19 @@ class RoundResult:
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """All that a round changes. Replaced as a whole, so that a round happens or does not.
+    """All that a round changes. Replaced as a whole, so that a round happens or does not."""
 
-    Attributes:
-        round_index: Rounds that changed the model.
-        model: Weights, and what the server's rule remembers.
-        average: The exponential average of the weights, before its bias is corrected.
-        participation: The clients' accounts.
-        synced: Rounds that each device's model contains.
-        bytes_up: Sent by all devices so far.
-        bytes_down: Sent to all devices so far.
-        ended: Why there can be no further round, if so. The accounts have the round of which
-            nothing came, and the model has not.
-        clip: The next round's, for methods whose clip moves.
-    """
-
-    round_index: int
+    round_index: int  # rounds that changed the model
     model: ModelState
-    average: Tensor | None
+    average: Tensor | None  # exponential, of the weights, before its bias is corrected
     participation: Participation
-    synced: npt.NDArray[np.int64]
+    synced: npt.NDArray[np.int64]  # rounds that each device's model contains
     bytes_up: int = 0
     bytes_down: int = 0
+    # Why there can be no further round, if so. The accounts have the round of which nothing came,
+    # and the model has not.
     ended: str = ""
-    clip: float | None = None
+    clip: float | None = None  # the next round's, for methods whose clip moves
 
 
 class Simulation:
@@ -294,10 +260,7 @@ class Simulation:
 
     @property
     def round_index(self) -> int:
-        """Rounds that were done: the index of the next one.
-
-        A last round that diverged is not among them, though it is paid for.
-        """
+        """Rounds that were done, without a last one that diverged: the index of the next one."""
         return self._state.round_index
 
     @property
@@ -347,10 +310,7 @@ class Simulation:
 
     @property
     def claim(self) -> Claim:
-        """The weakest claim of the rounds so far; before the first, what one is expected to claim.
-
-        `Participation.claim` says which is weaker.
-        """
+        """The weakest claim of the rounds so far (`Participation.claim`), or what is planned."""
         claim = self._state.participation.claim
         assert claim is not None  # noqa: S101 (it has what is planned)
         return SimulatedClaim.of(claim)
@@ -412,12 +372,19 @@ class Simulation:
         proven = isinstance(claim, ProvenClaim)
 
         summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
-        left_out = tuple([self.task.devices.names[device] for device in summed.broken])
-        if left_out and not proven:
-            claim = self._claim_of(summed.count, seed)
-            participation = state.participation.after(claim, payers)
-        if left_out:
-            _warn(left_out, index, proven=proven)
+        left_out: tuple[str, ...] = ()
+        if summed.broken:
+            left_out = tuple(self.task.devices.names[device] for device in summed.broken)
+            if not proven:
+                claim = self._claim_of(summed.count, seed)
+                participation = state.participation.after(claim, payers)
+            fate = "count as zeros, with their noise" if proven else "are left out of the mean"
+            warnings.warn(
+                f"round {index}: NaN or infinite values in the vectors of "
+                f"{', '.join(map(repr, left_out))}, which {fate}",
+                NonFiniteUpdate,
+                stacklevel=3,
+            )
 
         total = summed.total
         if total is None:
@@ -430,12 +397,12 @@ class Simulation:
             count = self.sampler.expected * (count / len(members) if len(members) else 1.0)
         published = Published(total, count, seed, index, state.clip)
 
+        up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed.vectors)
         except Diverged as error:  # what was sent is known, whatever became of it
             ended = str(error)
-        up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
         result = RoundResult(
             index, cohort, published, up, down,
             SimulatedClaim.of(claim) if proven else claim,
@@ -461,9 +428,6 @@ class Simulation:
 
         A method's claim is amplified where devices are drawn by Poisson sampling, which is for
         central trust only, and void where error correction carries gradients around the messages.
-
-        Raises:
-            ArgumentError: The sample is secret, and the claim not such that this helps.
         """
         sampler = self.sampler
         if isinstance(sampler, PoissonDevices):
@@ -495,19 +459,10 @@ class Simulation:
         *,
         proven: bool,
     ) -> Aggregate:
-        """Compute the vectors of a cohort, encode them in parts, and add the messages up.
-
-        Raises:
-            Diverged: No worker has a finite vector, and nothing is proven. Nothing was sent.
-        """
+        """Compute the vectors of a cohort, encode them in parts, and add the messages up."""
         summed, noised = Aggregate(), []
         keep = self.algorithm.correction != "off"
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
-
-        def encode(vectors: Tensor, workers: Tensor) -> Encoded:
-            # The noise anew: what a refused call has drawn must not change what the others draw.
-            noise = CohortNoise(self.noise_key, workers.tolist(), round_index=index)
-            return method.encode(vectors, seed, noise)
 
         for part in torch.split(cohort, size) if len(cohort) else ():
             vectors = self.algorithm.vectors(
@@ -523,9 +478,16 @@ class Simulation:
             try:
                 # Methods look for what is not finite, and refuse it before they return anything:
                 # to look here as well would take as long as all the rest.
-                encoded: Encoded | None = encode(vectors, part)
+                noise = CohortNoise(self.noise_key, part.tolist(), round_index=index)
+                encoded: Encoded | None = method.encode(vectors, seed, noise)
             except ArgumentError:
-                encoded, broken = _encode_finite(encode, vectors, part, zeros=proven)
+                # The noise anew: what a refused call has drawn must not change what others draw.
+                encoded, broken = _encode_finite(
+                    lambda some, workers: method.encode(
+                        some, seed, CohortNoise(self.noise_key, workers.tolist(), round_index=index)
+                    ),
+                    vectors, part, zeros=proven,
+                )  # fmt: skip
                 if not broken:
                     raise
                 summed.broken += broken
@@ -640,24 +602,19 @@ class Simulation:
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        own = {
-            name: value
-            for name, value in self.state().items()
-            if not name.startswith(f"{_ACCOUNTS}paid.")
-        }
+        paid = f"{_ACCOUNTS}paid."  # by claims that may not be made here yet
+        own = {name: value for name, value in self.state().items() if not name.startswith(paid)}
         if missing := sorted(own.keys() - state.keys()):
             raise MismatchError(f"the state must have {', '.join(missing)}")
         for name, value in own.items():
             if isinstance(value, Tensor) and state[name].shape != value.shape:
                 found, wanted = tuple(state[name].shape), tuple(value.shape)
                 raise MismatchError(f"{name} must have the shape {wanted}, got {found}")
-        target = self._state.model.weights.device
-        tensors = {
-            name: state[name].to(target).clone()
-            for name in own
-            if name in ("weights", "average") or name.startswith("memory.")
-        }
-        memory = {name: tensors[f"memory.{name}"] for name in self._state.model.memory}
+        before = self._state
+        weights, *memory = (
+            state[name].to(before.model.weights.device).clone()
+            for name in ("weights", *(f"memory.{name}" for name in before.model.memory))
+        )
         accounts = {
             name.removeprefix(_ACCOUNTS): value
             for name, value in state.items()
@@ -665,14 +622,14 @@ class Simulation:
         }
         self._state = RunState(
             round_index=state["round_index"],
-            model=ModelState(tensors["weights"], memory),
-            average=tensors.get("average"),
-            participation=self._state.participation.restored(accounts),
+            model=ModelState(weights, dict(zip(before.model.memory, memory, strict=True))),
+            average=None if before.average is None else state["average"].to(weights).clone(),
+            participation=before.participation.restored(accounts),
             synced=state["synced"].cpu().numpy().copy(),
             bytes_up=state["bytes_up"],
             bytes_down=state["bytes_down"],
             ended=state["ended"],
-            clip=None if self._state.clip is None else state["clip"],
+            clip=None if before.clip is None else state["clip"],
         )
 
 
@@ -708,13 +665,3 @@ def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:
     good = bool(((shares > 0) & torch.isfinite(shares)).all())
     check(good, "importance", "be > 0 and finite", importance)
     return shares * (devices / shares.sum())
-
-
-def _warn(broken: tuple[str, ...], round_index: int, *, proven: bool) -> None:
-    names = ", ".join(repr(name) for name in broken)
-    fate = "count as zeros, with their noise" if proven else "are left out of the mean"
-    warnings.warn(
-        f"round {round_index}: NaN or infinite values in the vectors of {names}, which {fate}",
-        NonFiniteUpdate,
-        stacklevel=4,
-    )

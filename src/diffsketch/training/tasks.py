@@ -19,15 +19,10 @@ from diffsketch.errors import ArgumentError, DataError, check, check_whole
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs with a label each.
+    """Inputs with a label each."""
 
-    Attributes:
-        inputs: `(count, ...)`, of whatever type the model takes.
-        labels: `(count,)`, int64.
-    """
-
-    inputs: Tensor
-    labels: Tensor
+    inputs: Tensor  # `(count, ...)`, of whatever type the model takes
+    labels: Tensor  # `(count,)`, int64
 
     def __post_init__(self) -> None:
         check(self.labels.dtype == torch.int64, "labels", "be int64", self.labels.dtype)
@@ -49,16 +44,10 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Devices:
-    """The examples of all devices (or workers), and where each one's begin.
-
-    Attributes:
-        examples: Of all devices, one after another.
-        starts: `(devices + 1,)`, int64: device `i` has the examples `starts[i]` to `starts[i+1]`.
-        names: Of the devices.
-    """
+    """The examples of all devices (or workers), one after another, and where each one's begin."""
 
     examples: Examples
-    starts: Tensor
+    starts: Tensor  # `(devices + 1,)`, int64: device `i` has `starts[i]` to `starts[i + 1]`
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -109,14 +98,10 @@ class Batches:
 
     Workers with fewer examples have empty places: index 0 and `present` False there. A step
     without any example present changes nothing.
-
-    Attributes:
-        indices: `(workers, steps, batch_size)`, int64, into the examples of all devices.
-        present: Of the same shape, bool; None if there are no empty places.
     """
 
-    indices: Tensor
-    present: Tensor | None = None
+    indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
+    present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +126,6 @@ def check_task(task: Task, model: nn.Module) -> None:
     """Raise unless the model takes the examples, and has a score for each of their labels.
 
     Tries the model, a copy of it, with one example.
-
-    Raises:
-        ArgumentError: The model does not take the inputs, or gives no scores.
-        DataError: A label has no score, or test inputs have another shape.
     """
     devices, test = task.devices.examples, task.test
     if devices.inputs.shape[1:] != test.inputs.shape[1:]:

@@ -60,6 +60,7 @@ def checked_probabilities(probabilities: Tensor) -> npt.NDArray[np.float64]:
     return flat
 
 
+@lru_cache(maxsize=64)  # the same scales in each round of a run
 def float_type(name: str, scale: float, dtype: torch.dtype) -> type[np.float32 | np.float64]:
     """NumPy's type for a type that can hold the scale: noise must not vanish or overflow in it."""
     check(dtype in (torch.float32, torch.float64), "dtype", "be float32 or float64", dtype)
@@ -459,12 +460,15 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        check_type("key", key, NoiseKey)
-        check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        if not isinstance(key, NoiseKey):
+            check_type("key", key, NoiseKey)
+        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
+            check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
-            check(0 <= number < 1 << 63, "workers", "be in [0, 2**63)", number)
+            if not 0 <= number < 1 << 63:
+                check(False, "workers", "be in [0, 2**63)", number)
         self._draws = dict.fromkeys(self._workers, 0)
         if len(self._draws) != len(self._workers):
             raise ArgumentError("workers must be different, or they would add the same noise")
@@ -501,7 +505,10 @@ class CohortNoise(SimulatedNoise):
             raise ArgumentError(
                 f"shape must start with a row for each of {len(self._workers)} workers, got {shape}"
             )
-        return shape[0], count_cells(shape[1:])
+        cells = math.prod(shape[1:])
+        if type(cells) is not int or min(shape) < 0:
+            count_cells(shape)  # raises
+        return shape[0], cells
 
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         bits, state = self._rng.bit_generator, self._state

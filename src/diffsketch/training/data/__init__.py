@@ -10,12 +10,10 @@ from diffsketch.training.data.mnist import ImageDataset, load_mnist
 from diffsketch.training.data.shakespeare import (
     LETTERS,
     WINDOW,
-    RoleSamples,
     encode_text,
     load_role_texts,
     load_shakespeare,
     role_samples,
-    select_roles,
     split_roles,
 )
 
@@ -23,12 +21,10 @@ __all__ = [
     "LETTERS",
     "WINDOW",
     "ImageDataset",
-    "RoleSamples",
     "encode_text",
     "load_mnist",
     "load_role_texts",
     "load_shakespeare",
     "role_samples",
-    "select_roles",
     "split_roles",
 ]

@@ -28,13 +28,7 @@ def embedded_file(name: str) -> Traversable:
 
 
 def verify_sha256(content: bytes | bytearray, expected: str, *, origin: object) -> None:
-    """Raise unless `content` has the SHA-256 `expected`.
-
-    Guarantees: one flipped bit is found (`test_flipped_bit_in_embedded_images_is_found`).
-
-    Raises:
-        DataError: The checksum is another one.
-    """
+    """Raise a `DataError` unless `content` has the SHA-256 `expected`."""
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise DataError(f"{origin}: checksum failure: expected SHA-256 {expected}, found {found}")
@@ -57,15 +51,6 @@ def read_idx(file: Path | Traversable, *, ndim: int, sha256: str | None = None) 
     Guarantees: reads back what was written (`test_idx_round_trip`); any damage is a `DataError` or
     leaves a valid data set (`test_mutated_files_never_crash`); memory stays within what the file
     holds and the header promises (`test_huge_header_is_refused`, `test_gzip_bomb_is_bounded`).
-
-    Args:
-        file: The file, of which only `open` is used.
-        ndim: The number of dimensions it must have.
-        sha256: The checksum that its unpacked bytes must have; None accepts any content.
-
-    Raises:
-        DataError: The file cannot be read, is not idx, has another type or number of dimensions,
-            a dimension of 0, more or fewer bytes than its shape needs, or another checksum.
     """
     try:
         with file.open("rb") as raw:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,39 +25,13 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 WINDOW = 80
 """Characters in one input, as in LEAF."""
 
-_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `select_roles`
+_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `_load_task`
 _TRAINED = 0.8  # share of a role's samples, rounded down
-_HALVES = ("train", "test")
+_HALVES: tuple[Literal["train", "test"], ...] = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
 
 
-@dataclass(frozen=True, eq=False)
-class RoleSamples:
-    """One role's samples; do not write into them, since windows may share memory.
-
-    Attributes:
-        name: The role.
-        inputs: Codes of the windows, uint8, shape (count, window).
-        labels: Code of the character after each window, int64, shape (count,).
-
-    Raises:
-        ArgumentError: A tensor has another dtype or shape, or the counts differ.
-    """
-
-    name: str
-    inputs: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        inputs, labels = self.inputs, self.labels
-        check(inputs.dtype == torch.uint8, "inputs.dtype", "be torch.uint8", inputs.dtype)
-        check(inputs.ndim == 2, "inputs.ndim", "be 2", inputs.ndim)
-        check(labels.dtype == torch.int64, "labels.dtype", "be torch.int64", labels.dtype)
-        count = len(inputs)
-        check(labels.shape == (count,), "labels.shape", f"be ({count},)", tuple(labels.shape))
-
-    def __len__(self) -> int:
-        return len(self.labels)
+Roles: TypeAlias = Mapping[str, Examples]  # by name: codes of windows (uint8), and of what follows
 
 
 def encode_text(text: str, origin: str = "text") -> Tensor:
@@ -89,10 +62,11 @@ def encode_text(text: str, origin: str = "text") -> Tensor:
     return torch.frombuffer(bytearray(text.encode("ascii").translate(_CODES)), dtype=torch.uint8)
 
 
-def role_samples(name: str, text: str) -> RoleSamples:
+def role_samples(name: str, text: str) -> Examples:
     """Cut a role's text into windows, each with the character that follows it: LEAF's windowing.
 
-    A text of L characters gives `L - 80` samples. Windows are views of one buffer.
+    A text of L characters gives `L - 80` samples. Windows are views of one buffer: do not write
+    into them.
 
     Guarantees: sample i is `text[i:][:80]` and the next character (`test_windows_follow_the_text`).
 
@@ -102,45 +76,25 @@ def role_samples(name: str, text: str) -> RoleSamples:
     codes = encode_text(text, f"role {name!r}")
     if len(codes) <= WINDOW:
         inputs = torch.empty(0, WINDOW, dtype=torch.uint8)
-        return RoleSamples(name, inputs, torch.empty(0, dtype=torch.int64))
+        return Examples(inputs, torch.empty(0, dtype=torch.int64))
     # The last character can only be a label.
-    return RoleSamples(name, codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
+    return Examples(codes[:-1].unfold(0, WINDOW, 1), codes[WINDOW:].long())
 
 
-def select_roles(roles: Sequence[RoleSamples], count: int = _ROLES) -> tuple[RoleSamples, ...]:
-    """The first `count` roles, in the order given, with 64 to 2,200 samples.
-
-    Select before splitting: the bounds are about all of a role's samples. On the embedded text,
-    they give 46 roles with mean 743.6 and standard deviation 549.6 (the paper's table: 742 and 548;
-    `test_selection_gives_the_known_role_sizes`).
-
-    Raises:
-        ArgumentError: Fewer roles fit.
-    """
-    fitting = [role for role in roles if _SMALLEST <= len(role) <= _LARGEST]
-    requirement = f"be in 1..{len(fitting)}, the roles with {_SMALLEST} to {_LARGEST} samples"
-    check(1 <= count <= len(fitting), "count", requirement, count)
-    return tuple(fitting[:count])
-
-
-def split_roles(
-    roles: Sequence[RoleSamples],
-) -> tuple[tuple[RoleSamples, ...], tuple[RoleSamples, ...]]:
+def split_roles(roles: Roles) -> tuple[dict[str, Examples], dict[str, Examples]]:
     """Divide each role's samples into the first four fifths (train) and later ones (test).
 
     Samples in between, which would share characters with both, are left out: 80 of them. A short
-    role can therefore have no test samples; the two results stay aligned by role.
+    role can therefore have no test samples.
 
     Guarantees: no character is in a training and in a test sample (`test_split_shares_no_text`).
     """
-    train: list[RoleSamples] = []
-    test: list[RoleSamples] = []
-    for role in roles:
+    train, test = dict[str, Examples](), dict[str, Examples]()
+    for name, role in roles.items():
         end = int(_TRAINED * len(role))
-        start = end + WINDOW
-        train.append(RoleSamples(role.name, role.inputs[:end], role.labels[:end]))
-        test.append(RoleSamples(role.name, role.inputs[start:], role.labels[start:]))
-    return tuple(train), tuple(test)
+        train[name] = Examples(role.inputs[:end], role.labels[:end])
+        test[name] = Examples(role.inputs[end + WINDOW :], role.labels[end + WINDOW :])
+    return train, test
 
 
 _SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -201,13 +155,13 @@ def _leaf_files(directory: Path, split: Literal["all", "train", "test"]) -> list
     raise DataError(f"no *.json in {' or '.join(map(str, places))}: expected LEAF's Shakespeare")
 
 
-def _read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
-    """One `RoleSamples` per user of LEAF's files, in the order of `users`, all checked.
+def _read_leaf(files: Sequence[Path]) -> dict[str, Examples]:
+    """The samples of each user of LEAF's files, in the order of `users`, all checked.
 
     Entries of `user_data` that `users` does not name are passed over: LEAF's own division leaves
     such empty entries for users it dropped. Other keys (`hierarchies`, `raw`) are not looked at.
     """
-    roles: dict[str, RoleSamples] = {}
+    roles: dict[str, Examples] = {}
     for path in files:
         try:
             content: object = json.loads(path.read_bytes())
@@ -230,10 +184,10 @@ def _read_leaf(files: Sequence[Path]) -> tuple[RoleSamples, ...]:
             if user in roles:
                 raise DataError(f"{where}: expected each user once, found it again")
             record = _field(data, user, kind=dict, where=f"{path}: user_data")
-            roles[user] = _read_user(record, user, count=count, where=where)
+            roles[user] = _read_user(record, count=count, where=where)
     if not roles:
         raise DataError(f"{', '.join(map(str, files))}: expected at least one user, found none")
-    return tuple(roles.values())
+    return roles
 
 
 def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str) -> _Kind:
@@ -248,10 +202,18 @@ def _field(record: dict[str, object], key: str, *, kind: type[_Kind], where: str
     return value
 
 
-def _read_user(record: dict[str, object], name: str, *, count: object, where: str) -> RoleSamples:
+def _read_user(record: dict[str, object], *, count: object, where: str) -> Examples:
     """One user's samples, checked."""
-    windows = _strings(record, "x", length=WINDOW, where=where)
-    following = _strings(record, "y", length=1, where=where)
+    windows, following = list[str](), list[str]()
+    for key, length, strings in (("x", WINDOW, windows), ("y", 1, following)):
+        for index, value in enumerate(_field(record, key, kind=list, where=where)):
+            if not isinstance(value, str) or len(value) != length:
+                found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
+                raise DataError(
+                    f"{where}: expected {key}[{index}] to be a string of length {length}, "
+                    f"found {found}"
+                )
+            strings.append(value)
     if len(windows) != len(following):
         raise DataError(
             f"{where}: expected as many y as x, found {len(windows)} x and {len(following)} y"
@@ -261,30 +223,18 @@ def _read_user(record: dict[str, object], name: str, *, count: object, where: st
         said = count if isinstance(count, int | float) else type(count).__name__
         raise DataError(f"{where}: num_samples says {said}, found {len(windows)} samples")
     inputs = encode_text("".join(windows), f"{where}: x").reshape(-1, WINDOW)
-    return RoleSamples(name, inputs, encode_text("".join(following), f"{where}: y").long())
-
-
-def _strings(record: dict[str, object], key: str, *, length: int, where: str) -> list[str]:
-    """The list of strings under a key, each of the length asked for."""
-    strings: list[str] = []
-    for index, value in enumerate(_field(record, key, kind=list, where=where)):
-        if not isinstance(value, str) or len(value) != length:
-            found = f"{len(value)}" if isinstance(value, str) else type(value).__name__
-            raise DataError(
-                f"{where}: expected {key}[{index}] to be a string of length {length}, found {found}"
-            )
-        strings.append(value)
-    return strings
+    return Examples(inputs, encode_text("".join(following), f"{where}: y").long())
 
 
 def load_shakespeare(
     directory: Path | str | None = None, *, split: Literal["all", "train", "test"] = "all"
-) -> tuple[RoleSamples, ...]:
-    """Load Shakespeare as next-character samples, one `RoleSamples` per role.
+) -> dict[str, Examples]:
+    """Load Shakespeare as next-character samples by role.
 
-    The roles of the paper's experiment, each divided into training and test samples, are
-    `split_roles(select_roles(load_shakespeare()))`: selecting goes by all of a role's samples, so
-    it comes before dividing.
+    Inputs are codes of windows, uint8, shape (count, 80); labels the code of the next character.
+    Do not write into them, since windows may share memory.
+
+    The roles of the paper's experiment are those of `load_task("shakespeare")`.
 
     Args:
         directory: A directory with LEAF's JSON: `all_data/*.json` (or `*.json` directly in it)
@@ -305,12 +255,12 @@ def load_shakespeare(
         S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018.
 
     >>> roles = load_shakespeare()
-    >>> roles[1].name, roles[1].inputs.shape
-    ('All', torch.Size([381, 80]))
+    >>> len(roles), roles["All"].inputs.shape
+    (299, torch.Size([381, 80]))
     """
     check(split in ("all", "train", "test"), "split", "be 'all', 'train' or 'test'", split)
     if directory is None:
-        roles = tuple(role_samples(*role) for role in load_role_texts().items())
+        roles = {name: role_samples(name, text) for name, text in load_role_texts().items()}
     else:
         divided = _leaf_files(Path(directory), split)
         if divided:
@@ -327,49 +277,37 @@ def _load_task(
 ) -> Task:
     """The first roles with 64 to 2,200 samples, each divided into earlier and later text.
 
-    Accuracy is on all test samples of the chosen roles. Windows are int64.
+    The bounds are about all of a role's samples. On the embedded text, they give 46 roles with mean
+    743.6 and standard deviation 549.6 (the paper's table: 742 and 548). Accuracy is on all test
+    samples of the chosen roles. Windows are int64.
     """
     del seed  # the text decides
     check(samples is None, "samples", "not be given: a role's text decides", samples)
-    train, test = _task_roles(directory, workers)
-    held = {role.name: Examples(role.inputs.long(), role.labels) for role in train}
-    labels = torch.cat([role.labels for role in test])
-    if len(labels) == 0:
-        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
-    tested = Examples(torch.cat([role.inputs for role in test]).long(), labels)
-    make: Callable[..., nn.Module] = CharLSTM if model == "lstm" else CharGRU
-    return Task("shakespeare", Devices.of(held), tested, lambda seed: make(seed=seed))
-
-
-def _task_roles(
-    directory: Path | None, workers: int | None
-) -> tuple[Sequence[RoleSamples], Sequence[RoleSamples]]:
-    """Training and test samples of the chosen roles."""
-    divided = directory is not None and any((directory / half).is_dir() for half in _HALVES)
-    if not divided:
-        roles = load_shakespeare(directory)
-        names = _first_roles({role.name: len(role) for role in roles}, workers, directory)
-        return split_roles([role for role in roles if role.name in names])
-    train = load_shakespeare(directory, split="train")
-    test = {role.name: role for role in load_shakespeare(directory, split="test")}
-    sizes = {r.name: len(r) + len(test.get(r.name, ())) for r in train if len(r)}
-    names = _first_roles(sizes, workers, directory)
-    kept = [role for role in train if role.name in names]
-    return kept, [test[role.name] for role in kept if role.name in test]
-
-
-def _first_roles(sizes: dict[str, int], workers: int | None, directory: Path | None) -> set[str]:
+    if directory is not None and any((directory / half).is_dir() for half in _HALVES):
+        train, test = (load_shakespeare(directory, split=half) for half in _HALVES)
+        sizes = {name: len(r) + len(test.get(name, ())) for name, r in train.items() if len(r)}
+    else:
+        train, test = split_roles(roles := load_shakespeare(directory))
+        sizes = {name: len(role) for name, role in roles.items()}
     fitting = [name for name, size in sizes.items() if _SMALLEST <= size <= _LARGEST]
     wanted = min(_ROLES, len(fitting)) if workers is None else workers
     bounds = f"{_SMALLEST} to {_LARGEST} samples"
     if directory is None:
-        check(wanted <= len(fitting), "workers", f"be <= {len(fitting)}, the roles with {bounds}",
-              wanted)  # fmt: skip
+        requirement = f"be <= {len(fitting)}, the roles with {bounds}"
+        check(wanted <= len(fitting), "workers", requirement, wanted)
     elif not fitting or wanted > len(fitting):
         raise DataError(
             f"{directory}: expected {max(wanted, 1)} roles with {bounds}, found {len(fitting)}"
         )
-    return set(fitting[:wanted])
+    names = set(fitting[:wanted])
+    held = {n: Examples(r.inputs.long(), r.labels) for n, r in train.items() if n in names}
+    tests = [test[name] for name in held if name in test]
+    if not any(map(len, tests)):
+        raise DataError(f"{directory or 'embedded'}: the chosen roles have no test samples")
+    labels = torch.cat([role.labels for role in tests])
+    tested = Examples(torch.cat([role.inputs for role in tests]).long(), labels)
+    make: Callable[..., nn.Module] = CharLSTM if model == "lstm" else CharGRU
+    return Task("shakespeare", Devices.of(held), tested, lambda seed: make(seed=seed))
 
 
 TASKS = (

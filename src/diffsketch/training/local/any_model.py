@@ -32,13 +32,9 @@ Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class AnyModelTrainer(ABC):
-    """Base of trainers that keep a copy of a model.
+    """Base of trainers that keep a copy of a model: structure and constant buffers, no weights.
 
-    Args:
-        model: Its structure and constant buffers are taken (a copy), not its weights.
-
-    Raises:
-        ArgumentError: Training it would change buffers or draw random numbers.
+    A model that would change buffers or draw random numbers is refused.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,13 +80,10 @@ class Batched(AnyModelTrainer):
 
     @abstractmethod
     def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
-        """Of the loss of each worker, `(workers, dim)`: a new tensor.
+        """Gradient of the loss of each worker, `(workers, dim)`: a new tensor.
 
-        Args:
-            current: Weights that all share, `(dim,)`, or each one's own, `(workers, dim)`.
-            inputs: `(workers, batch, ...)`.
-            labels: `(workers, batch)`.
-            places: Of the same shape: what each place weighs in the mean loss.
+        Current weights are all's, `(dim,)`, or each one's own, `(workers, dim)`; inputs and labels
+        `(workers, batch, ...)`; places say what each weighs in the mean loss.
         """
 
     def _train(
@@ -205,13 +198,7 @@ class WorkerLoop(AnyModelTrainer):
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
     measured for recurrent models, whose kernels are fused but too short to be shared by threads.
     A worker's bits do not depend on how many there are, since each is trained on one thread always.
-
-    Args:
-        model: Its structure and constant buffers are taken (a copy), not its weights.
-        threads: Whether to train several workers at a time. On CUDA it makes no difference.
-
-    Raises:
-        ArgumentError: Training it would change buffers or draw random numbers.
+    On CUDA it makes no difference.
     """
 
     def __init__(self, model: nn.Module, *, threads: bool = False) -> None:

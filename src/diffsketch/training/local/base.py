@@ -45,13 +45,9 @@ class LocalTrainer(Protocol):
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise if training the model changes buffers or draws random numbers.
+    """Raise an `ArgumentError` if training the model changes buffers or draws random numbers.
 
     Buffers that stay as they are, a table of positions for one, are fine.
-
-    Raises:
-        ArgumentError: It has a layer with running statistics, which no method would average, or
-            one that draws from the global generator.
     """
     for name, module in model.named_modules():
         where = f"model's layer {name or 'itself'!r} ({type(module).__name__})"
@@ -82,11 +78,7 @@ class StateWatch:
         return {name: (id(b), b._version) for name, b in self._model.named_buffers()}
 
     def check(self) -> None:
-        """Raise if buffers have changed since the start; the first time, also for drawn numbers.
-
-        Raises:
-            ArgumentError: One of both has happened.
-        """
+        """Raise if buffers have changed since the start; the first time, also for drawn numbers."""
         versions = self._versions()
         if versions != self._buffers:
             changed = {n for n, v in versions.items() if self._buffers.get(n) != v}
@@ -100,18 +92,7 @@ class StateWatch:
 def check_training(
     layout: WeightLayout, weights: Tensor, batches: Batches, *, one_step: bool
 ) -> None:
-    """Raise unless these are weights of a model, and batches as `Batches` documents them.
-
-    Args:
-        layout: Of the model.
-        weights: That all workers begin with.
-        batches: Their examples.
-        one_step: Whether only one step will do: the gradient of several is not defined.
-
-    Raises:
-        ArgumentError: The types are others.
-        MismatchError: The shapes are others.
-    """
+    """Raise unless these are weights of a model, and batches as `Batches` documents them."""
     layout.check_weights(weights)
     indices, present = batches.indices, batches.present
     check(indices.dtype == torch.int64, "indices", "be int64", indices.dtype)
@@ -153,11 +134,7 @@ def clear_absent(rows: Tensor, batches: Batches) -> Tensor:
 
 
 def mean_scores(forward: Callable[[Tensor], Tensor], examples: Examples) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of the scores that `forward` gives examples.
-
-    Raises:
-        ArgumentError: There are no examples.
-    """
+    """Mean cross-entropy and accuracy of the scores that `forward` gives examples."""
     check(len(examples) >= 1, "examples", "not be empty", len(examples))
     loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
     correct = torch.zeros((), dtype=torch.int64, device=examples.labels.device)

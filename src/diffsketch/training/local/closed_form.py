@@ -107,17 +107,10 @@ def train(
     weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
     out: Any,
 ) -> None:  # fmt: skip
-    """The change of each worker's weights, `(workers, dim)`, to `out`. One thread.
+    """Write the change of each worker's weights, `(workers, dim)`, to `out`. One thread.
 
-    Args:
-        weights: Flat, that all begin with.
-        classes: How many.
-        inputs: Of all examples, `(count, features)`.
-        labels: Of all examples.
-        indices: `(workers, steps, size)`.
-        shares: Of the same shape; or empty, if every place has its `1 / size`.
-        factor: Of the gradients.
-        out: Where to.
+    Indices and shares are `(workers, steps, size)`; shares are empty if every place has its
+    `1 / size`.
     """
     for worker in range(indices.shape[0]):
         own = shares[worker] if shares.size else shares[0]
@@ -143,10 +136,7 @@ class ClosedForm:
     for each worker: `scores = weight x + change x`, where the first product is one for all workers
     and the second begins with the second step. Classes come first everywhere, so that the products
     have the layout of the flat weights. On the CPU, in float32, compiled loops do the same without
-    tensors in between.
-
-    Args:
-        model: Whose sizes are taken, not its weights.
+    tensors in between. Of the model, only sizes are taken.
     """
 
     def __init__(self, model: LogisticRegression) -> None:
@@ -291,9 +281,6 @@ class BatchedGRU(Batched):
 
     Each worker's products are one of a batch, and a layer's products with its inputs, and those of
     its gradients, are done for all characters of a window at once.
-
-    Args:
-        model: A `CharGRU`, whose sizes are taken, not its weights.
     """
 
     examples_at_once = 400  # a worker's states are large: some megabytes each
