@@ -30,7 +30,7 @@ from benchmarks.report import print_table
 from benchmarks.timing import environment
 from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.methods.base import Method, build_method
-from diffsketch.privacy.noise import CohortNoise, NoiseKey
+from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.data import load_mnist
 

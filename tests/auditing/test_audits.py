@@ -35,7 +35,7 @@ from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms import GaussianMechanism
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch import HashSeed
 
 MECHANISM = GaussianMechanism(NormBound(1.0), 1.0)

@@ -21,7 +21,8 @@ from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_rele
 from diffsketch.methods import METHODS, CpSgd, GaussianMean
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
-from diffsketch.privacy.noise import FastNoise, Noise, SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise, Noise
 
 SURE = 1 - 1e-6
 

@@ -42,8 +42,8 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 
 SCOPE = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
 LOCAL = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)

@@ -18,8 +18,8 @@ from diffsketch.privacy.accounting.events import GaussianEvent
 from diffsketch.privacy.claim import Relation, Trust, Unit
 from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
-from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
 from tests.privacy.deltas import delta_for
 

@@ -20,7 +20,7 @@ from diffsketch.methods import build_method
 from diffsketch.privacy import clipping
 from diffsketch.privacy.claim import Relation
 from diffsketch.privacy.clipping import CoordinateBound, NormBound, clip_coordinates, clip_norm
-from diffsketch.privacy.noise import FastNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
 
 Order = Literal[1, 2]

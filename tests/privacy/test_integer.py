@@ -39,8 +39,8 @@ from diffsketch.privacy.mechanisms.integer import (
     widest_step,
 )
 from diffsketch.privacy.mechanisms.other_papers import rotate, rotate_back
-from diffsketch.privacy.noise import FastNoise
-from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, columns_and_signs
 

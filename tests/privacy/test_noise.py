@@ -16,9 +16,9 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
-from diffsketch.privacy.noise import simulated as discrete_sampling
-from diffsketch.privacy.noise.secure import SkellamLaw
-from diffsketch.privacy.noise.simulated import MAX_BLOCKS, MAX_SCALE, IntegerTable
+from diffsketch.privacy import simulated_noise as discrete_sampling
+from diffsketch.privacy.secure_noise import SkellamLaw
+from diffsketch.privacy.simulated_noise import MAX_BLOCKS, MAX_SCALE, IntegerTable
 from tests.privacy.laws import (
     Probabilities,
     binomial_law,

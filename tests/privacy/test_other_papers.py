@@ -27,8 +27,8 @@ from diffsketch.privacy.mechanisms.other_papers import (
     _Cap,
     _random_directions,
 )
-from diffsketch.privacy.noise import FastNoise, NoiseKey
-from diffsketch.privacy.noise.secure import SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 Vector = npt.NDArray[np.float64]

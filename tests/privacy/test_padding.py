@@ -28,7 +28,7 @@ from diffsketch.privacy.mechanisms.padding import (
     padded_tables,
     table_noise_like_padding,
 )
-from diffsketch.privacy.noise import CohortNoise, FastNoise, NoiseKey
+from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, NoiseKey
 from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
 
 Matrix = npt.NDArray[np.float64]

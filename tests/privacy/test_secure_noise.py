@@ -23,9 +23,9 @@ from scipy import stats
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise import secure as secure_sampling
-from diffsketch.privacy.noise import simulated as base
-from diffsketch.privacy.noise.secure import (
+from diffsketch.privacy import secure_noise as secure_sampling
+from diffsketch.privacy import simulated_noise as base
+from diffsketch.privacy.secure_noise import (
     SLACK,
     ExactTable,
     ExponentialLaw,
@@ -390,7 +390,7 @@ def test_a_forked_child_draws_other_numbers() -> None:
     """Tables are kept over the fork. Equal by chance with probability below 2**-300 for each."""
     code = (
         "import os\n"
-        "from diffsketch.privacy.noise.secure import SecureNoise\n"
+        "from diffsketch.privacy.secure_noise import SecureNoise\n"
         "noise = SecureNoise()\n"
         "draw = lambda: [f(8) for f in (lambda c: noise.discrete_gaussian((c,), 1e12).tolist(),\n"
         "    lambda c: noise.discrete_laplace((c,), 1e12).tolist(),\n"

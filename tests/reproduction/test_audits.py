@@ -13,7 +13,7 @@ from diffsketch.auditing import Verdict, audit
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, SketchLaplace
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
-from diffsketch.privacy.noise import FastNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.privacy.theorems import estimate_alpha, estimates
 from diffsketch.reproduction.audits import (
     Padded,

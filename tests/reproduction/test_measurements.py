@@ -17,7 +17,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
 from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism
-from diffsketch.privacy.noise import FastNoise
+from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem1, theorem2
 from diffsketch.reproduction.measurements import (
     Floats,

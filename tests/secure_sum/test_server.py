@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from diffsketch import SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchSkellam
-from diffsketch.privacy.noise import SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.secure_sum import RefusedError, SecureSumServer, Stage, VoidError
 from diffsketch.secure_sum.messages import MessageKind
 from diffsketch.secure_sum.primitives import PRIME

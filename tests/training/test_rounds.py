@@ -14,8 +14,7 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.simulated import CohortNoise
+from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.rounds import (
     Correction,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.privacy.accounting.accountant import PoissonSampler
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training import sampling
 from diffsketch.training.sampling import (
     AllDevices,

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.privacy.noise import CohortNoise, NoiseKey
+from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey, columns_and_signs
 from diffsketch.training.rounds import (
     FetchSGD,

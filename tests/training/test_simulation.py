@@ -19,8 +19,7 @@ from diffsketch.privacy.accounting.accountant import (
     PoissonSampler,
 )
 from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, SimulatedClaim, Trust
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.simulated import CohortNoise
+from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
 from diffsketch.training.rounds import DistributedSGD, FetchSGD, ServerOptimizer

@@ -17,8 +17,7 @@ from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.simulated import CohortNoise
+from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler

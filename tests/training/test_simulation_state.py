@@ -14,7 +14,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import SketchGaussian
 from diffsketch.methods.base import build_method
 from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch import SketchKey
 from diffsketch.training.identity import tensor_digest
 from diffsketch.training.rounds import DistributedSGD, FedAvg, FetchSGD, ServerOptimizer

@@ -17,7 +17,7 @@ from diffsketch.methods.base import METHODS, Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, calibrate
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.local import trainer_for
 from diffsketch.training.rounds import (

@@ -32,7 +32,7 @@ from diffsketch.errors import check
 from diffsketch.privacy.accounting.accountant import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import ImageDataset, load_mnist

@@ -52,7 +52,7 @@ from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
 from diffsketch.privacy.mechanisms.padding import gram
-from diffsketch.privacy.noise import FastNoise, Noise, NoiseKey
+from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey
 

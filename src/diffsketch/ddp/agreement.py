@@ -45,7 +45,7 @@ class RankReport:
 
 
 def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> torch.device:
-    """Where a tensor for a group has to be.
+    """Device on which a tensor for a group has to be.
 
     A group may have a backend for each kind of device (`init_process_group()` without a name makes
     such a one), and they do not meet: a tensor has to be where those of the other ranks are, as

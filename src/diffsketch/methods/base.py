@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_whole
 from diffsketch.privacy.claim import Claim
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import check_seed
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import Cells, MessageFormat, WireError

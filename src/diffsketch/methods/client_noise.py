@@ -31,7 +31,7 @@ from diffsketch.privacy.mechanisms import (
     SkellamMechanism,
 )
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
 

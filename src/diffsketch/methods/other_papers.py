@@ -37,7 +37,7 @@ from diffsketch.privacy.mechanisms.other_papers import (
     BinomialMechanism,
     ProjUnit,
 )
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 

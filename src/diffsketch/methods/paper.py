@@ -39,7 +39,7 @@ from diffsketch.privacy.claim import (
 from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism, PaddedGaussian
 from diffsketch.privacy.mechanisms.padding import padded_tables
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import HashSeed

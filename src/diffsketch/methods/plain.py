@@ -15,7 +15,7 @@ from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode, wrap
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.wire.formats import MessageFormat

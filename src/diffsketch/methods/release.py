@@ -16,8 +16,8 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Method
 from diffsketch.privacy.claim import Claim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.noise import CohortNoise, Noise, NoiseKey, SecureNoise
-from diffsketch.privacy.noise.simulated import SERVER
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 
 

@@ -49,7 +49,8 @@ from diffsketch.privacy.mechanisms import (
     SkellamMechanism,
     table_noise_like_padding,
 )
-from diffsketch.privacy.noise import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
 
 __all__ = [

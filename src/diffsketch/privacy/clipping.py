@@ -28,7 +28,7 @@ from diffsketch.errors import (
     check_whole,
 )
 from diffsketch.privacy.claim import Relation, Unit
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 
 Encode: TypeAlias = Callable[[Tensor], Tensor]
 

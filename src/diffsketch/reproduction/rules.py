@@ -404,7 +404,7 @@ def proof_issues(_: Statement, facts: Facts) -> Graded:
 
 
 def inherent(_: Statement, facts: Facts) -> Graded:
-    """Who knows all else must not exceed the claim; in part if who does not know it does."""
+    """Adversaries who know all else must not exceed the claim; in part if others do."""
     known, unknown = (_audits(facts, f"bare-{one}", claims=False) for one in ("known", "unknown"))
     stands = not any(each.refuted for each in known)
     hits = [stands, stands and not any(each.refuted for each in unknown)]

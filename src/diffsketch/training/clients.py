@@ -61,7 +61,7 @@ class Columns:
         return self._own()[name].copy()
 
     def changed(self, places: _Places, values: Mapping[str, _Array]) -> Columns:
-        """With other values for some clients; new names are zero for all others."""
+        """Replace the values of some clients; new names are zero for all others."""
         places = places.copy()
         arrays = self._own()
         fresh = tuple(name for name in values if name not in self.names)
@@ -143,12 +143,12 @@ class Participation:
 
     @property
     def rounds(self) -> npt.NDArray[np.int64]:
-        """How many rounds each client took part in, as a copy."""
+        """Number of rounds that each client took part in, as a copy."""
         return self._accounts.whole(_ROUNDS)
 
     @property
     def claim(self) -> Claim | None:
-        """What holds for the whole run: the weakest claim of its rounds.
+        """Weakest claim of the rounds: it holds for the whole run.
 
         Nothing is claimed if nothing is for a single round. Of claims without proof it is the
         largest; of proven ones, which `epsilon` composes, it is the first round's. Before the
@@ -197,7 +197,7 @@ class Participation:
         )
 
     def epsilon(self, delta: float) -> Epsilon:
-        """What the run costs the client who paid most.
+        """Epsilon of the client who paid most.
 
         Proven claims are composed. Of claims without proof the largest is given, for one round:
         they do not compose. Where nothing is claimed it is infinite. The weakest claim of all
@@ -231,7 +231,7 @@ class Participation:
         return state
 
     def restored(self, state: Mapping[str, Any]) -> Participation:
-        """With these clients and this budget, in a state from `state()`, of whatever budget.
+        """Restore a state from `state()` for these clients and this budget.
 
         Raises:
             MismatchError: It is of another number of clients.
@@ -307,7 +307,7 @@ class Participation:
 
 
 def _added(paid: _Account, price: float) -> _Account:
-    """What a cohort has paid once each of it has paid this, too.
+    """Prices of a cohort after each of it has paid this, too.
 
     What rounding takes off a sum is kept beside it, lest thousands of rounds cost more, or less,
     than as many times the price.
@@ -341,7 +341,7 @@ def _prices(claim: ProvenClaim) -> _Prices:
 
 
 def _event(prices: _Prices) -> events.Event:
-    """What has at least these prices."""
+    """Event that has at least these prices."""
     parts: list[events.Event] = []
     for name, price in prices.items():
         if price == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training.tasks import Task
 
 _DIGEST_BYTES = 16  # no two things have the same one

@@ -16,7 +16,7 @@ from diffsketch.errors import ArgumentError, MismatchError, check
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Where each parameter of a model lies in its flat weights: in `named_parameters`' order."""
+    """Place of each parameter of a model in its flat weights: in `named_parameters`' order."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]

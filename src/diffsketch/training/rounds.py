@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, check, check_positive, check_whole
 from diffsketch.methods.base import Encoded, Method, fitted
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.claim import Claim
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.sampling import draw_batches

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.privacy.accounting.accountant import PoissonSampler
-from diffsketch.privacy.noise import NoiseKey
+from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch.hashing import mix64
 from diffsketch.training.tasks import Batches, Devices
 
@@ -355,7 +355,7 @@ class PoissonDevices(Sampler):
 
     @classmethod
     def of(cls, members: int, cohort: float, seed: int) -> PoissonDevices:
-        """With `cohort` devices a round on average."""
+        """Make a sampler of `cohort` devices a round on average."""
         _check_sizes(members)
         check(0 < cohort <= members, "cohort", f"be in (0, {members}]", cohort)
         return cls(PoissonSampler(members, cohort / members), seed)

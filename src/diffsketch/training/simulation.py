@@ -18,8 +18,7 @@ from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, che
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.noise import NoiseKey
-from diffsketch.privacy.noise.simulated import SERVER, CohortNoise
+from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import (
@@ -285,7 +284,7 @@ class Simulation:
 
     @property
     def drift(self) -> float | None:
-        """How far apart the workers' models are (`relative_drift`), where they may drift."""
+        """Distance between the workers' models (`relative_drift`), where they may drift."""
         return relative_drift(self._state.model.weights)
 
     @property

@@ -87,14 +87,14 @@ class Devices:
         return self.starts.diff()
 
     def to(self, device: torch.device) -> Devices:
-        """With the examples on another device of the machine; `starts` stays on the CPU."""
+        """Copy with the examples on another device of the machine; `starts` stays on the CPU."""
         inputs, labels = self.examples.inputs.to(device), self.examples.labels.to(device)
         return Devices(Examples(inputs, labels), self.starts, self.names)
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Which examples each worker of a cohort takes, step by step.
+    """Examples that each worker of a cohort takes, step by step.
 
     Workers with fewer examples have empty places: index 0 and `present` False there. A step
     without any example present changes nothing.
@@ -106,7 +106,7 @@ class Batches:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be learnt, by whom, and how well it is.
+    """A model, the devices that train it, and the examples that test it.
 
     Args:
         name: For reports.

@@ -38,7 +38,7 @@ from diffsketch.privacy.claim import (
     Unit,
     check_samplable,
 )
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 
 _Key: TypeAlias = tuple[tuple[events.Leaf, int], ...]  # an event's leaves
 _Rounds: TypeAlias = tuple[events.Event, int]

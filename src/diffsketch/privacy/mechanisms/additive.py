@@ -14,7 +14,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
 from diffsketch.privacy.clipping import Bound, CoordinateBound, Encode
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ from diffsketch.privacy.clipping import (
     centre,
     wrap,
 )
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 
 _ROUNDING = 1e-9  # relative, and more than the arithmetic here can lose
 _BESSEL_ERROR = 1e-13  # of the logarithm of a quotient: a hundred times what SciPy's has

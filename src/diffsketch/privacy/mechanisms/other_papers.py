@@ -34,7 +34,7 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm, stochastic_round
 from diffsketch.privacy.mechanisms.integer import noise_norm
-from diffsketch.privacy.noise import Noise
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 
 MAX_PER_MESSAGE = 500.0  # beyond, `exp` is too near to overflow to be trusted with a proof

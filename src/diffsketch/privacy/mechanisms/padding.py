@@ -38,8 +38,7 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, SimulatedClaim, Trust
 from diffsketch.privacy.clipping import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism
-from diffsketch.privacy.noise import Noise
-from diffsketch.privacy.noise.simulated import float_type
+from diffsketch.privacy.simulated_noise import Noise, float_type
 from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 

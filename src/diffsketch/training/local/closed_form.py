@@ -327,7 +327,7 @@ class _Layer(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What a step's gradient needs: the state before, gates, recurrent part of new, and new."""
+    """Values for a step's gradient: the state before, gates, recurrent part of new, and new."""
 
     before: Tensor
     gates: Tensor

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.privacy.noise.simulated import (
+from diffsketch.privacy.simulated_noise import (
     BlockSearch,
     Floats,
     Integers,
