@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import Job, available_memory
-from diffsketch.sketch.hashing import HashSeed, Layout, columns_and_signs
+from diffsketch.sketch.hashing import HashSeed, SketchLayout, columns_and_signs
 from diffsketch.sketch.kernels.networks import median_network
 
 __all__ = ["HASHED_DIM", "Problem", "peer_jobs"]
@@ -32,7 +32,7 @@ HASHED_DIM = 10**7  # beyond this the peers' columns are drawn at random: as fas
 class Problem:
     """A vector to encode, its `pairwise` table to query, and where to write the estimates."""
 
-    layout: Layout
+    layout: SketchLayout
     seed: HashSeed
     vector: Tensor
     table: Tensor

@@ -25,9 +25,9 @@ SERIAL = 1 << 15
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function with Numba, without the interpreter's lock and with a cache on disk.
 
-    The cache is good for as long as no source file in the function's folder changes: kernels use
-    constants and helpers of that folder only. Where no cache can be written, the function is
-    compiled anew in each process.
+    The cache is good for as long as no source file in the function's folder, or below it, changes:
+    a kernel uses constants and helpers of those files only. Where no cache can be written, the
+    function is compiled anew in each process.
     """
     if function is None:
         return lambda function: compiled(function, **options)
@@ -97,7 +97,7 @@ def _cache_on_disk(dispatcher: Any, function: Callable[..., Any]) -> None:
 def _stamp(folder: Path) -> str:
     """Digest of the source files that functions in a folder may use."""
     digest = hashlib.sha256()
-    for path in (Path(__file__), *sorted(folder.glob("*.py"))):
+    for path in (Path(__file__), *sorted(folder.rglob("*.py"))):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 

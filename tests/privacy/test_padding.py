@@ -25,7 +25,7 @@ from diffsketch.privacy.mechanisms import covariance, spectrum
 from diffsketch.privacy.mechanisms.bounds import CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
 from diffsketch.privacy.noise import FastNoise, NoiseKey
-from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed, Layout
+from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed, SketchLayout
 
 Matrix = npt.NDArray[np.float64]
 SEED = SketchKey.from_integer(11).seed(0)
@@ -125,7 +125,7 @@ def test_known_values_with_independent_hashes(monkeypatch: pytest.MonkeyPatch) -
     drawn: dict[tuple[int, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]] = {}
 
     def independent(
-        some: npt.NDArray[np.int64], _: HashSeed, *, layout: Layout
+        some: npt.NDArray[np.int64], _: HashSeed, *, layout: SketchLayout
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
         shape = (layout.rows, len(some))
         signs = rng.choice(np.array([-1, 1], dtype=np.int8), shape)

@@ -213,7 +213,7 @@ def test_what_estimates_miss(combine: Combine) -> None:
     table = sketch.encode(vector, SEED)
     missed = vector - sketch.query(table, SEED, combine=combine)
     found, room = memory.clone(), torch.empty_like(memory)
-    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, room=room)
+    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, scratch=scratch)
     torch.testing.assert_close(found, memory + 0.3 * missed)
     wrong = torch.zeros(7, dtype=torch.float64)
     for name in ("out", "vector", "room"):
@@ -221,13 +221,13 @@ def test_what_estimates_miss(combine: Combine) -> None:
         with pytest.raises(ArgumentError, match=f"{name} must have dim=500"):
             sketch.add_residual(**given, table=table, seed=SEED)
     with pytest.raises(ArgumentError, match=r"table must be a tensor \(rows, cols\)"):
-        sketch.add_residual(found, vector, table[None], SEED, room=room)
+        sketch.add_residual(found, vector, table[None], SEED, scratch=scratch)
     for same in (found, vector):
         with pytest.raises(ArgumentError, match="room must be in memory of its own"):
-            sketch.add_residual(found, vector, table, SEED, room=same)
+            sketch.add_residual(found, vector, table, SEED, scratch=same)
     for scale in (float("nan"), "1", True):
         with pytest.raises(ArgumentError, match="scale must be"):
-            sketch.add_residual(found, vector, table, SEED, scale=scale, room=room)  # type: ignore[arg-type]
+            sketch.add_residual(found, vector, table, SEED, scale=scale, scratch=scratch)  # type: ignore[arg-type]
     torch.testing.assert_close(found, memory + 0.3 * missed)  # errors have changed nothing
 
 

@@ -81,7 +81,7 @@ def test_what_estimates_miss(cols: int, family: Family, combine: Combine) -> Non
         missed = vector - sketch.query(table, SEED, combine=combine)
         for scale in (0.3, 1):
             found, room = memory.clone(), torch.empty_like(memory)
-            sketch.add_residual(found, vector, table, SEED, scale=scale, combine=combine, room=room)
+            sketch.add_residual(found, vector, table, SEED, scale=scale, combine=combine, scratch=scratch)
             expected = memory + scale * missed
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 

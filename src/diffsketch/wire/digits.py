@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from diffsketch.compiled import compiled
 
 __all__ = ["DIGITS", "DIGIT_BITS", "add_words", "digits_in"]
 
 DIGIT_BITS, DIGITS = 16, 16
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def digits_in(words: Any) -> Any:
     """A bit for each digit that the float32 numbers with these bits are added to; zeros to none."""
     found = np.uint32(0)
@@ -28,7 +29,7 @@ def digits_in(words: Any) -> Any:
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def add_words(words: Any, places: Any, digits: Any) -> None:
     """Each number to its digit, `digits[places[digit]]`; a zero changes nothing in any of them."""
     for i in range(words.size):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diffsketch.compiled import run_tasks, threads_for
 from diffsketch.errors import MismatchError
 from diffsketch.learning.devices import Batches, Examples
 from diffsketch.learning.local import closed_cpu
@@ -21,7 +22,6 @@ from diffsketch.learning.local.base import (
     own_places,
 )
 from diffsketch.learning.models import LogisticRegression, WeightLayout
-from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
 
 __all__ = ["ClosedForm"]
 
@@ -108,8 +108,10 @@ class ClosedForm:
             )
         shares = _NO_SHARES if places is None else places.float().numpy()
         check_chosen(chosen, examples, classes=self._classes)
-        run = runner(closed_cpu.train, closed_cpu.train_parallel, threads_for(out.numel()))
-        run(
+        threads = threads_for(out.numel())
+        tasks = min(len(out), 4 * threads) if threads > 1 else 1
+        run_tasks(
+            closed_cpu.train, tasks, threads, tasks,
             weights.detach().numpy(), self._classes, inputs.numpy(), labels.numpy(),
             chosen.numpy(), shares, np.float32(factor), out.numpy(),
         )  # fmt: skip

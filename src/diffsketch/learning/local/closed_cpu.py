@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
+
+from diffsketch.compiled import compiled
 
 _TOGETHER = 5  # examples that are added to a row of weights in one pass
 
@@ -92,14 +94,16 @@ def _train_worker(
             out[i] = own[i] - weights[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def train(
-    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
-    out: Any,
+    task: Any, tasks: Any, weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any,
+    shares: Any, factor: Any, out: Any,
 ) -> None:  # fmt: skip
-    """The change of each worker's weights, `(workers, dim)`, to `out`. One thread.
+    """Write the change of the weights of one of `tasks` shares of the workers to `out`.
 
     Args:
+        task: Which share.
+        tasks: How many there are.
         weights: Flat, that all begin with.
         classes: How many.
         inputs: Of all examples, `(count, features)`.
@@ -107,19 +111,9 @@ def train(
         indices: `(workers, steps, size)`.
         shares: Of the same shape; or empty, if every place has its `1 / size`.
         factor: Of the gradients.
-        out: Where to.
+        out: `(workers, dim)`.
     """
-    for worker in range(indices.shape[0]):
-        own = shares[worker] if shares.size else shares[0]
-        _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
-
-
-@njit(cache=True, parallel=True, nogil=True)
-def train_parallel(
-    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
-    out: Any,
-) -> None:  # fmt: skip
-    """The same with all threads, to the same bits."""
-    for worker in prange(indices.shape[0]):
+    workers = indices.shape[0]
+    for worker in range(workers * task // tasks, workers * (task + 1) // tasks):
         own = shares[worker] if shares.size else shares[0]
         _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])

@@ -51,10 +51,10 @@ def padded_tables(
 
 def _drawn(lower: Tensor, workers: int, noise: Noise) -> Tensor:
     """`L z` for each worker, in float64."""
-    from diffsketch.sketch.kernels import cpu_gram
+    from diffsketch.sketch import gram
 
     normals = noise.normal((workers, len(lower)), 1.0, dtype=torch.float64)
-    return torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
+    return torch.from_numpy(gram.products(lower.numpy(), normals.numpy()))
 
 
 def _extended(

@@ -28,9 +28,9 @@ _WORKERS = 10  # of a small cohort, who share a factor
 
 def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> Matrix:
     """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
-    from diffsketch.sketch.kernels import cpu_gram  # at first use: it takes Numba
+    from diffsketch.sketch import gram  # at first use: it takes Numba
 
-    return cpu_gram.gram(seed, sketch.layout, start, stop)
+    return gram.gram(seed, sketch.layout, start, stop)
 
 
 def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:

@@ -35,10 +35,10 @@ def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
 
 @compiled
 def hash_blocks(
-    first: Any, count: Any, runs: Any, cols: Any, block: Any, words: Any, top: Any, stride: Any,
-    unit: Any, codes: Any, signs: Any,
+    first: Any, count: Any, runs: Any, cols: Any, block: Any, words: Any, top: Any, rows: Any,
+    stride: Any, unit: Any, codes: Any, signs: Any,
 ) -> None:  # fmt: skip
-    """Codes and signs of `count` blocks from `first` on, in the rows from `top` on.
+    """Codes and signs of `count` blocks from `first` on, in `rows` rows from `top` on.
 
     A block that starts at column `c` of row `top + j` has its place at `j * stride + c * unit`.
     """
@@ -46,7 +46,7 @@ def hash_blocks(
         h = mix64(uint64(first + k), words[0], words[1])
         signs[0, k], signs[1, k] = uint32(h >> uint64(32)), uint32(h)
     wide = uint64(cols)
-    for j in range(codes.shape[1]):
+    for j in range(rows):
         first_key, second_key = words[2 + 3 * (top + j)], words[3 + 3 * (top + j)]
         slot, run, done = first // runs, first % runs, 0
         while done < count:  # a slot after the other: within one, run follows run
@@ -63,17 +63,22 @@ def hash_blocks(
 @compiled
 def encode_short(
     task: Any, tasks: Any, vectors: Any, lead: Any, out: Any, block: Any, codes: Any, signs: Any,
-    target: Any, tables: Any, wide: Any, plain: Any,
+    tables: Any, wide: Any, zero: Any,
 ) -> None:  # fmt: skip
     """Tables of short vectors that begin `lead` coordinates into their first block.
 
+    Blocks take turns on several scratch `tables` with longer rows: a load that overlaps a store
+    made just before, as happens all the time in short rows, would have to wait for it.
+
     With few columns, `wide` has room for a block of its own at each place that blocks start at. So
-    they are added to whole lines of the cache, and no load overlaps a store made just before but
-    one of the same line. `tables` are copies with longer rows.
+    they are first added to whole lines of the cache, and no load overlaps a store made just before
+    but one of the same line. `zero` is the code of the place 0.
     """
     items, length = vectors.shape
     copies, rows, width = tables.shape
-    cols, apart, spread = width - block, rows * width, wide.size > 0
+    cols, apart, spread = out.shape[2], rows * width, wide.size > 0
+    target = wide if spread else tables
+    skip = -address(wide) % 64 // wide.itemsize if spread else 0  # up to a line of the cache
     mask, far = (0, 0) if spread else (copies - 1, apart)
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         tables[:] = 0
@@ -81,7 +86,7 @@ def encode_short(
         for k in range(codes.shape[0]):
             into = max(lead - k * block, 0)
             at = k * block - lead + into
-            count, turn = min(block - into, length - at), (k & mask) * far + into
+            count, turn = min(block - into, length - at), skip + (k & mask) * far + into
             step = signs[0, k]
             phase = signs[1, k] + step * uint32(into)
             add_signed(
@@ -91,8 +96,8 @@ def encode_short(
             for j in range(rows):
                 for c in range(cols):
                     at = (c & (copies - 1)) * apart + j * width + c
-                    begin = (j * cols + c) * block
-                    add_signed(tables, at, plain, 0, 1, wide, begin, block, uint32(0), uint32(0))
+                    begin = skip + (j * cols + c) * block
+                    add_signed(tables, at, zero, 0, 1, wide, begin, block, uint32(0), uint32(0))
         table = out[item]
         for j in range(rows):
             for c in range(cols):
@@ -100,7 +105,7 @@ def encode_short(
             for p in range(1, copies):
                 for c in range(cols):
                     table[j, c] += tables[p, j, c]
-            for p in range(copies):
+            for p in range(copies):  # what lies past the end of a row belongs to its start
                 for c in range(cols, width):
                     table[j, c - cols] += tables[p, j, c]
 
@@ -113,27 +118,25 @@ def query_short(
     """Estimates of short vectors that begin `lead` coordinates into their first block.
 
     `longer` is a scratch table whose rows repeat their start, so that no block has to go around
-    the end; `border` holds the estimates of blocks that are asked for only in part.
+    the end. Whole vectors are written: `border` is for those that would go beyond the results.
     """
-    items, length = outs.shape
-    rows, cols, count = tables.shape[1], tables.shape[2], codes.shape[0]
-    whole = 0 if lead else length // block
+    (items, length), (rows, width) = outs.shape, longer.shape
+    cols, count, lanes = tables.shape[2], codes.shape[0], 64 // tables.itemsize
+    whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
     done, steps, phases = whole * block, address(signs), address(signs[1])
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         table, out = tables[item], outs[item]
         for j in range(rows):
             for c in range(cols):
                 longer[j, c] = table[j, c]
-            for c in range(block):
-                longer[j, cols + c] = table[j, c]
+            for c in range(cols, width):
+                longer[j, c] = longer[j, c - cols]
         cells, at = address(longer), address(codes)
         call(combine, (address(out), cells, at, whole, block, steps, phases))
         if whole < count:
-            at, steps_there, phases_there = at + whole * rows * 8, steps + whole * 4, phases + whole * 4
-            call(
-                combine,
-                (address(border), cells, at, count - whole, block, steps_there, phases_there),
-            )
+            at += whole * rows * 8
+            there = steps + whole * 4, phases + whole * 4
+            call(combine, (address(border), cells, at, count - whole, block, there[0], there[1]))
             for i in range(done, length):
                 out[i] = border[lead + i - done]
 
@@ -170,7 +173,7 @@ def encode_long(
         hashed, count = at // block, (end - 1) // block + 1 - at // block
         stride = width if whole else 0
         hash_blocks(
-            hashed, count, runs, cols, block, words, top, stride, 1, codes[:count, :many], signs
+            hashed, count, runs, cols, block, words, top, many, stride, 1, codes, signs
         )
         turn = 0
         while at < end:
@@ -180,7 +183,7 @@ def encode_long(
                 size = min(block - into, end - at)
                 to = base + ((turn & (copies - 1)) * rows + top) * width + into
                 phase = signs[1, k] + step * uint32(into)
-                add_signed(tables, to, codes, k * many, many, vectors, source + at, size, step, phase)
+                add_signed(tables, to, codes, k * rows, many, vectors, source + at, size, step, phase)
                 turn += 1
             else:
                 size = min(end - at, PIECE - into % PIECE, block - into)
@@ -196,7 +199,7 @@ def encode_long(
                             skip = left - begin
                             add_signed(
                                 tables, base + row * width + left - start, codes,
-                                k * many + row - top, 1, vectors, source + at + skip,
+                                k * rows + row - top, 1, vectors, source + at + skip,
                                 right - left, step, signs[1, k] + step * uint32(into + skip),
                             )  # fmt: skip
                         begin, least = begin - cols, max(low, width - cols)
@@ -206,8 +209,8 @@ def encode_long(
 @compiled
 def query_long(
     task: Any, tables: Any, outs: Any, offset: Any, parts: Any, cols: Any, block: Any, runs: Any,
-    words: Any, combine: Any, codes: Any, signs: Any, places: Any, cells: Any, ends: Any,
-    border: Any, phase: Any,
+    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
+    phase: Any,
 ) -> None:  # fmt: skip
     """Estimates of a part of a vector; rows of the table may be longer and repeat their start."""
     rows, width, size, length = tables.shape[1], tables.shape[2], tables.itemsize, outs.shape[1]
@@ -216,29 +219,30 @@ def query_long(
     first = offset // chunk
     chunks = (offset + length - 1) // chunk + 1 - first
     c, last = first + chunks * (task % parts) // parts, first + chunks * (task % parts + 1) // parts
+    places, cells, stop = scratch[0], scratch[1], min(length, last * chunk - offset)
     hashed, known, step_at, phase_at = 0, 0, address(signs), address(signs[1])
     while c < last:
         base = c * chunk
         b, into, begin = base // block, base % block, base - offset
         if not hashed <= b < hashed + known:
             hashed, known = b, min(BATCH, (last * chunk - 1) // block + 1 - b)
-            hash_blocks(b, known, runs, cols, block, words, 0, width, 1, codes[:known], signs)
+            hash_blocks(b, known, runs, cols, block, words, 0, rows, width, 1, codes, signs)
         k, to = b - hashed, address(out) + begin * size
-        if chunk == block and width > cols and begin >= 0 and begin + chunk <= length:
+        inside = begin >= 0 and begin + max(chunk, lanes) <= stop
+        if chunk == block and width > cols and inside:
             # Short blocks, no borders and no end of a row to go around: no decisions to make.
-            some = min(known - k, (length - begin) // chunk)
+            some = min(known - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
             at = address(codes) + k * rows * 8
             call(combine, (to, address(table), at, some, chunk, step_at + 4 * k, phase_at + 4 * k))
             c += some
             continue
         c += 1
-        inside, done = begin >= 0 and begin + chunk <= length, 0
-        to = to if inside else address(border)
+        done, to = 0, to if inside else address(border)
         for j in range(rows):
             place = (codes[k, j] >> 1) - j * width + into
             places[j] = place - cols if place >= cols else place
         while done < chunk:  # up to where a row ends; of the vector with the end, a copy is made
-            count = chunk - done
+            count = max(chunk - done, lanes)
             for j in range(rows):
                 count = min(count, (width - places[j]) // lanes * lanes)
             over, count = count == 0, max(count, lanes)

@@ -1,7 +1,4 @@
-"""Coordinate by coordinate: the pairwise family, and the blocked one with blocks below 16.
-
-Compiled by Numba; sizes and types are checked by the caller. Some coordinates at a time are hashed
-to cells and signs, in loops that LLVM vectorises, before they are looked up.
+"""The pairwise family's loops, compiled by Numba. Sizes and types are checked by the caller.
 
 With few columns, two rows have so few pairs of columns that a table can have a cell for each. A
 coordinate is then added once for both rows, and additions to the same cell, which would wait for
@@ -12,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import njit, uint32, uint64
 
 from diffsketch.compiled import compiled
-from diffsketch.sketch.kernels.cpu_blocked import hash_blocks, mix64
+from diffsketch.sketch.kernels.cpu_blocked import mix64
 from diffsketch.sketch.kernels.cpu_lanes import (
     GROUP,
     address,
@@ -42,31 +38,6 @@ def _hash_bits(first: Any, count: Any, words: Any, bits: Any) -> None:
     if words.size > 2 + 3 * 32:
         for k in range(count):
             upper[k] = uint32(mix64(uint64(first + k), first_key, second_key) >> uint64(32))
-
-
-@njit
-def _hash_short_blocks(
-    first: Any, count: Any, cols: Any, block: Any, runs: Any, words: Any, bits: Any, codes: Any,
-    signs: Any,
-) -> None:  # fmt: skip
-    """The same for blocks below a vector; and the codes of the blocks."""
-    begin = first // block
-    blocks = (first + count - 1) // block + 1 - begin
-    hash_blocks(begin, blocks, runs, cols, block, words, 0, 0, 1, codes[:blocks], signs)
-    for k in range(count):
-        at = (first + k) // block - begin
-        turn = uint32(signs[1, at] + signs[0, at] * uint32((first + k) % block))
-        own = uint64(0) - uint64(turn >> uint32(31))
-        for j in range(codes.shape[1]):
-            own ^= uint64(codes[at, j] & 1) << uint64(j)
-        bits[0, k], bits[1, k] = uint32(own), uint32(own >> uint64(32))
-
-
-@njit(inline="always")
-def _short_column(first: Any, k: Any, row: Any, block: Any, cols: Any, codes: Any) -> Any:
-    """Column of the coordinate `first + k`, after `_hash_short_blocks`."""
-    column = (codes[(first + k) // block - first // block, row] >> 1) + (first + k) % block
-    return column - cols if column >= cols else column
 
 
 @njit(inline="always")
@@ -168,48 +139,35 @@ def _split_joint(joint: Any, table: Any) -> None:
 
 @compiled
 def encode(
-    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, block: Any,
-    runs: Any, words: Any, bits: Any, cells: Any, values: Any, codes: Any, signs: Any, joint: Any,
+    task: Any, vectors: Any, offset: Any, tables: Any, table: Any, parts: Any, shares: Any,
+    words: Any, bits: Any, cells: Any, values: Any, joint: Any,
 ) -> None:  # fmt: skip
     """Add a part of a vector to a share of the rows of its tables, of zeros at first.
 
     Coordinates take turns on the tables of a part, if it has `COPIES`: in a short row, an addition
     would often have to wait for the one before. `joint` is scratch for tables of pairs, if they
-    are used; `block` is 0 for the pairwise family.
+    are used, and `table` the memory of all `tables`.
     """
     (copies, rows, cols), length = tables.shape[1:], vectors.shape[1]
     copies //= parts
     item, part, piece = task // (parts * shares), task // shares % parts, task % shares
     at, end = length * part // parts, length * (part + 1) // parts
     top, bottom = rows * piece // shares, rows * (piece + 1) // shares
-    table = tables.reshape(-1)
     base, apart = (item * parts + part) * copies * rows * cols, rows * cols if copies > 1 else 0
     for i in range(joint.size):
         joint[i] = 0
     while at < end:
         first = offset + at
         count, begin = min(PIECE, end - at, LINEAR - first % LINEAR), item * length + at
-        if block:
-            _hash_short_blocks(first, count, cols, block, runs, words, bits, codes, signs)
-            for j in range(top, bottom):
-                for k in range(count):
-                    place = base + j * cols + (k % COPIES) * apart
-                    place += _short_column(first, k, j, block, cols, codes)
-                    odd = (bits[j // 32, k] >> uint32(j % 32)) & uint32(1)
-                    value = vectors[item, at + k]
-                    table[place] += -value if odd else value
+        _hash_bits(first, count, words, bits)
+        if joint.size:
+            _add_joint(first, count, cols, words, vectors, begin, bits, joint, cells, values)
         else:
-            _hash_bits(first, count, words, bits)
-            if joint.size:
-                _add_joint(
-                    first, count, cols, words, vectors, begin, bits, joint, cells, values
-                )
-            else:
-                for j in range(top, bottom):
-                    _scatter(
-                        first, count, j, False, cols, words, vectors, begin, bits, table,
-                        base + j * cols, apart, cells, values,
-                    )  # fmt: skip
+            for j in range(top, bottom):
+                _scatter(
+                    first, count, j, False, cols, words, vectors, begin, bits, table,
+                    base + j * cols, apart, cells, values,
+                )  # fmt: skip
         at += count
     if joint.size:
         _split_joint(joint, tables[item, part])
@@ -217,29 +175,20 @@ def encode(
 
 @compiled
 def query(
-    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, block: Any, runs: Any, words: Any,
-    combine: Any, bits: Any, cells: Any, values: Any, codes: Any, signs: Any, places: Any,
-    rest: Any,
+    task: Any, table: Any, outs: Any, offset: Any, parts: Any, cols: Any, words: Any, combine: Any,
+    bits: Any, cells: Any, values: Any, places: Any, rest: Any,
 ) -> None:  # fmt: skip
     """Estimates of a part of a vector. `places` are where rows of `values` begin, as codes."""
-    length, (rows, cols) = outs.shape[1], tables.shape[1:]
+    rows, length = values.shape[0], outs.shape[1]
     item, out = task // parts, outs[task // parts]
     at, end = length * (task % parts) // parts, length * (task % parts + 1) // parts
-    table, size = tables.reshape(-1), tables.itemsize
+    size = table.itemsize
     while at < end:
         first = offset + at
         count = min(PIECE, end - at, LINEAR - first % LINEAR)
-        if block:
-            _hash_short_blocks(first, count, cols, block, runs, words, bits, codes, signs)
-        else:
-            _hash_bits(first, count, words, bits)
+        _hash_bits(first, count, words, bits)
         for j in range(rows):
-            origin, own = (item * rows + j) * cols, values[j]
-            if block:
-                for k in range(count):
-                    own[k] = table[origin + _short_column(first, k, j, block, cols, codes)]
-            else:
-                _gather(first, count, j, cols, words, table, origin, cells, own)
+            _gather(first, count, j, cols, words, table, (item * rows + j) * cols, cells, values[j])
         whole = count == PIECE
         to = address(out) + at * size if whole else address(rest)
         call(
