@@ -129,6 +129,11 @@ def run_tasks(
     Each thread takes the next task and has scratch arrays of its own. The calling thread works
     too, so that nothing waits for threads that are busy elsewhere.
     """
+    if threads == 1 or tasks == 1:
+        own = scratch()
+        for task in range(tasks):
+            kernel(task, *arguments, *own)
+        return
     left = iter(range(tasks))
 
     def work() -> None:

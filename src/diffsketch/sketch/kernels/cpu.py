@@ -83,7 +83,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     if not source.size:
         return torch.from_numpy(np.zeros(shape, dtype=source.dtype))
     plan = _plan(length, layout, source.itemsize)
-    out = (np.empty if plan.copies else np.zeros)(shape, dtype=source.dtype)
+    out = np.zeros(shape, dtype=source.dtype)
     batch, tables = source.reshape(-1, length), out.reshape(-1, layout.rows, layout.cols)
     if plan.kind == "short":
         _encode_short(batch, seed, tables, layout, offset, plan)
@@ -103,18 +103,22 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
 def _encode_short(
     batch: Array, seed: HashSeed, out: Array, layout: SketchLayout, offset: int, plan: _Plan
 ) -> None:
-    block, rows, cols = layout.geometry.block, layout.rows, layout.cols
-    short, dtype = _short(seed, layout, offset, batch.shape[1], batch.itemsize), batch.dtype
-    spread = rows * cols * block + BYTES // batch.itemsize if short.spread else 0
-    threads = threads_for(batch.size)
-    tasks = min(len(batch), 4 * threads) if threads > 1 else 1
+    block, size = layout.geometry.block, batch.itemsize
+    short = _short(seed, layout, offset, batch.shape[1], size)
+    scratch = plan.copies * layout.rows * plan.width + BYTES // size
+    scratch += layout.rows * layout.cols * block if short.spread else 0
+    tasks, threads = _tasks(batch)
     run_tasks(
-        cpu_blocked.encode_short, tasks, threads, tasks,
-        batch, offset % block, out, block, short.encode_codes, short.signs,
-        scratch=lambda: (
-            np.empty((plan.copies, rows, plan.width), dtype), np.empty((1, 1, spread), dtype), _ZERO
-        ),
+        cpu_blocked.encode_short, tasks, threads, tasks, batch, offset % block, out, block,
+        plan.copies, short.spread, short.encode_codes, short.signs,
+        scratch=lambda: (np.empty(scratch, batch.dtype),),
     )  # fmt: skip
+
+
+def _tasks(batch: Array) -> tuple[int, int]:
+    """How many tasks a batch of short vectors is cut into, and on how many threads they run."""
+    threads = threads_for(batch.size)
+    return (1, 1) if threads == 1 else (min(len(batch), 4 * threads), threads)
 
 
 def _encode_long(
@@ -172,12 +176,11 @@ def query(
 
     False, and nothing is written, if the tables are to be validated and not finite.
     """
-    result, table = out.numpy(), tables.numpy()
-    if validate and not is_finite(tables):
+    result, table = out.numpy(), tables.numpy().reshape(-1, layout.rows, layout.cols)
+    if validate and not _all_finite(table):
         return False
     if result.size:
         result = result.reshape(-1, result.shape[-1])
-        table = table.reshape(-1, layout.rows, layout.cols)
         threads = threads_for(result.size)
         _estimate(_padded(table, result, layout), seed, result, layout, offset, mean, threads)
     return True
@@ -204,14 +207,13 @@ def _estimate(
     parts = 1 if threads == 1 else -(-4 * threads // items)
     if kind == "short":
         short = _short(seed, layout, offset, length, size)
-        combine = combiner(rows, size, mean=mean)
-        pad = max(block, BYTES // size)
-        border = (len(short.codes) if offset % block else -(-BYTES // size // block)) * block + pad
-        tasks = min(items, 4 * threads) if threads > 1 else 1
+        width = cols + max(block, BYTES // size)
+        border = (short.signs.shape[1] if offset % block else BYTES // size) * block + width
+        tasks, threads = _tasks(result) if threads > 1 else (1, 1)
         run_tasks(
-            cpu_blocked.query_short, tasks, threads, tasks,
-            table, result, offset % block, block, short.codes, short.signs, combine.address,
-            scratch=lambda: (np.empty((rows, cols + pad), dtype), np.empty(border, dtype)),
+            cpu_blocked.query_short, tasks, threads, tasks, table, result, offset % block, block,
+            width, short.codes, short.signs, combiner(rows, size, mean=mean).address,
+            scratch=lambda: (np.empty(rows * width + border, dtype),),
         )  # fmt: skip
     elif kind == "long":
         place = result.ctypes.data - offset * size
@@ -233,7 +235,7 @@ def _estimate(
             cpu_pairwise.query, items * parts, threads,
             table.reshape(-1), result, offset, parts, cols, words, combine.address,
             scratch=lambda: (
-                *_bits_and_cells(), np.zeros((rows, cpu_pairwise.PIECE), dtype),
+                *_bits_and_cells(), np.empty((rows, cpu_pairwise.PIECE), dtype),
                 np.arange(rows) * (2 * cpu_pairwise.PIECE), np.empty(cpu_pairwise.PIECE, dtype),
             ),
         )  # fmt: skip
@@ -299,22 +301,19 @@ def _largest(row: Array, count: int) -> npt.NDArray[np.int64]:
 
 def is_finite(table: Tensor) -> bool:
     """Whether no cell is NaN or infinite."""
-    cells = table.numpy().reshape(-1)
-    return bool(_largest_bits(cells.view(_WHOLE[cells.itemsize])) < _INFINITE[cells.itemsize])
+    return bool(torch.isfinite(table).all())
 
 
 @compiled
-def _largest_bits(words: Any) -> Any:
-    """The largest of floating point numbers' bits without their signs."""
-    most, rest = words.dtype.type(0), ~(words.dtype.type(1) << words.dtype.type(8 * words.itemsize - 1))
-    for k in range(words.size):
-        most = max(most, words[k] & rest)
-    return most
+def _all_finite(tables: Any) -> Any:
+    bad = 0
+    for item in range(tables.shape[0]):
+        for j in range(tables.shape[1]):
+            for c in range(tables.shape[2]):
+                bad += 0 if abs(tables[item, j, c]) < np.inf else 1
+    return bad == 0
 
 
-_WHOLE = {4: np.int32, 8: np.int64}
-_INFINITE = {4: 0x7F800000, 8: 0x7FF0000000000000}
-_ZERO = np.zeros(1, np.int64)
 
 
 class _Short(NamedTuple):
@@ -336,16 +335,13 @@ def _short(
         rows, cols, block = layout.rows, layout.cols, layout.geometry.block
         first = offset // block
         count = (offset + length - 1) // block + 1 - first
-        codes, signs = _codes(count, rows)
-        hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
-        pad = max(block, BYTES // itemsize)
-        cpu_blocked.hash_blocks(*hashed, cols + pad, 1, codes, signs)
+        signs = np.empty((2, count), np.uint32)
         spread = rows * cols * block * itemsize <= _SPREAD
-        encode_codes = codes
-        if spread or pad != block:
-            encode_codes = np.empty_like(codes)
-            where = (cols * block, block) if spread else (cols + block, 1)
-            cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
+        hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
+        codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
+        cpu_blocked.hash_blocks(*hashed, cols + max(block, BYTES // itemsize), 1, codes, signs)
+        where = (cols * block, block) if spread else (cols + block, 1)
+        cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
         short = _Short(signs, codes, encode_codes, spread)
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = short
@@ -358,7 +354,7 @@ def _codes(count: int, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 def _bits_and_cells() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     slack = cpu_pairwise.SLACK
-    return np.zeros((2, cpu_pairwise.PIECE + slack), np.uint32), np.empty(slack, np.uint32)
+    return np.empty((2, cpu_pairwise.PIECE + slack), np.uint32), np.empty(slack, np.uint32)
 
 
 def _aligned(count: int, dtype: Any) -> Array:

@@ -62,83 +62,75 @@ def hash_blocks(
 
 @compiled
 def encode_short(
-    task: Any, tasks: Any, vectors: Any, lead: Any, out: Any, block: Any, codes: Any, signs: Any,
-    tables: Any, wide: Any, zero: Any,
+    task: Any, tasks: Any, vectors: Any, lead: Any, out: Any, block: Any, copies: Any, spread: Any,
+    codes: Any, signs: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Tables of short vectors that begin `lead` coordinates into their first block.
 
-    Blocks take turns on several scratch `tables` with longer rows: a load that overlaps a store
+    Blocks take turns on several tables with longer rows, in `scratch`: a load that overlaps a store
     made just before, as happens all the time in short rows, would have to wait for it.
 
-    With few columns, `wide` has room for a block of its own at each place that blocks start at. So
-    they are first added to whole lines of the cache, and no load overlaps a store made just before
-    but one of the same line. `zero` is the code of the place 0.
+    With few columns, rows `spread` out first: they have a block of its own at each place that
+    blocks start at. So these are added to whole lines of the cache, and no load overlaps a store
+    made just before but one of the same line. `codes` end with that of the place 0, and `out` holds
+    zeros.
     """
-    items, length = vectors.shape
-    copies, rows, width = tables.shape
-    cols, apart, spread = out.shape[2], rows * width, wide.size > 0
-    target = wide if spread else tables
-    skip = -address(wide) % 64 // wide.itemsize if spread else 0  # up to a line of the cache
-    mask, far = (0, 0) if spread else (copies - 1, apart)
+    (items, length), rows, cols = vectors.shape, out.shape[1], out.shape[2]
+    width, count, mask = cols + block, signs.shape[1], 0 if spread else copies - 1
+    skip = -address(scratch) % 64 // scratch.itemsize  # up to a line of the cache
+    base = skip + rows * cols * block if spread else skip
     for item in range(items * task // tasks, items * (task + 1) // tasks):
-        tables[:] = 0
-        wide[:] = 0
-        for k in range(codes.shape[0]):
+        for i in range(scratch.size):
+            scratch[i] = 0
+        for k in range(count):
             into = max(lead - k * block, 0)
             at = k * block - lead + into
-            count, turn = min(block - into, length - at), skip + (k & mask) * far + into
-            step = signs[0, k]
+            size, to = min(block - into, length - at), skip + (k & mask) * rows * width + into
+            step, begin = signs[0, k], item * length + at
             phase = signs[1, k] + step * uint32(into)
-            add_signed(
-                target, turn, codes, k * rows, rows, vectors, item * length + at, count, step, phase
-            )
+            add_signed(scratch, to, codes, k * rows, rows, vectors, begin, size, step, phase)
+        zero, still = count * rows, uint32(0)
         if spread:
             for j in range(rows):
                 for c in range(cols):
-                    at = (c & (copies - 1)) * apart + j * width + c
+                    to = base + ((c & (copies - 1)) * rows + j) * width + c
                     begin = skip + (j * cols + c) * block
-                    add_signed(tables, at, zero, 0, 1, wide, begin, block, uint32(0), uint32(0))
-        table = out[item]
-        for j in range(rows):
-            for c in range(cols):
-                table[j, c] = tables[0, j, c]
-            for p in range(1, copies):
-                for c in range(cols):
-                    table[j, c] += tables[p, j, c]
-            for p in range(copies):  # what lies past the end of a row belongs to its start
-                for c in range(cols, width):
-                    table[j, c - cols] += tables[p, j, c]
+                    add_signed(scratch, to, codes, zero, 1, scratch, begin, block, still, still)
+        for j in range(rows):  # what lies past the end of a row belongs to its start
+            to = (item * rows + j) * cols
+            for past, size in ((0, cols), (cols, block)):
+                for p in range(copies):
+                    begin = base + (p * rows + j) * width + past
+                    add_signed(out, to, codes, zero, 1, scratch, begin, size, still, still)
 
 
 @compiled
 def query_short(
-    task: Any, tasks: Any, tables: Any, outs: Any, lead: Any, block: Any, codes: Any, signs: Any,
-    combine: Any, longer: Any, border: Any,
+    task: Any, tasks: Any, tables: Any, outs: Any, lead: Any, block: Any, width: Any, codes: Any,
+    signs: Any, combine: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Estimates of short vectors that begin `lead` coordinates into their first block.
 
-    `longer` is a scratch table whose rows repeat their start, so that no block has to go around
-    the end. Whole vectors are written: `border` is for those that would go beyond the results.
+    `scratch` is for a table whose rows repeat their start, so that no block has to go around the
+    end; and, since whole vectors are written, for those that would go beyond the results.
     """
-    (items, length), (rows, width) = outs.shape, longer.shape
-    cols, count, lanes = tables.shape[2], codes.shape[0], 64 // tables.itemsize
+    (items, length), (rows, cols) = outs.shape, tables.shape[1:]
+    count, lanes, border = signs.shape[1], 64 // scratch.itemsize, rows * width
     whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
-    done, steps, phases = whole * block, address(signs), address(signs[1])
+    done, at, steps, phases = whole * block, address(codes), address(signs), address(signs[1])
+    cells, rest = address(scratch), address(scratch) + border * scratch.itemsize
+    after, more, further = at + whole * rows * 8, steps + whole * 4, phases + whole * 4
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         table, out = tables[item], outs[item]
         for j in range(rows):
             for c in range(cols):
-                longer[j, c] = table[j, c]
+                scratch[j * width + c] = table[j, c]
             for c in range(cols, width):
-                longer[j, c] = longer[j, c - cols]
-        cells, at = address(longer), address(codes)
+                scratch[j * width + c] = scratch[j * width + c - cols]
         call(combine, (address(out), cells, at, whole, block, steps, phases))
-        if whole < count:
-            at += whole * rows * 8
-            there = steps + whole * 4, phases + whole * 4
-            call(combine, (address(border), cells, at, count - whole, block, there[0], there[1]))
-            for i in range(done, length):
-                out[i] = border[lead + i - done]
+        call(combine, (rest, cells, after, count - whole, block, more, further))
+        for i in range(done, length):
+            out[i] = scratch[border + lead + i - done]
 
 
 @compiled

@@ -189,13 +189,13 @@ def query(
         _hash_bits(first, count, words, bits)
         for j in range(rows):
             _gather(first, count, j, cols, words, table, (item * rows + j) * cols, cells, values[j])
-        whole = count == PIECE
-        to = address(out) + at * size if whole else address(rest)
+        whole = (count + GROUP - 1) // GROUP * GROUP
+        to = address(out) + at * size if whole == count else address(rest)
         call(
             combine,
-            (to, address(values), address(places), 1, PIECE, address(bits), address(bits[1])),
+            (to, address(values), address(places), 1, whole, address(bits), address(bits[1])),
         )
-        if not whole:
+        if whole != count:
             for k in range(count):
                 out[at + k] = rest[k]
         at += count
