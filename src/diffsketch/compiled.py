@@ -63,6 +63,7 @@ class _CacheFiles:
         types, machine, (code, _) = key  # the rest is of variables around it, which the name tells
         digest = hashlib.sha256(repr((types, machine, code)).encode()).hexdigest()[:24]
         return self._folder / f"{self._name}.{self._stamp}.{digest}.nbc"
+
     def load(self, key: Any) -> Any:
         try:
             return pickle.loads(self._path(key).read_bytes())  # noqa: S301 - as Numba does
@@ -70,27 +71,35 @@ class _CacheFiles:
             return None
 
     def save(self, key: Any, data: object) -> None:
+        for stale in self._folder.glob(f"{self._name}.*.nbc"):
+            if stale.name.split(".")[-3] != self._stamp:
+                stale.unlink(missing_ok=True)
+        partial = self._folder / f"{uuid4().hex}.tmp"
+        partial.write_bytes(pickle.dumps(data))
+        partial.replace(self._path(key))
+
+
+class _DiskCache(FunctionCache):  # type: ignore[misc]
+    """Numba's cache with such files, which goes without where they cannot be written."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        folder = Path(function.__code__.co_filename).parent
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+        self._cache_file = _CacheFiles(self.cache_path, name, _stamp(folder))
+
+    def save_overload(self, signature: Any, data: Any) -> None:
         try:
-            for stale in self._folder.glob(f"{self._name}.*.nbc"):
-                if stale.name.split(".")[-3] != self._stamp:
-                    stale.unlink(missing_ok=True)
-            partial = self._folder / f"{uuid4().hex}.tmp"
-            partial.write_bytes(pickle.dumps(data))
-            partial.replace(self._path(key))
+            super().save_overload(signature, data)
         except OSError as error:
             _say_uncached(str(error))
 
 
 def _cache_on_disk(dispatcher: Any, function: Callable[..., Any]) -> None:
     try:
-        found = FunctionCache(function)
+        dispatcher._cache = _DiskCache(function)
     except RuntimeError as error:  # no folder can be written
         _say_uncached(str(error))
-        return
-    folder = Path(function.__code__.co_filename).parent
-    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
-    found._cache_file = _CacheFiles(found.cache_path, name, _stamp(folder))
-    dispatcher._cache = found
 
 
 @cache
@@ -134,12 +143,15 @@ def run_tasks(
         for task in range(tasks):
             kernel(task, *arguments, *own)
         return
-    left = iter(range(tasks))
+    left, job = iter(range(tasks)), [(kernel, arguments, scratch)]
 
     def work() -> None:
-        own = scratch()
         for task in left:
+            kernel, arguments, scratch = job[0]
+            own = scratch()
             kernel(task, *arguments, *own)
+            for further in left:
+                kernel(further, *arguments, *own)
 
     helpers = [_pool.submit(work) for _ in range(min(threads, tasks) - 1)]
     try:
@@ -148,6 +160,7 @@ def run_tasks(
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
+        job.clear()  # the pool keeps what was cancelled for a while, but not the arrays
 
 
 def _new_pool() -> None:

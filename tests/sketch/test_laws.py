@@ -34,7 +34,9 @@ def one_sign_per_block(some: npt.NDArray[np.int64], seed: int, layout: SketchLay
     return ours(some, seed, layout)[0], ours(first, seed, layout)[1]
 
 
-def sign_from_multiply_shift(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
+def sign_from_multiply_shift(
+    some: npt.NDArray[np.int64], seed: int, layout: SketchLayout
+) -> Hashes:
     """Broken: the sign is another bit of the multiply-shift, hence follows the order."""
     words = SketchKey.from_integer(seed).seed(0).words
     a, b = words[2 : 2 + layout.rows], words[99 : 99 + layout.rows]
@@ -61,7 +63,9 @@ def same_rows(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> H
     return np.broadcast_to(columns[0], columns.shape), np.broadcast_to(signs[0], signs.shape)
 
 
-def pair_statistics(hashes: Family3, layout: SketchLayout, seeds: int) -> tuple[float, float, float]:
+def pair_statistics(
+    hashes: Family3, layout: SketchLayout, seeds: int
+) -> tuple[float, float, float]:
     """Largest excess of collisions, mean sign and sign products over chosen pairs, in sigmas."""
     block = layout.geometry.block
     near = [(0, 1), (0, block - 1), (3, block), (block - 1, block), (1, 3 * block)]

@@ -38,7 +38,9 @@ def gram(seed: HashSeed, layout: SketchLayout, start: int, stop: int) -> Matrix:
         _add_stretches(counts, 0, 1, out)
     else:
         for runs, low, size in _stretches(layout.geometry, start, stop):
-            _count_runs(runs.start, runs.stop, layout.geometry.runs, cols, words, codes, signs, counts)
+            _count_runs(
+                runs.start, runs.stop, layout.geometry.runs, cols, words, codes, signs, counts
+            )
             _add_stretches(counts, low, size, out)
             counts[:] = 0
     return out.reshape(rows * cols, rows * cols)

@@ -39,8 +39,8 @@ __all__ = [
     "Family",
     "Geometry",
     "HashSeed",
-    "SketchLayout",
     "SketchKey",
+    "SketchLayout",
     "columns_and_signs",
     "mix64",
 ]

@@ -44,9 +44,7 @@ def summaries(vectors: Array, place: int) -> tuple[Array, Array]:
         bits = limits.view(np.int32 if values.itemsize == 4 else np.int64)
         return limits, bits, np.empty(values.shape[1], values.dtype)
 
-    run_tasks(
-        _summaries, tasks, threads, tasks, values, place, sizes, spreads, scratch=scratch
-    )
+    run_tasks(_summaries, tasks, threads, tasks, values, place, sizes, spreads, scratch=scratch)
     return sizes, spreads
 
 

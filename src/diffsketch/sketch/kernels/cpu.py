@@ -314,8 +314,6 @@ def _all_finite(tables: Any) -> Any:
     return bad == 0
 
 
-
-
 class _Short(NamedTuple):
     """Hashes of a short vector's blocks, as its loops take them."""
 
@@ -325,9 +323,7 @@ class _Short(NamedTuple):
     spread: bool  # whether an encode first adds to a wide table
 
 
-def _short(
-    seed: HashSeed, layout: SketchLayout, offset: int, length: int, itemsize: int
-) -> _Short:
+def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, itemsize: int) -> _Short:
     """Hashes of a short vector; those of a whole one are kept with the seed."""
     key = layout.dim, layout.rows, layout.cols, itemsize
     short: _Short | None = seed.memo.get(key) if length == layout.dim else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import njit, uint32, uint64
 
 from diffsketch.compiled import compiled
@@ -20,7 +19,6 @@ QUERY_CHUNK = 4096
 BATCH = 64  # blocks hashed at once
 _STRETCH = 1 << 15  # coordinates of short blocks between which copies begin anew
 PIECE = 1 << 12  # coordinates of a long block that stay in the first-level cache for all rows
-
 
 
 @njit(inline="always")
@@ -164,9 +162,7 @@ def encode_long(
             end -= end % chunk
         hashed, count = at // block, (end - 1) // block + 1 - at // block
         stride = width if whole else 0
-        hash_blocks(
-            hashed, count, runs, cols, block, words, top, many, stride, 1, codes, signs
-        )
+        hash_blocks(hashed, count, runs, cols, block, words, top, many, stride, 1, codes, signs)
         turn = 0
         while at < end:
             k, into = at // block - hashed, at % block
@@ -175,7 +171,9 @@ def encode_long(
                 size = min(block - into, end - at)
                 to = base + ((turn & (copies - 1)) * rows + top) * width + into
                 phase = signs[1, k] + step * uint32(into)
-                add_signed(tables, to, codes, k * rows, many, vectors, source + at, size, step, phase)
+                add_signed(
+                    tables, to, codes, k * rows, many, vectors, source + at, size, step, phase
+                )
                 turn += 1
             else:
                 size = min(end - at, PIECE - into % PIECE, block - into)

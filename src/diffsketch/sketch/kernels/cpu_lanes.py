@@ -55,9 +55,7 @@ class Lanes:
         place = self.builder.gep(array, [index])
         return self.builder.load(self.builder.bitcast(place, self.words.as_pointer()), align=4)
 
-    def store(
-        self, value: Any, pointer: Any, count: Any = None, *, stream: bool = False
-    ) -> None:
+    def store(self, value: Any, pointer: Any, count: Any = None, *, stream: bool = False) -> None:
         """Write a vector, or its first `count` lanes.
 
         With `stream` it is written past the caches, to a multiple of its size.
@@ -379,5 +377,9 @@ def combiner(
     ) -> None:
         combine(to, table, codes, blocks, count, steps, phases)
 
-    how = "_".join(name for name, is_so in (("mean", mean), ("past_caches", stream), ("lanewise", lanewise)) if is_so)
+    how = "_".join(
+        name
+        for name, is_so in (("mean", mean), ("past_caches", stream), ("lanewise", lanewise))
+        if is_so
+    )
     return compiled_callback(estimate, 7, f"combine_{rows}_{itemsize}_{how}")

@@ -152,7 +152,9 @@ def is_finite(table: Tensor) -> bool:
     return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
-def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> None:
+def _scatter(
+    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
+) -> None:
     items, length = vectors.shape
     scatter_kernel[(triton.cdiv(length, 1024), items)](
         vectors, out, _device_words(seed, vectors.device), offset, offset + length, layout.cols,
@@ -160,7 +162,9 @@ def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout,
     )  # fmt: skip
 
 
-def _gather(vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> None:
+def _gather(
+    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
+) -> None:
     items, length = vectors.shape
     geometry, size = layout.geometry, layout.rows * layout.cols
     window = _Window.of(layout, offset, length)
