@@ -169,5 +169,6 @@ def _new_pool() -> None:
     _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="diffsketch")
 
 
+_pool: ThreadPoolExecutor
 _new_pool()
 os.register_at_fork(after_in_child=_new_pool)

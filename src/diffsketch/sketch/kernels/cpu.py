@@ -216,7 +216,7 @@ def _estimate(
             scratch=lambda: (np.empty(rows * width + border, dtype),),
         )  # fmt: skip
     elif kind == "long":
-        place = result.ctypes.data - offset * size
+        lanes, place = BYTES // size, result.ctypes.data - offset * size
         aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
         aligned &= block * size % BYTES == 0
         combine = combiner(rows, size, mean=mean, stream=aligned and result.nbytes >= _STREAM)
@@ -225,7 +225,7 @@ def _estimate(
             table, result, offset, parts, cols, block, runs, words, combine.address,
             scratch=lambda: (
                 *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
-                np.empty((rows, BYTES // size), dtype), _aligned(min(block, 4096) + BYTES // size, dtype),
+                np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
                 np.empty(1, np.uint32),
             ),
         )  # fmt: skip
@@ -263,7 +263,7 @@ def add_residual(
     return True
 
 
-@compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
 def _add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
     for i in range(out.size):
         out[i] += scale * (vector[i] - estimates[i])

@@ -80,6 +80,7 @@ class Lanes:
         return self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
     def splat(self, value: Any) -> Any:
+        """The value in every lane."""
         undefined = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined)
         vector = self.builder.insert_element(undefined, value, ir.Constant(I32, 0))
         zeros = ir.Constant(self.words, [0] * self.count)
@@ -204,9 +205,9 @@ def hash_pair(
     typingctx: Any, cells: Any, at: Any, start: Any, step: Any, other_start: Any, other_step: Any,
     cols: Any, bits: Any, first: Any, bit: Any,
 ) -> Any:  # fmt: skip
-    """Write, for columns `a` and `b` in two rows, `a * cols + b`, plus `cols * cols` if signs differ.
+    """Write `a * cols + b` for columns `a` and `b` in two rows.
 
-    The signs are this bit and the next of `bits` from `first` on.
+    `cols * cols` is added if their signs differ, this bit and the next of `bits[first]`.
     """
     del typingctx, at, start, step, other_start, other_step, cols, first, bit
 
@@ -377,9 +378,5 @@ def combiner(
     ) -> None:
         combine(to, table, codes, blocks, count, steps, phases)
 
-    how = "_".join(
-        name
-        for name, is_so in (("mean", mean), ("past_caches", stream), ("lanewise", lanewise))
-        if is_so
-    )
-    return compiled_callback(estimate, 7, f"combine_{rows}_{itemsize}_{how}")
+    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}"
+    return compiled_callback(estimate, 7, name)

@@ -82,8 +82,8 @@ def query(
 
 
 def add_residual(
-    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout, scale: float,
-    mean: bool,
+    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
+    scale: float, mean: bool,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector; False if it takes two passes."""
     if table.dtype != torch.float32:  # which Triton takes the scale in
