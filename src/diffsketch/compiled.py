@@ -79,7 +79,7 @@ class _CacheFiles:
         partial.replace(self._path(key))
 
 
-class _DiskCache(FunctionCache):  # type: ignore[misc]
+class _DiskCache(FunctionCache):
     """Numba's cache with such files, which goes without where they cannot be written."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
