@@ -39,8 +39,8 @@ __all__ = [
     "Family",
     "Geometry",
     "HashSeed",
-    "Layout",
     "SketchKey",
+    "SketchLayout",
     "columns_and_signs",
     "mix64",
 ]
@@ -179,7 +179,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SketchLayout:
     """What fixes a sketch's table, apart from the seed. Kernels take this."""
 
     dim: int
@@ -192,8 +192,8 @@ class Layout:
         """The cut of the blocked family."""
         return Geometry.of(self.dim, self.cols)
 
-    def __reduce__(self) -> tuple[type[Layout], tuple[int, int, int, Family]]:
-        return Layout, (self.dim, self.rows, self.cols, self.family)
+    def __reduce__(self) -> tuple[type[SketchLayout], tuple[int, int, int, Family]]:
+        return SketchLayout, (self.dim, self.rows, self.cols, self.family)
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
@@ -229,7 +229,7 @@ def columns_and_signs(
     coordinates: npt.NDArray[np.int64],
     seed: HashSeed,
     *,
-    layout: Layout,
+    layout: SketchLayout,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
     index = coordinates.astype(np.uint64)
@@ -243,7 +243,7 @@ def _scale(word: Words, cols: int) -> Words:
     return (word * np.uint64(cols)) >> np.uint64(32)
 
 
-def _pairwise(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+def _pairwise(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
     rows, cols = layout.rows, layout.cols
     low, high = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
     columns = np.empty((rows, index.size), dtype=np.uint64)
@@ -255,7 +255,7 @@ def _pairwise(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]
     return columns, (bits >> row) & np.uint64(1)
 
 
-def _blocked(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+def _blocked(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
     rows, cols, geometry = layout.rows, layout.cols, layout.geometry
     size, runs = np.uint64(geometry.block), np.uint64(geometry.runs)
     block, offset = np.divmod(index, size)
