@@ -18,7 +18,7 @@ from torch import Tensor
 from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
-from diffsketch.sketch.kernels.cpu_lanes import BYTES, combiner
+from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
@@ -111,6 +111,7 @@ def _encode_short(
     run_tasks(
         cpu_blocked.encode_short, tasks, threads, tasks, batch, offset % block, out, block,
         plan.copies, short.spread, short.encode_codes, short.signs,
+        adder(layout.rows, size).address,
         scratch=lambda: (np.empty(scratch, batch.dtype),),
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def hash_blocks(
 @compiled
 def encode_short(
     task: Any, tasks: Any, vectors: Any, lead: Any, out: Any, block: Any, copies: Any, spread: Any,
-    codes: Any, signs: Any, scratch: Any,
+    codes: Any, signs: Any, add: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Tables of short vectors that begin `lead` coordinates into their first block.
 
@@ -77,29 +77,39 @@ def encode_short(
     width, count, mask = cols + block, signs.shape[1], 0 if spread else copies - 1
     skip = -address(scratch) % 64 // scratch.itemsize  # up to a line of the cache
     base = skip + rows * cols * block if spread else skip
+    whole = 0 if lead or block % (64 // scratch.itemsize) else length // block
+    size, code_at, cells = scratch.itemsize, address(codes), address(scratch) + skip * scratch.itemsize
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         for i in range(scratch.size):
             scratch[i] = 0
-        for k in range(count):
+        begin = address(vectors) + item * length * size
+        call(
+            add,
+            (
+                cells, begin, code_at, whole, block, address(signs), address(signs[1]), mask,
+                rows * width, length * size,
+            ),
+        )  # fmt: skip
+        for k in range(whole, count):
             into = max(lead - k * block, 0)
             at = k * block - lead + into
-            size, to = min(block - into, length - at), skip + (k & mask) * rows * width + into
-            step, begin = signs[0, k], item * length + at
+            some, to = min(block - into, length - at), skip + (k & mask) * rows * width + into
+            step, start = signs[0, k], item * length + at
             phase = signs[1, k] + step * uint32(into)
-            add_signed(scratch, to, codes, k * rows, rows, vectors, begin, size, step, phase)
+            add_signed(scratch, to, codes, k * rows, rows, vectors, start, some, step, phase)
         zero, still = count * rows, uint32(0)
         if spread:
             for j in range(rows):
                 for c in range(cols):
                     to = base + ((c & (copies - 1)) * rows + j) * width + c
-                    begin = skip + (j * cols + c) * block
-                    add_signed(scratch, to, codes, zero, 1, scratch, begin, block, still, still)
+                    start = skip + (j * cols + c) * block
+                    add_signed(scratch, to, codes, zero, 1, scratch, start, block, still, still)
         for j in range(rows):  # what lies past the end of a row belongs to its start
             to = (item * rows + j) * cols
-            for past, size in ((0, cols), (cols, block)):
+            for past, some in ((0, cols), (cols, block)):
                 for p in range(copies):
-                    begin = base + (p * rows + j) * width + past
-                    add_signed(out, to, codes, zero, 1, scratch, begin, size, still, still)
+                    start = base + (p * rows + j) * width + past
+                    add_signed(out, to, codes, zero, 1, scratch, start, some, still, still)
 
 
 @compiled

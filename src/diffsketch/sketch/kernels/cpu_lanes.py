@@ -69,6 +69,13 @@ class Lanes:
             metadata = self.builder.module.add_metadata([ir.Constant(I32, 1)])
             store.set_metadata("nontemporal", metadata)
 
+    def prefetch(self, pointer: Any, ahead: Any) -> None:
+        """Ask for the line of the cache that is so many bytes after a pointer."""
+        place = self.builder.ptrtoint(pointer, I64)
+        there = self.builder.inttoptr(self.builder.add(place, ahead), self.real.as_pointer())
+        read, second_level, data = (ir.Constant(I32, k) for k in (0, 2, 1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), there, read, second_level, data)
+
     def call(self, name: str, result: Any, *args: Any, fastmath: tuple[str, ...] = ()) -> Any:
         """Call one of LLVM's functions on such vectors."""
         kind = ir.FunctionType(result, [arg.type for arg in args])
@@ -309,13 +316,97 @@ def _mean_of(lanes: Lanes, values: list[Any]) -> Any:
     return lanes.builder.fdiv(total, ir.Constant(lanes.real, [float(len(values))] * lanes.count))
 
 
+def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
+    """Call `emit(block, k, places, flips, signs)` for all vectors of blocks.
+
+    `args` are codes, blocks, numbers in a block, steps and phases. Blocks of one vector, which are
+    the common case, have a form without an inner loop.
+    """
+    builder, (codes, blocks, count, steps, phases) = lanes.builder, args
+    words = [builder.inttoptr(at, I32.as_pointer()) for at in (steps, phases)]
+    code_at, each = builder.inttoptr(codes, I64.as_pointer()), _long(lanes.count)
+    moved = cgutils.alloca_once(builder, lanes.words)
+
+    def each_block(emit_block: Any) -> None:
+        with cgutils.for_range(builder, blocks) as block:
+            places, flips = [], []
+            for j in range(rows):
+                at = builder.add(builder.mul(block.index, _long(rows)), _long(j))
+                code = builder.load(builder.gep(code_at, [at]))
+                places.append(builder.ashr(code, _long(1)))
+                top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
+                flips.append(lanes.splat(top))
+            step, phase = (builder.load(builder.gep(at, [block.index])) for at in words)
+            emit_block(block.index, places, flips, step, lanes.ramp(step, phase))
+
+    def loop(block: Any, places: Any, flips: Any, step: Any, signs: Any) -> None:
+        builder.store(signs, moved)
+        jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
+        with cgutils.for_range_slice(builder, _long(0), count, each, I64) as (k, _):
+            signs = builder.load(moved)
+            emit(block, k, places, flips, signs)
+            builder.store(builder.add(signs, jump), moved)
+
+    with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
+        with one:
+            each_block(lambda block, places, flips, _, signs: emit(block, _long(0), places, flips, signs))
+        with more:
+            each_block(loop)
+
+
+@cache
+def adder(rows: int, itemsize: int) -> Any:
+    """Compile what adds short blocks to the rows of tables, laid out row by row.
+
+    The function takes `blocks` consecutive blocks of `count` numbers, whole vectors, signed as
+    `steps` and `phases` say. Block `k` is added in row `j` from the number `codes[k, j] >> 1` of
+    the table `(k & mask) * apart` on, or subtracted if that is odd. What lies `ahead` bytes after
+    the source is fetched meanwhile.
+    """
+
+    @intrinsic
+    def add_blocks(
+        typingctx: Any, to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any,
+        phases: Any, mask: Any, apart: Any, ahead: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, source, codes, blocks, count, steps, phases, mask, apart, ahead
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            del sig
+            lanes, (mask, apart, ahead) = Lanes(builder, itemsize), args[7:]
+            to, source = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
+
+            def add(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+                begin = lanes.pointer(source, builder.add(builder.mul(block, args[4]), k))
+                lanes.prefetch(begin, ahead)
+                value = lanes.flip(lanes.load(begin), signs)
+                turn = builder.mul(builder.and_(block, mask), apart)
+                table = builder.gep(to, [builder.add(turn, k)])
+                for at, flip in zip(places, flips, strict=True):
+                    cells = lanes.pointer(table, at)
+                    lanes.store(builder.fadd(lanes.load(cells), lanes.flip(value, flip)), cells)
+
+            _each_vector(lanes, rows, args[2:7], add)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), codegen
+
+    def add(
+        to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any,
+        mask: Any, apart: Any, ahead: Any,
+    ) -> None:  # fmt: skip
+        add_blocks(to, source, codes, blocks, count, steps, phases, mask, apart, ahead)
+
+    return compiled_callback(add, 10, f"add_{rows}_{itemsize}")
+
+
 @cache
 def combiner(
     rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False
 ) -> Any:
     """Compile what combines the rows of a table into estimates, in registers.
 
-    The function takes `blocks` consecutive blocks of `count` numbers, whole vectors. The cells of
+    The function takes blocks as `adder` does. The cells of
     block `k` in row `j` begin at the number `codes[k, j] >> 1` of the table, and all their signs
     are flipped if that is odd; those of the results as `steps[k]` and `phases[k]` say. With
     `stream` they are written past the caches, to a multiple of 64 bytes.
@@ -335,40 +426,28 @@ def combiner(
             del sig
             lanes = Lanes(builder, itemsize)
             to, table = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
-            codes, (blocks, count) = builder.inttoptr(args[2], I64.as_pointer()), args[3:5]
             words = [builder.inttoptr(at, I32.as_pointer()) for at in args[5:]]
-            signs = cgutils.alloca_once(builder, lanes.words)
-            with cgutils.for_range(builder, blocks) as block:
-                places, flips = [], []
-                for j in range(rows):
-                    at = builder.add(builder.mul(block.index, _long(rows)), _long(j))
-                    code = builder.load(builder.gep(codes, [at]))
-                    places.append(builder.ashr(code, _long(1)))
-                    top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
-                    flips.append(lanes.splat(top))
-                step, phase = (builder.load(builder.gep(at, [block.index])) for at in words)
-                builder.store(lanes.ramp(step, phase), signs)
-                jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
-                out, each = builder.mul(block.index, count), _long(lanes.count)
-                with cgutils.for_range_slice(builder, _long(0), count, each, I64) as (k, _):
-                    if lanewise:
-                        halves = [lanes.load_words(at, k) for at in words[: 1 + rows // 33]]
-                        flips = [
-                            builder.shl(
-                                halves[j // 32],
-                                ir.Constant(lanes.words, [31 - j % 32] * lanes.count),
-                            )
-                            for j in range(rows)
-                        ]
-                    values = [
-                        lanes.flip(lanes.load(lanes.pointer(table, builder.add(at, k))), flip)
-                        for at, flip in zip(places, flips, strict=True)
+
+            def estimate(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+                if lanewise:
+                    halves = [lanes.load_words(at, k) for at in words[: 1 + rows // 33]]
+                    flips = [
+                        builder.shl(
+                            halves[j // 32], ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
+                        )
+                        for j in range(rows)
                     ]
-                    value = (_mean_of if mean else _middle_of)(lanes, values)
-                    if not lanewise:
-                        value = lanes.flip(value, builder.load(signs))
-                        builder.store(builder.add(builder.load(signs), jump), signs)
-                    lanes.store(value, lanes.pointer(to, builder.add(out, k)), stream=stream)
+                values = [
+                    lanes.flip(lanes.load(lanes.pointer(table, builder.add(at, k))), flip)
+                    for at, flip in zip(places, flips, strict=True)
+                ]
+                value = (_mean_of if mean else _middle_of)(lanes, values)
+                if not lanewise:
+                    value = lanes.flip(value, signs)
+                out = builder.add(builder.mul(block, args[4]), k)
+                lanes.store(value, lanes.pointer(to, out), stream=stream)
+
+            _each_vector(lanes, rows, args[2:], estimate)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), codegen
