@@ -86,7 +86,11 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     out = np.zeros(shape, dtype=source.dtype)
     batch, tables = source.reshape(-1, length), out.reshape(-1, layout.rows, layout.cols)
     if plan.kind == "short":
-        _encode_short(batch, seed, tables, layout, offset, plan)
+        short = _short(seed, layout, offset, length, source.itemsize)
+        _run_short(
+            cpu_blocked.encode_short, batch, threads_for(batch.size), tables, offset % short.block, *short.encode,
+            scratch=short.encode_scratch,
+        )  # fmt: skip
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
     group = len(batch)
@@ -100,26 +104,16 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     return torch.from_numpy(out)
 
 
-def _encode_short(
-    batch: Array, seed: HashSeed, out: Array, layout: SketchLayout, offset: int, plan: _Plan
-) -> None:
-    block, size = layout.geometry.block, batch.itemsize
-    short = _short(seed, layout, offset, batch.shape[1], size)
-    scratch = plan.copies * layout.rows * plan.width + BYTES // size
-    scratch += layout.rows * layout.cols * block if short.spread else 0
-    tasks, threads = _tasks(batch)
+def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
+    """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
+    if threads == 1 or len(batch) == 1:
+        return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
+    tasks = min(len(batch), 4 * threads)
     run_tasks(
-        cpu_blocked.encode_short, tasks, threads, tasks, batch, offset % block, out, block,
-        plan.copies, short.spread, short.encode_codes, short.signs,
-        adder(layout.rows, size).address,
+        kernel, tasks, threads, tasks, batch, *arguments,
         scratch=lambda: (np.empty(scratch, batch.dtype),),
     )  # fmt: skip
-
-
-def _tasks(batch: Array) -> tuple[int, int]:
-    """How many tasks a batch of short vectors is cut into, and on how many threads they run."""
-    threads = threads_for(batch.size)
-    return (1, 1) if threads == 1 else (min(len(batch), 4 * threads), threads)
+    return True
 
 
 def _encode_long(
@@ -178,21 +172,17 @@ def query(
     False, and nothing is written, if the tables are to be validated and not finite.
     """
     result, table = out.numpy(), tables.numpy().reshape(-1, layout.rows, layout.cols)
-    if validate and not _all_finite(table):
-        return False
-    if result.size:
-        result = result.reshape(-1, result.shape[-1])
-        threads = threads_for(result.size)
-        _estimate(_padded(table, result, layout), seed, result, layout, offset, mean, threads)
-    return True
+    if not result.size:
+        return not validate or bool(cpu_blocked.all_finite(table))
+    result = result.reshape(-1, result.shape[-1])
+    return _estimate(table, seed, result, layout, offset, mean, threads_for(result.size), validate)
 
 
 def _padded(table: Array, result: Array, layout: SketchLayout) -> Array:
     """Tables whose rows repeat their start, so that no block goes around the end, if they may."""
     pad = max(min(layout.geometry.block, cpu_blocked.QUERY_CHUNK), BYTES // table.itemsize)
     size = layout.rows * (layout.cols + pad) * table.itemsize
-    is_long = _plan(result.shape[1], layout, table.itemsize).kind == "long"
-    if not is_long or size * len(table) > max(_SPARE, result.nbytes // 125):
+    if size * len(table) > max(_SPARE, result.nbytes // 125):
         return table
     whole, rest = divmod(pad, layout.cols)
     return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
@@ -200,23 +190,25 @@ def _padded(table: Array, result: Array, layout: SketchLayout) -> Array:
 
 def _estimate(
     table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int, mean: bool,
-    threads: int,
-) -> None:  # fmt: skip
-    (items, length), rows, cols = result.shape, layout.rows, layout.cols
-    block, runs, words = layout.geometry.block, layout.geometry.runs, seed.words_for(rows)
-    kind, size, dtype = _plan(length, layout, table.itemsize).kind, table.itemsize, table.dtype
-    parts = 1 if threads == 1 else -(-4 * threads // items)
+    threads: int, validate: bool,
+) -> bool:  # fmt: skip
+    """Write estimates, unless the tables are to be validated and not finite: then False."""
+    (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
+    kind = _plan(length, layout, size).kind
+    if validate and (kind != "short" or threads > 1):
+        if not cpu_blocked.all_finite(table):
+            return False
+        validate = False
     if kind == "short":
         short = _short(seed, layout, offset, length, size)
-        width = cols + max(block, BYTES // size)
-        border = (short.signs.shape[1] if offset % block else BYTES // size) * block + width
-        tasks, threads = _tasks(result) if threads > 1 else (1, 1)
-        run_tasks(
-            cpu_blocked.query_short, tasks, threads, tasks, table, result, offset % block, block,
-            width, short.codes, short.signs, combiner(rows, size, mean=mean).address,
-            scratch=lambda: (np.empty(rows * width + border, dtype),),
+        return _run_short(
+            cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
+            combiner(rows, size, mean=mean).address, validate, scratch=short.query_scratch,
         )  # fmt: skip
-    elif kind == "long":
+    cols, block, runs = layout.cols, layout.geometry.block, layout.geometry.runs
+    words, parts = seed.words_for(rows), 1 if threads == 1 else -(-4 * threads // items)
+    if kind == "long":
+        table = table if table.shape[2] > cols else _padded(table, result, layout)
         lanes, place = BYTES // size, result.ctypes.data - offset * size
         aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
         aligned &= block * size % BYTES == 0
@@ -240,6 +232,7 @@ def _estimate(
                 np.arange(rows) * (2 * cpu_pairwise.PIECE), np.empty(cpu_pairwise.PIECE, dtype),
             ),
         )  # fmt: skip
+    return True
 
 
 def add_residual(
@@ -249,12 +242,13 @@ def add_residual(
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
     total, whole, tables = out.numpy(), vector.numpy(), table.numpy()[None]
     pieces, factor = range(0, layout.dim, _PIECE), total.dtype.type(scale)
-    padded = _padded(tables, total[None], layout)
+    is_long = _plan(_PIECE, layout, total.itemsize).kind == "long"
+    padded = _padded(tables, total[None], layout) if is_long and layout.dim > _PIECE else tables
 
     def add_piece(task: int, estimates: Array) -> None:
         some = slice(pieces[task], min(pieces[task] + _PIECE, layout.dim))
         found = estimates[None, : some.stop - some.start]
-        _estimate(padded, seed, found, layout, some.start, mean, 1)
+        _estimate(padded, seed, found, layout, some.start, mean, 1, False)
         _add_missed(total[some], whole[some], found[0], factor)
 
     run_tasks(
@@ -305,23 +299,14 @@ def is_finite(table: Tensor) -> bool:
     return bool(torch.isfinite(table).all())
 
 
-@compiled
-def _all_finite(tables: Any) -> Any:
-    bad = 0
-    for item in range(tables.shape[0]):
-        for j in range(tables.shape[1]):
-            for c in range(tables.shape[2]):
-                bad += 0 if abs(tables[item, j, c]) < np.inf else 1
-    return bad == 0
-
-
 class _Short(NamedTuple):
-    """Hashes of a short vector's blocks, as its loops take them."""
+    """Hashes of a short vector's blocks, as arguments of its loops, and their scratch."""
 
-    signs: npt.NDArray[np.uint32]
-    codes: npt.NDArray[np.int64]
-    encode_codes: npt.NDArray[np.int64]
-    spread: bool  # whether an encode first adds to a wide table
+    block: int
+    encode: tuple[Any, ...]
+    encode_scratch: int
+    query: tuple[Any, ...]
+    query_scratch: int
 
 
 def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, itemsize: int) -> _Short:
@@ -330,16 +315,24 @@ def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, items
     short: _Short | None = seed.memo.get(key) if length == layout.dim else None
     if short is None:
         rows, cols, block = layout.rows, layout.cols, layout.geometry.block
-        first = offset // block
+        first, lanes = offset // block, BYTES // itemsize
         count = (offset + length - 1) // block + 1 - first
         signs = np.empty((2, count), np.uint32)
-        spread = rows * cols * block * itemsize <= _SPREAD
         hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
         codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
-        cpu_blocked.hash_blocks(*hashed, cols + max(block, BYTES // itemsize), 1, codes, signs)
+        width = cols + max(block, lanes)
+        cpu_blocked.hash_blocks(*hashed, width, 1, codes, signs)
+        border = (count if offset % block else lanes) * block
+        # With few columns, an encode first adds to a wide table.
+        spread, plan = rows * cols * block * itemsize <= _SPREAD, _plan(length, layout, itemsize)
         where = (cols * block, block) if spread else (cols + block, 1)
         cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
-        short = _Short(signs, codes, encode_codes, spread)
+        scratch = plan.copies * rows * plan.width + lanes + spread * rows * cols * block
+        add = adder(rows, itemsize)
+        short = _Short(
+            block, (block, plan.copies, spread, encode_codes, signs, add.address), scratch,
+            (block, width, codes, signs), rows * width + border,
+        )  # fmt: skip
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = short
     return short

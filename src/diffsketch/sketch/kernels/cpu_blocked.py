@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit, uint32, uint64
 
 from diffsketch.compiled import compiled
@@ -59,8 +60,17 @@ def hash_blocks(
 
 
 @compiled
+def all_finite(tables: Any) -> Any:
+    """Whether no cell is NaN or infinite."""
+    bad, cells = 0, tables.reshape(-1)
+    for i in range(cells.size):
+        bad += 0 if abs(cells[i]) < np.inf else 1
+    return bad == 0
+
+
+@compiled
 def encode_short(
-    task: Any, tasks: Any, vectors: Any, lead: Any, out: Any, block: Any, copies: Any, spread: Any,
+    task: Any, tasks: Any, vectors: Any, out: Any, lead: Any, block: Any, copies: Any, spread: Any,
     codes: Any, signs: Any, add: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Tables of short vectors that begin `lead` coordinates into their first block.
@@ -78,7 +88,11 @@ def encode_short(
     skip = -address(scratch) % 64 // scratch.itemsize  # up to a line of the cache
     base = skip + rows * cols * block if spread else skip
     whole = 0 if lead or block % (64 // scratch.itemsize) else length // block
-    size, code_at, cells = scratch.itemsize, address(codes), address(scratch) + skip * scratch.itemsize
+    size, code_at, cells = (
+        scratch.itemsize,
+        address(codes),
+        address(scratch) + skip * scratch.itemsize,
+    )
     for item in range(items * task // tasks, items * (task + 1) // tasks):
         for i in range(scratch.size):
             scratch[i] = 0
@@ -114,14 +128,17 @@ def encode_short(
 
 @compiled
 def query_short(
-    task: Any, tasks: Any, tables: Any, outs: Any, lead: Any, block: Any, width: Any, codes: Any,
-    signs: Any, combine: Any, scratch: Any,
-) -> None:  # fmt: skip
+    task: Any, tasks: Any, outs: Any, tables: Any, lead: Any, block: Any, width: Any, codes: Any,
+    signs: Any, combine: Any, validate: Any, scratch: Any,
+) -> Any:  # fmt: skip
     """Estimates of short vectors that begin `lead` coordinates into their first block.
 
     `scratch` is for a table whose rows repeat their start, so that no block has to go around the
-    end; and, since whole vectors are written, for those that would go beyond the results.
+    end; and, since whole vectors are written, for those that would go beyond the results. False,
+    and nothing is written, if any table is to be validated and not finite.
     """
+    if validate and not all_finite(tables):
+        return False
     (items, length), (rows, cols) = outs.shape, tables.shape[1:]
     count, lanes, border = signs.shape[1], 64 // scratch.itemsize, rows * width
     whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
@@ -139,6 +156,7 @@ def query_short(
         call(combine, (rest, cells, after, count - whole, block, more, further))
         for i in range(done, length):
             out[i] = scratch[border + lead + i - done]
+    return True
 
 
 @compiled

@@ -349,7 +349,9 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
 
     with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
         with one:
-            each_block(lambda block, places, flips, _, signs: emit(block, _long(0), places, flips, signs))
+            each_block(
+                lambda block, places, flips, _, signs: emit(block, _long(0), places, flips, signs)
+            )
         with more:
             each_block(loop)
 
