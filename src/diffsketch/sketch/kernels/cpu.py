@@ -88,8 +88,8 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     if plan.kind == "short":
         short = _short(seed, layout, offset, length, source.itemsize)
         _run_short(
-            cpu_blocked.encode_short, batch, threads_for(batch.size), tables, offset % short.block, *short.encode,
-            scratch=short.encode_scratch,
+            cpu_blocked.encode_short, batch, threads_for(batch.size), tables,
+            offset % short.block, *short.encode, scratch=short.encode_scratch,
         )  # fmt: skip
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
