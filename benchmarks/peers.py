@@ -185,15 +185,19 @@ def _numba_encode(vector: Any, columns: Any, signs: Any, table: Any) -> None:
 
 
 @njit(fastmath=True, nogil=True)
-def _numba_query(table: Any, columns: Any, signs: Any, out: Any) -> None:
-    rows, values = columns.shape[0], np.empty(columns.shape[0], np.float32)
-    for i in range(out.size):
+def _numba_query(table: Any, columns: Any, signs: Any, network: Any, out: Any) -> None:
+    rows, values = columns.shape[0], np.zeros((columns.shape[0], 256), np.float32)
+    for start in range(0, out.size, 256):
+        count = min(256, out.size - start)
         for j in range(rows):
-            value, k = signs[j, i] * table[j, columns[j, i]], j
-            while k > 0 and values[k - 1] > value:
-                values[k], k = values[k - 1], k - 1
-            values[k] = value
-        out[i] = (values[(rows - 1) // 2] + values[rows // 2]) / 2
+            for k in range(count):
+                values[j, k] = signs[j, start + k] * table[j, columns[j, start + k]]
+        for c in range(network.shape[0]):  # a comparator for all coordinates at once: vectorised
+            one, two = values[network[c, 0]], values[network[c, 1]]
+            for k in range(256):
+                one[k], two[k] = min(one[k], two[k]), max(one[k], two[k])
+        for k in range(count):
+            out[start + k] = (values[(rows - 1) // 2, k] + values[rows // 2, k]) / 2
 
 
 _C_LOOPS = """
@@ -206,16 +210,25 @@ void encode(const float *x, const int *column, const float *sign, float *table,
             table[j * cols + column[j * n + i]] += sign[j * n + i] * x[i];
 }
 void query(const float *table, const int *column, const float *sign, float *out,
-           long n, long rows, long cols) {
-    for (long i = 0; i < n; i++) {
-        float values[64];
-        for (long j = 0; j < rows; j++) {
-            float value = sign[j * n + i] * table[j * cols + column[j * n + i]];
-            long k = j;
-            for (; k > 0 && values[k - 1] > value; k--) values[k] = values[k - 1];
-            values[k] = value;
+           long n, long rows, long cols, const int *network, long comparators) {
+    static float values[64][256];
+    for (long start = 0; start < n; start += 256) {
+        long count = n - start < 256 ? n - start : 256;
+        for (long j = 0; j < rows; j++)
+            for (long k = 0; k < count; k++) {
+                long i = j * n + start + k;
+                values[j][k] = sign[i] * table[j * cols + column[i]];
+            }
+        for (long c = 0; c < comparators; c++) {
+            float *one = values[network[2 * c]], *two = values[network[2 * c + 1]];
+            for (long k = 0; k < 256; k++) {
+                float a = one[k], b = two[k];
+                one[k] = a < b ? a : b;
+                two[k] = a < b ? b : a;
+            }
         }
-        out[i] = (values[(rows - 1) / 2] + values[rows / 2]) / 2;
+        for (long k = 0; k < count; k++)
+            out[start + k] = (values[(rows - 1) / 2][k] + values[rows / 2][k]) / 2;
     }
 }
 """
@@ -224,17 +237,21 @@ void query(const float *table, const int *column, const float *sign, float *out,
 def loop_jobs(
     problem: Problem, columns: Tensor, signs: Tensor, note: Callable[[str], None]
 ) -> list[Job]:
-    """The loops that an engineer would write first, in Numba and in C; they use one thread."""
+    """The loops that an engineer would write, in Numba and in C; they use one thread.
+
+    Medians are taken by a network of minima and maxima, over many coordinates at once.
+    """
     vector, out = problem.vector.numpy(), problem.out.numpy()
     where, sign = columns.numpy().astype(np.int32), signs.numpy()
     cells, table = problem.table.numpy(), np.empty(problem.table.shape, np.float32)
+    network = np.array(median_network(len(cells)), np.int32).reshape(-1, 2)
 
     def numba_encode() -> Tensor:
         _numba_encode(vector, where, sign, table)
         return torch.from_numpy(table)
 
     def numba_query() -> Tensor:
-        _numba_query(cells, where, sign, out)
+        _numba_query(cells, where, sign, network, out)
         return problem.out
 
     jobs = [
@@ -255,7 +272,8 @@ def loop_jobs(
 
     def call(name: str, source: Any, to: Any, result: Tensor) -> Tensor:
         addresses = [ctypes.c_void_p(array.ctypes.data) for array in (source, where, sign, to)]
-        getattr(loops, name)(*addresses, *sizes)
+        further = ctypes.c_void_p(network.ctypes.data), ctypes.c_long(len(network))
+        getattr(loops, name)(*addresses, *sizes, *(further if name == "query" else ()))
         return result
 
     encoded = torch.from_numpy(table)
