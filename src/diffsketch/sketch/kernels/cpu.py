@@ -18,7 +18,7 @@ from torch import Tensor
 from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
-from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
+from diffsketch.sketch.kernels.cpu_lanes import BYTES, GROUP, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
@@ -223,13 +223,14 @@ def _estimate(
             ),
         )  # fmt: skip
     else:
-        combine = combiner(rows, size, mean=mean, lanewise=True)
+        combine = combiner(rows, size, mean=mean, lanewise=True, paired=kind == "joint")
+        piece, joint = cpu_pairwise.PIECE, rows // 2 * 2 * cols**2 if kind == "joint" else 0
         run_tasks(
             cpu_pairwise.query, items * parts, threads,
             table.reshape(-1), result, offset, parts, cols, words, combine.address,
             scratch=lambda: (
-                *_bits_and_cells(), np.empty((rows, cpu_pairwise.PIECE), dtype),
-                np.arange(rows) * (2 * cpu_pairwise.PIECE), np.empty(cpu_pairwise.PIECE, dtype),
+                *_bits_and_cells(), np.empty(rows * piece, dtype), np.arange(rows) * (2 * piece),
+                np.empty(piece, dtype), np.zeros(GROUP, np.uint32), np.empty(joint, dtype),
             ),
         )  # fmt: skip
     return True

@@ -55,6 +55,17 @@ class Lanes:
         place = self.builder.gep(array, [index])
         return self.builder.load(self.builder.bitcast(place, self.words.as_pointer()), align=4)
 
+    def load_pairs(self, array: Any, index: Any) -> list[Any]:
+        """The first numbers of pairs from `index` on, and the second."""
+        further = self.builder.add(index, _long(self.count))
+        both = [self.load(self.pointer(array, at)) for at in (index, further)]
+        return [
+            self.builder.shuffle_vector(
+                *both, ir.Constant(self.words, list(range(second, 2 * self.count, 2)))
+            )
+            for second in range(2)
+        ]
+
     def store(self, value: Any, pointer: Any, count: Any = None, *, stream: bool = False) -> None:
         """Write a vector, or its first `count` lanes.
 
@@ -404,8 +415,9 @@ def adder(rows: int, itemsize: int) -> Any:
 
 @cache
 def combiner(
-    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False
-) -> Any:
+    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False,
+    paired: bool = False,
+) -> Any:  # fmt: skip
     """Compile what combines the rows of a table into estimates, in registers.
 
     The function takes blocks as `adder` does. The cells of
@@ -414,7 +426,8 @@ def combiner(
     `stream` they are written past the caches, to a multiple of 64 bytes.
 
     With `lanewise`, each number has signs of its own, bit `j` for row `j`, in the words that are
-    at `steps`, from row 32 on at `phases`.
+    at `steps`, from row 32 on at `phases`. With `paired`, the cells of two rows alternate, from the
+    place of the first.
     """
 
     @intrinsic
@@ -439,10 +452,11 @@ def combiner(
                         )
                         for j in range(rows)
                     ]
-                values = [
-                    lanes.flip(lanes.load(lanes.pointer(table, builder.add(at, k))), flip)
-                    for at, flip in zip(places, flips, strict=True)
-                ]
+                values = [lanes.load(lanes.pointer(table, builder.add(at, k))) for at in places]
+                for j in range(0, rows - 1 if paired else 0, 2):
+                    begin = builder.add(places[j], builder.mul(k, _long(2)))
+                    values[j : j + 2] = lanes.load_pairs(table, begin)
+                values = [lanes.flip(*both) for both in zip(values, flips, strict=True)]
                 value = (_mean_of if mean else _middle_of)(lanes, values)
                 if not lanewise:
                     value = lanes.flip(value, signs)
@@ -459,5 +473,5 @@ def combiner(
     ) -> None:
         combine(to, table, codes, blocks, count, steps, phases)
 
-    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}"
+    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}{paired:d}"
     return compiled_callback(estimate, 7, name)

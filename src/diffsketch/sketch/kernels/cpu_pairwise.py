@@ -83,20 +83,42 @@ def _scatter(
 
 @njit
 def _gather(
-    first: Any, count: Any, row: Any, cols: Any, words: Any, table: Any, at: Any, cells: Any,
-    values: Any,
+    first: Any, count: Any, row: Any, paired: Any, cols: Any, words: Any, table: Any, at: Any,
+    cells: Any, still: Any, values: Any, to: Any,
 ) -> None:  # fmt: skip
-    """Copy the cells of coordinates from a row, in the same way; to whole groups of `values`."""
+    """Copy the cells of coordinates from a row, in the same way; to whole groups of `values`.
+
+    Or both numbers of their pairs of columns in two rows, from a table of pairs: so they alternate.
+    `still` are bits of no signs.
+    """
     start, step = _linear(first, row, words)
-    origin, wide = uint64(at), uint64(cols)
+    other_start, other_step = _linear(first, row + 1 if paired else row, words)
+    origin, wide, target = uint64(at), uint64(cols), uint64(to)
     for group in range(-AHEAD, (count + GROUP - 1) // GROUP):
         done = (group + AHEAD) * GROUP
-        hash_group(cells, done & (SLACK - 1), start + step * uint64(done), step, wide)
-        if group >= 0:
-            to = uint64(group * GROUP)
-            ready = to & uint64(SLACK - 1)
+        ahead, more = done & (SLACK - 1), uint64(done)
+        if paired:
+            hash_pair(
+                cells, ahead, start + step * more, step, other_start + other_step * more,
+                other_step, wide, still, 0, uint32(0),
+            )  # fmt: skip
+        else:
+            hash_group(cells, ahead, start + step * more, step, wide)
+        if group < 0:
+            continue
+        next_to = target + uint64(group * GROUP) * (uint64(2) if paired else uint64(1))
+        ready = uint64(group * GROUP) & uint64(SLACK - 1)
+        if paired:
             for k in range(uint64(GROUP)):
-                values[to + k] = table[origin + uint64(cells[ready + k])]
+                place = origin + uint64(2) * uint64(cells[ready + k])
+                one, two = table[place], table[place + uint64(1)]
+                values[next_to + uint64(2) * k], values[next_to + uint64(2) * k + uint64(1)] = (
+                    one,
+                    two,
+                )
+        else:
+            for k in range(uint64(GROUP)):
+                values[next_to + k] = table[origin + uint64(cells[ready + k])]
 
 
 @njit
@@ -176,19 +198,40 @@ def encode(
 @compiled
 def query(
     task: Any, table: Any, outs: Any, offset: Any, parts: Any, cols: Any, words: Any, combine: Any,
-    bits: Any, cells: Any, values: Any, places: Any, rest: Any,
+    bits: Any, cells: Any, values: Any, places: Any, rest: Any, still: Any, joint: Any,
 ) -> None:  # fmt: skip
-    """Estimates of a part of a vector. `places` are where rows of `values` begin, as codes."""
-    rows, length = values.shape[0], outs.shape[1]
+    """Estimates of a part of a vector. `places` are where rows of `values` begin, as codes.
+
+    `joint` is scratch for tables of pairs, if they are used.
+    """
+    rows, length, size = places.size, outs.shape[1], table.itemsize
     item, out = task // parts, outs[task // parts]
     at, end = length * (task % parts) // parts, length * (task % parts + 1) // parts
-    size = table.itemsize
+    base, paired = item * rows * cols, 0
+    if joint.size:
+        paired = rows // 2 * 2
+        for j in range(0, paired, 2):
+            for a in range(cols):
+                for b in range(cols):
+                    to = 2 * ((j // 2 * cols + a) * cols + b)
+                    joint[to], joint[to + 1] = (
+                        table[base + j * cols + a],
+                        table[base + (j + 1) * cols + b],
+                    )
     while at < end:
         first = offset + at
         count = min(PIECE, end - at, LINEAR - first % LINEAR)
         _hash_bits(first, count, words, bits)
-        for j in range(rows):
-            _gather(first, count, j, cols, words, table, (item * rows + j) * cols, cells, values[j])
+        for j in range(0, paired, 2):
+            _gather(
+                first, count, j, True, cols, words, joint, j * cols * cols, cells, still, values,
+                j * PIECE,
+            )  # fmt: skip
+        for j in range(paired, rows):
+            _gather(
+                first, count, j, False, cols, words, table, base + j * cols, cells, still, values,
+                j * PIECE,
+            )  # fmt: skip
         whole = (count + GROUP - 1) // GROUP * GROUP
         to = address(out) + at * size if whole == count else address(rest)
         call(
