@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
-from diffsketch.sketch.hashing import HashSeed, SketchLayout
+from diffsketch.sketch.hashing import MAX_ROWS, HashSeed, SketchLayout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
-from diffsketch.sketch.kernels.cpu_lanes import BYTES, GROUP, adder, combiner
+from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
@@ -33,6 +33,7 @@ _JOINT_COLS = 32  # columns up to which two rows of the pairwise family share a 
 _SPREAD = 1 << 14  # bytes of a wide table for short vectors: half of a small first-level cache
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
+_PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
 _SAMPLE = 256  # one number of so many is looked at to guess where the largest begin
 
 
@@ -145,9 +146,7 @@ def _encode_long(
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
             batch, offset, tables, tables.reshape(-1), parts, shares, words,
-            scratch=lambda: (
-                *_bits_and_cells(), np.empty(cpu_pairwise.SLACK, dtype), np.empty(joint, dtype)
-            ),
+            scratch=lambda: (_bits(), np.empty(cpu_pairwise.SLACK + joint, dtype)),
         )  # fmt: skip
     if copies:
         out[...] = tables[:, 0, :, :cols]
@@ -224,14 +223,11 @@ def _estimate(
         )  # fmt: skip
     else:
         combine = combiner(rows, size, mean=mean, lanewise=True, paired=kind == "joint")
-        piece, joint = cpu_pairwise.PIECE, rows // 2 * 2 * cols**2 if kind == "joint" else 0
+        joint = rows // 2 * 2 * cols**2 if kind == "joint" else 0
         run_tasks(
             cpu_pairwise.query, items * parts, threads,
-            table.reshape(-1), result, offset, parts, cols, words, combine.address,
-            scratch=lambda: (
-                *_bits_and_cells(), np.empty(rows * piece, dtype), np.arange(rows) * (2 * piece),
-                np.empty(piece, dtype), np.zeros(GROUP, np.uint32), np.empty(joint, dtype),
-            ),
+            table.reshape(-1), result, offset, parts, cols, words, combine.address, _PLACES,
+            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE + joint, dtype)),
         )  # fmt: skip
     return True
 
@@ -343,9 +339,8 @@ def _codes(count: int, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     return np.empty((count, rows), np.int64), np.empty((2, count), np.uint32)
 
 
-def _bits_and_cells() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    slack = cpu_pairwise.SLACK
-    return np.empty((2, cpu_pairwise.PIECE + slack), np.uint32), np.empty(slack, np.uint32)
+def _bits() -> npt.NDArray[np.uint32]:
+    return np.empty((3, cpu_pairwise.PIECE + cpu_pairwise.SLACK), np.uint32)
 
 
 def _aligned(count: int, dtype: Any) -> Array:

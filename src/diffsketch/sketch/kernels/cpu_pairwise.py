@@ -84,12 +84,12 @@ def _scatter(
 @njit
 def _gather(
     first: Any, count: Any, row: Any, paired: Any, cols: Any, words: Any, table: Any, at: Any,
-    cells: Any, still: Any, values: Any, to: Any,
+    cells: Any, values: Any, to: Any,
 ) -> None:  # fmt: skip
     """Copy the cells of coordinates from a row, in the same way; to whole groups of `values`.
 
     Or both numbers of their pairs of columns in two rows, from a table of pairs: so they alternate.
-    `still` are bits of no signs.
+    A last group of `cells` holds zeros, for bits of no signs.
     """
     start, step = _linear(first, row, words)
     other_start, other_step = _linear(first, row + 1 if paired else row, words)
@@ -100,7 +100,7 @@ def _gather(
         if paired:
             hash_pair(
                 cells, ahead, start + step * more, step, other_start + other_step * more,
-                other_step, wide, still, 0, uint32(0),
+                other_step, wide, cells, SLACK, uint32(0),
             )  # fmt: skip
         else:
             hash_group(cells, ahead, start + step * more, step, wide)
@@ -162,14 +162,15 @@ def _split_joint(joint: Any, table: Any) -> None:
 @compiled
 def encode(
     task: Any, vectors: Any, offset: Any, tables: Any, table: Any, parts: Any, shares: Any,
-    words: Any, bits: Any, cells: Any, values: Any, joint: Any,
+    words: Any, bits: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Add a part of a vector to a share of the rows of its tables, of zeros at first.
 
     Coordinates take turns on the tables of a part, if it has `COPIES`: in a short row, an addition
-    would often have to wait for the one before. `joint` is scratch for tables of pairs, if they
-    are used, and `table` the memory of all `tables`.
+    would often have to wait for the one before. `table` is the memory of all `tables`; `scratch` is
+    for `SLACK` numbers, and for tables of pairs if they are used.
     """
+    cells, values, joint = bits[2], scratch[:SLACK], scratch[SLACK:]
     (copies, rows, cols), length = tables.shape[1:], vectors.shape[1]
     copies //= parts
     item, part, piece = task // (parts * shares), task // shares % parts, task % shares
@@ -198,13 +199,15 @@ def encode(
 @compiled
 def query(
     task: Any, table: Any, outs: Any, offset: Any, parts: Any, cols: Any, words: Any, combine: Any,
-    bits: Any, cells: Any, values: Any, places: Any, rest: Any, still: Any, joint: Any,
+    places: Any, bits: Any, values: Any,
 ) -> None:  # fmt: skip
     """Estimates of a part of a vector. `places` are where rows of `values` begin, as codes.
 
-    `joint` is scratch for tables of pairs, if they are used.
+    `values` have a last row for results, and after it tables of pairs if they are used.
     """
-    rows, length, size = places.size, outs.shape[1], table.itemsize
+    rows, length, size = (words.size - 2) // 3, outs.shape[1], table.itemsize
+    cells, rest, joint = bits[2], values[rows * PIECE :], values[(rows + 1) * PIECE :]
+    cells[SLACK : SLACK + GROUP] = 0
     item, out = task // parts, outs[task // parts]
     at, end = length * (task % parts) // parts, length * (task % parts + 1) // parts
     base, paired = item * rows * cols, 0
@@ -224,12 +227,12 @@ def query(
         _hash_bits(first, count, words, bits)
         for j in range(0, paired, 2):
             _gather(
-                first, count, j, True, cols, words, joint, j * cols * cols, cells, still, values,
+                first, count, j, True, cols, words, joint, j * cols * cols, cells, values,
                 j * PIECE,
             )  # fmt: skip
         for j in range(paired, rows):
             _gather(
-                first, count, j, False, cols, words, table, base + j * cols, cells, still, values,
+                first, count, j, False, cols, words, table, base + j * cols, cells, values,
                 j * PIECE,
             )  # fmt: skip
         whole = (count + GROUP - 1) // GROUP * GROUP
