@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import pickle
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
-from numba import njit, types
+from llvmlite import ir
+from numba import njit, typeof, types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.extending import intrinsic
 
 SERIAL = 1 << 15
 """Numbers to compute below which starting threads costs more than it gains."""
@@ -135,13 +139,19 @@ def run_tasks(
 ) -> None:
     """Call `kernel(task, *arguments, *scratch())` for each of `range(tasks)`, on several threads.
 
-    Each thread takes the next task and has scratch arrays of its own. The calling thread works
-    too, so that nothing waits for threads that are busy elsewhere.
+    Each thread takes the next task and has scratch arrays of its own. The threads of a compiled
+    kernel are those of OpenMP, as PyTorch has loaded it: they start at once, where a pool of
+    Python's takes 0.1 ms. They are asked for by number, so that PyTorch's own number stays what it
+    is. Without OpenMP, in a forked child (whose parent's threads are gone), and for Python functions
+    there is a pool; the calling thread works too, and waits for no thread that is busy elsewhere.
     """
     if threads == 1 or tasks == 1:
         own = scratch()
         for task in range(tasks):
             kernel(task, *arguments, *own)
+        return
+    if _openmp is not None and hasattr(kernel, "py_func"):
+        _run_team(kernel, tasks, [(*arguments, *scratch()) for _ in range(min(threads, tasks))])
         return
     left, job = iter(range(tasks)), [(kernel, arguments, scratch)]
 
@@ -163,12 +173,120 @@ def run_tasks(
         job.clear()  # the pool keeps what was cancelled for a while, but not the arrays
 
 
+def _run_team(kernel: Any, tasks: int, arguments: list[tuple[Any, ...]]) -> None:
+    """Let OpenMP's threads run tasks, each with one of the tuples of arguments.
+
+    The threads read them from memory: the next task, the number of tasks, the next thread, and
+    the tuples as Numba lays them out (an array takes up to 5 + 2 * 5 words).
+    """
+    key = kernel, *[
+        (each.dtype, each.ndim, each.flags.c_contiguous) if hasattr(each, "dtype") else type(each)
+        for each in arguments[0]
+    ]  # fmt: skip
+    if key not in _entries:
+        _entries[key] = _entry(kernel, tuple(typeof(each) for each in arguments[0]))
+    memory = np.zeros(3 + len(arguments) * len(arguments[0]) * 15, np.int64)
+    memory[1] = tasks
+    for number, some in enumerate(arguments):
+        _write_arguments(memory, number, some)
+    _openmp(_entries[key].address, memory.ctypes.data, len(arguments), 0)
+
+
+def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
+    """Compile what a thread does: take a number of its own, then one task after the other."""
+
+    @intrinsic
+    def arguments_at(typingctx: Any, place: Any, number: Any) -> Any:
+        del typingctx, place, number
+        kind = types.Tuple(kinds)
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            del sig
+            layout = context.get_value_type(kind).as_pointer()
+            value = builder.load(builder.gep(builder.inttoptr(args[0], layout), [args[1]]))
+            for i, each in enumerate(kinds):
+                if isinstance(each, types.Array):  # the caller owns it: nothing to count or free
+                    array = context.make_array(each)(
+                        context, builder, builder.extract_value(value, i)
+                    )
+                    array.meminfo = ir.Constant(array.meminfo.type, None)
+                    value = builder.insert_value(value, array._getvalue(), i)
+            return value
+
+        return kind(types.int64, types.int64), codegen
+
+    def run(place: Any) -> None:
+        number = _take(place + 16, 1)
+        arguments, tasks = arguments_at(place + 24, number), _take(place + 8, 0)
+        task = _take(place, 1)
+        while task < tasks:
+            kernel(task, *arguments)
+            task = _take(place, 1)
+
+    run.__code__ = run.__code__.replace(co_filename=kernel.py_func.__code__.co_filename)
+    digest = hashlib.sha256(repr(kinds).encode()).hexdigest()[:12]
+    return compiled_callback(run, 1, f"{kernel.py_func.__qualname__}_team_{digest}")
+
+
+@intrinsic
+def _take(typingctx: Any, place: Any, more: Any) -> Any:
+    """The number at an address, to which `more` is added at once."""
+    del typingctx, place, more
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        del context, sig
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _store_tuple(typingctx: Any, memory: Any, number: Any, arguments: Any) -> Any:
+    del typingctx, number
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        first = builder.gep(data, [ir.Constant(ir.IntType(64), 3)])
+        to = builder.bitcast(first, args[2].type.as_pointer())
+        builder.store(args[2], builder.gep(to, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64, arguments), codegen
+
+
+@compiled
+def _write_arguments(memory: Any, number: Any, arguments: Any) -> None:
+    """Write a tuple as the one with this number, after the first three words."""
+    _store_tuple(memory, number, arguments)
+
+
+def _find_openmp() -> Any:
+    """OpenMP's way to start threads, if the library is there that PyTorch loads on Linux."""
+    try:
+        start = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError):
+        return None
+    start.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    start.restype = None
+    return start
+
+
+_entries: dict[Any, Any] = {}
+_openmp: Any = _find_openmp()
+
+
+def _after_fork() -> None:
+    global _openmp
+    _openmp = None
+    _new_pool()
+
+
 def _new_pool() -> None:
-    """A forked child has none of its parent's threads."""
     global _pool
     _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="diffsketch")
 
 
 _pool: ThreadPoolExecutor
 _new_pool()
-os.register_at_fork(after_in_child=_new_pool)
+os.register_at_fork(after_in_child=_after_fork)
