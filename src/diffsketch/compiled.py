@@ -142,7 +142,7 @@ def run_tasks(
     Each thread takes the next task and has scratch arrays of its own. The threads of a compiled
     kernel are those of OpenMP, as PyTorch has loaded it: they start at once, where a pool of
     Python's takes 0.1 ms. They are asked for by number, so that PyTorch's own number stays what it
-    is. Without OpenMP, in a forked child (whose parent's threads are gone), and for Python functions
+    is. Without OpenMP, in a forked child (its parent's threads are gone), and for Python functions
     there is a pool; the calling thread works too, and waits for no thread that is busy elsewhere.
     """
     if threads == 1 or tasks == 1:
