@@ -193,7 +193,8 @@ def _estimate(
 ) -> bool:  # fmt: skip
     """Write estimates, unless the tables are to be validated and not finite: then False."""
     (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
-    kind = _plan(length, layout, size).kind
+    # Padded tables are those of a long vector, of which this is a piece.
+    kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
     if validate and (kind != "short" or threads > 1):
         if not cpu_blocked.all_finite(table):
             return False
@@ -319,7 +320,8 @@ def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, items
         codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
         width = cols + max(block, lanes)
         cpu_blocked.hash_blocks(*hashed, width, 1, codes, signs)
-        border = (count if offset % block else lanes) * block
+        # For results: blocks that are there in part, and a vector that goes beyond the last.
+        border = (count if offset % block else lanes) * block + width
         # With few columns, an encode first adds to a wide table.
         spread, plan = rows * cols * block * itemsize <= _SPREAD, _plan(length, layout, itemsize)
         where = (cols * block, block) if spread else (cols + block, 1)
