@@ -143,10 +143,11 @@ def _encode_long(
     else:
         shares = 1 if kind == "joint" else min(shares, rows)
         joint = rows // 2 * 2 * cols**2 + cpu_pairwise.COPIES * cols if kind == "joint" else 0
+        allocate = np.empty if threads == 1 else _aligned  # threads share no line of the cache
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
             batch, offset, tables, tables.reshape(-1), parts, shares, words,
-            scratch=lambda: (_bits(), np.empty(cpu_pairwise.SLACK + joint, dtype)),
+            scratch=lambda: (_bits(), allocate(cpu_pairwise.SLACK + joint, dtype)),
         )  # fmt: skip
     if copies:
         out[...] = tables[:, 0, :, :cols]
@@ -273,23 +274,41 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 def _largest(row: Array, count: int) -> npt.NDArray[np.int64]:
     """Sort those that are above a limit, guessed from a sample to leave few more than `count`."""
-    limit, sample = 0.0, np.abs(row[::_SAMPLE])
+    sample = np.abs(row[::_SAMPLE])
+    limit = row.dtype.type(0)
     rank = 2 * count // _SAMPLE + 16
     if rank < len(sample):
-        limit = float(np.partition(sample, len(sample) - rank)[len(sample) - rank])
+        limit = np.partition(sample, len(sample) - rank)[len(sample) - rank]
     starts = range(0, len(row), _PIECE)
     above: list[Any] = [None] * len(starts)
 
-    def look(task: int) -> None:
-        piece = np.abs(row[starts[task] : starts[task] + _PIECE])
-        above[task] = np.flatnonzero(piece >= limit) + starts[task]
+    def look(task: int, found: Any) -> None:
+        above[task] = found[: _find_above(row, limit, starts[task], found)].copy()
 
-    run_tasks(look, len(starts), threads_for(len(row)))
+    run_tasks(
+        look, len(starts), threads_for(len(row)), scratch=lambda: (np.empty(_PIECE, np.int64),)
+    )
     candidates = np.concatenate(above)
     if len(candidates) < count:  # a rare sample
         candidates = np.arange(len(row))
     order = np.argsort(-np.abs(row[candidates]), kind="stable")
     return np.asarray(candidates[order[:count]])
+
+
+@compiled(fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
+def _find_above(row: Any, limit: Any, start: Any, found: Any) -> Any:
+    """Write the indices of numbers of at least this size, of a piece; return how many there are."""
+    one, zero, count = np.float32(1), np.float32(0), 0
+    for first in range(start, min(start + found.size, row.size), 64):
+        part, some = row[first : first + 64], zero
+        for i in range(part.size):  # vectorised: mostly there is none
+            some += one if abs(part[i]) >= limit else zero
+        if some > zero:
+            for i in range(part.size):
+                if abs(part[i]) >= limit:
+                    found[count] = first + i
+                    count += 1
+    return count
 
 
 def is_finite(table: Tensor) -> bool:
