@@ -1,4 +1,6 @@
-"""What else computes a Count Sketch: torch, NumPy, SciPy and CSVec.
+"""Other ways to compute a Count Sketch: torch, NumPy, SciPy, CSVec, and loops in Numba and C.
+
+    python -m benchmarks.peers    # the loops against ours, with warm and with cold caches
 
 We are generous to the peers: float32, columns and signs computed beforehand (8 + 4 bytes per row
 and coordinate that we do not need), and results and scratch written to memory that is allocated
@@ -7,21 +9,29 @@ beforehand wherever their interface has `out=`. NumPy and SciPy use one thread w
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import shutil
+import statistics
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from benchmarks.timing import Job, available_memory
-from diffsketch.sketch.hashing import HashSeed, Layout, columns_and_signs
+from diffsketch.sketch import CountSketch, SketchKey
+from diffsketch.sketch.hashing import FAMILIES, HashSeed, SketchLayout, columns_and_signs
 from diffsketch.sketch.kernels.networks import median_network
-
-__all__ = ["HASHED_DIM", "Problem", "peer_jobs"]
 
 MAX_INDEX_BYTES = 4 * 10**9
 MAX_MEMORY_SHARE = 0.5  # of the memory that is free, for one peer
@@ -32,7 +42,7 @@ HASHED_DIM = 10**7  # beyond this the peers' columns are drawn at random: as fas
 class Problem:
     """A vector to encode, its `pairwise` table to query, and where to write the estimates."""
 
-    layout: Layout
+    layout: SketchLayout
     seed: HashSeed
     vector: Tensor
     table: Tensor
@@ -58,7 +68,7 @@ def peer_jobs(problem: Problem, note: Callable[[str], None]) -> list[Job]:
     jobs = _torch_encode(problem, columns, signs, scratch)
     jobs += _torch_query(problem, columns, signs, scratch)
     if device.type == "cpu":
-        jobs += _numpy_jobs(problem, columns, signs)
+        jobs += _numpy_jobs(problem, columns, signs) + loop_jobs(problem, columns, signs, note)
         if not _installed("scipy"):
             note("SciPy skipped: not installed")
         else:
@@ -166,6 +176,114 @@ def _numpy_jobs(problem: Problem, columns: Tensor, signs: Tensor) -> list[Job]:
     return [Job("NumPy bincount", "encode", bincount, comparable=True)]
 
 
+@njit(fastmath=True, nogil=True)
+def _numba_encode(vector: Any, columns: Any, signs: Any, table: Any) -> None:
+    table[:] = 0
+    for j in range(columns.shape[0]):
+        for i in range(vector.size):
+            table[j, columns[j, i]] += signs[j, i] * vector[i]
+
+
+@njit(fastmath=True, nogil=True)
+def _numba_query(table: Any, columns: Any, signs: Any, network: Any, out: Any) -> None:
+    rows, values = columns.shape[0], np.zeros((columns.shape[0], 256), np.float32)
+    for start in range(0, out.size, 256):
+        count = min(256, out.size - start)
+        for j in range(rows):
+            for k in range(count):
+                values[j, k] = signs[j, start + k] * table[j, columns[j, start + k]]
+        for c in range(network.shape[0]):  # a comparator for all coordinates at once: vectorised
+            one, two = values[network[c, 0]], values[network[c, 1]]
+            for k in range(256):
+                one[k], two[k] = min(one[k], two[k]), max(one[k], two[k])
+        for k in range(count):
+            out[start + k] = (values[(rows - 1) // 2, k] + values[rows // 2, k]) / 2
+
+
+_C_LOOPS = """
+#include <string.h>
+void encode(const float *x, const int *column, const float *sign, float *table,
+            long n, long rows, long cols) {
+    memset(table, 0, rows * cols * sizeof(float));
+    for (long j = 0; j < rows; j++)
+        for (long i = 0; i < n; i++)
+            table[j * cols + column[j * n + i]] += sign[j * n + i] * x[i];
+}
+void query(const float *table, const int *column, const float *sign, float *out,
+           long n, long rows, long cols, const int *network, long comparators) {
+    static float values[64][256];
+    for (long start = 0; start < n; start += 256) {
+        long count = n - start < 256 ? n - start : 256;
+        for (long j = 0; j < rows; j++)
+            for (long k = 0; k < count; k++) {
+                long i = j * n + start + k;
+                values[j][k] = sign[i] * table[j * cols + column[i]];
+            }
+        for (long c = 0; c < comparators; c++) {
+            float *one = values[network[2 * c]], *two = values[network[2 * c + 1]];
+            for (long k = 0; k < 256; k++) {
+                float a = one[k], b = two[k];
+                one[k] = a < b ? a : b;
+                two[k] = a < b ? b : a;
+            }
+        }
+        for (long k = 0; k < count; k++)
+            out[start + k] = (values[(rows - 1) / 2][k] + values[rows / 2][k]) / 2;
+    }
+}
+"""
+
+
+def loop_jobs(
+    problem: Problem, columns: Tensor, signs: Tensor, note: Callable[[str], None]
+) -> list[Job]:
+    """The loops that an engineer would write, in Numba and in C; they use one thread.
+
+    Medians are taken by a network of minima and maxima, over many coordinates at once.
+    """
+    vector, out = problem.vector.numpy(), problem.out.numpy()
+    where, sign = columns.numpy().astype(np.int32), signs.numpy()
+    cells, table = problem.table.numpy(), np.empty(problem.table.shape, np.float32)
+    network = np.array(median_network(len(cells)), np.int32).reshape(-1, 2)
+
+    def numba_encode() -> Tensor:
+        _numba_encode(vector, where, sign, table)
+        return torch.from_numpy(table)
+
+    def numba_query() -> Tensor:
+        _numba_query(cells, where, sign, network, out)
+        return problem.out
+
+    jobs = [
+        Job("Numba loop", "encode", numba_encode, comparable=True),
+        Job("Numba loop", "query", numba_query, comparable=True),
+    ]
+    compiler = shutil.which("cc")
+    if compiler is None:
+        note("C loop skipped: there is no compiler")
+        return jobs
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "loops.c"), Path(folder, "loops.so")
+        source.write_text(_C_LOOPS)
+        options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+        subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)  # noqa: S603
+        loops = ctypes.CDLL(str(library))
+    sizes = [ctypes.c_long(k) for k in (vector.size, *cells.shape)]
+
+    def call(name: str, source: Any, to: Any, result: Tensor) -> Tensor:
+        addresses = [ctypes.c_void_p(array.ctypes.data) for array in (source, where, sign, to)]
+        further = ctypes.c_void_p(network.ctypes.data), ctypes.c_long(len(network))
+        getattr(loops, name)(*addresses, *sizes, *(further if name == "query" else ()))
+        return result
+
+    encoded = torch.from_numpy(table)
+    return [
+        *jobs,
+        Job("C loop", "encode", lambda: call("encode", vector, table, encoded), comparable=True),
+        Job("C loop", "query", lambda: call("query", cells, out, problem.out), comparable=True),
+    ]
+
+
 def _scipy_sparse(problem: Problem, columns: Tensor, signs: Tensor, *, with_csr: bool) -> list[Job]:
     """The sketch as a sparse matrix, built beforehand, times the vector."""
     sparse: Any = importlib.import_module("scipy.sparse")
@@ -218,3 +336,37 @@ def _csvec_jobs(problem: Problem) -> list[Job]:
         return sketch.table
 
     return [Job("CSVec", "encode", accumulate), Job("CSVec", "query", sketch._findAllValues)]
+
+
+def main() -> None:
+    """Print the loops' times against ours, with warm caches and after they were emptied."""
+    torch.set_num_threads(1)
+    seed, sweep = SketchKey.from_integer(0).seed(0), np.zeros(1 << 25)
+    for dim, rows, cols in ((7850, 7, 22), (10**6, 5, 4000), (10**7, 5, 40_000)):
+        vector = torch.randn(dim)
+        sketches = {name: CountSketch(dim, rows, cols, name) for name in FAMILIES}
+        tables = {name: sketch.encode(vector, seed) for name, sketch in sketches.items()}
+        layout, out = sketches["pairwise"].layout, torch.zeros(dim)
+        problem = Problem(layout, seed, vector, tables["pairwise"], out)
+        jobs = loop_jobs(problem, *_index(problem), print)
+        for name, sketch in sketches.items():
+            jobs += [
+                Job(name, "encode", partial(sketch.encode, vector, seed)),
+                Job(name, "query", partial(sketch.query, tables[name], seed, out=out)),
+            ]
+        for job in sorted(jobs, key=lambda job: job.operation):
+            times: dict[bool, list[float]] = {False: [], True: []}
+            job.run()
+            for cold in [False, True] * 9:
+                if cold:
+                    sweep += 1
+                start = time.perf_counter()
+                job.run()
+                times[cold].append(time.perf_counter() - start)
+            warm, cold_one = (1e6 * statistics.median(times[cold]) for cold in (False, True))
+            size = f"{dim:>10,} to {rows}x{cols:<6,}"
+            print(f"{size} {job.operation} {job.name:12} {warm:10.1f} us, cold {cold_one:10.1f} us")
+
+
+if __name__ == "__main__":
+    main()

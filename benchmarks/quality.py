@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffsketch import SketchKey
-from diffsketch.sketch.hashing import Layout, columns_and_signs
+from diffsketch.sketch.hashing import SketchLayout, columns_and_signs
 
 Vector = npt.NDArray[np.float64]
 Hashes = tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]
@@ -27,17 +27,17 @@ WINDOW = 256
 COLUMNS = ("variance", "neighbours", "256-sums", "norm sd", "median of 5")
 
 
-def ideal(layout: Layout, seed: int) -> Hashes:
+def ideal(layout: SketchLayout, seed: int) -> Hashes:
     rng, shape = np.random.default_rng(seed), (layout.rows, layout.dim)
     return rng.integers(0, layout.cols, shape), 2 * rng.integers(0, 2, shape, np.int8) - 1
 
 
-def ours(layout: Layout, seed: int) -> Hashes:
+def ours(layout: SketchLayout, seed: int) -> Hashes:
     hash_seed = SketchKey.from_integer(seed).seed(0)
     return columns_and_signs(np.arange(layout.dim), hash_seed, layout=layout)
 
 
-def one_sign_per_block(layout: Layout, seed: int) -> Hashes:
+def one_sign_per_block(layout: SketchLayout, seed: int) -> Hashes:
     columns, signs = ours(layout, seed)
     first = np.arange(layout.dim) // layout.geometry.block * layout.geometry.block
     return columns, signs[:, first]
@@ -56,7 +56,7 @@ def vectors(dim: int) -> dict[str, Vector]:
     }
 
 
-def statistics(vector: Vector, layout: Layout, hashes: Hashes) -> list[float]:
+def statistics(vector: Vector, layout: SketchLayout, hashes: Hashes) -> list[float]:
     columns, signs = hashes
     bound = float(vector @ vector) / layout.cols
     estimates = np.empty(columns.shape)
@@ -82,13 +82,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three seeds only")
     options = parser.parse_args()
     options.seeds = 3 if options.quick else options.seeds
-    families: dict[str, tuple[Callable[[Layout, int], Hashes], Layout]] = {
-        "ideal": (ideal, Layout(options.dim, 5, options.cols, "pairwise")),
-        "pairwise": (ours, Layout(options.dim, 5, options.cols, "pairwise")),
-        "blocked": (ours, Layout(options.dim, 5, options.cols, "blocked")),
+    families: dict[str, tuple[Callable[[SketchLayout, int], Hashes], SketchLayout]] = {
+        "ideal": (ideal, SketchLayout(options.dim, 5, options.cols, "pairwise")),
+        "pairwise": (ours, SketchLayout(options.dim, 5, options.cols, "pairwise")),
+        "blocked": (ours, SketchLayout(options.dim, 5, options.cols, "blocked")),
         "one sign per block": (
             one_sign_per_block,
-            Layout(options.dim, 5, options.cols, "blocked"),
+            SketchLayout(options.dim, 5, options.cols, "blocked"),
         ),
     }
     print(f"dim={options.dim} cols={options.cols} rows=5, {options.seeds} seeds\n")

@@ -99,6 +99,15 @@ def test_norm_estimate(family: Family) -> None:
         assert abs(estimate / vector.norm() - 1) < 10 / np.sqrt(2 * 5000)
 
 
+def test_norm_estimate_of_even_rows_averages_the_middle_ones() -> None:
+    """Rows with norms 1, 2, 4 and 8, in any order: 3, neither 2 nor 4 nor the mean of all."""
+    sketch = CountSketch(100, 4, 2)
+    table = torch.tensor([[8.0, 0.0], [0.0, 1.0], [-4.0, 0.0], [0.0, 2.0]])
+    assert sketch.norm_estimate(table) == 3.0
+    assert sketch.norm_estimate(torch.stack((table, 2 * table))).tolist() == [3.0, 6.0]
+    assert CountSketch(100, 3, 2).norm_estimate(table[1:]) == 2.0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pattern", ["constant", "alternating", "wildly scaled"])
 def test_adversarial_input(family: Family, pattern: str) -> None:
@@ -212,22 +221,22 @@ def test_what_estimates_miss(combine: Combine) -> None:
     sketch, memory, vector = CountSketch(500, 5, 20), random_vector(500), random_vector(500).flip(0)
     table = sketch.encode(vector, SEED)
     missed = vector - sketch.query(table, SEED, combine=combine)
-    found, room = memory.clone(), torch.empty_like(memory)
-    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, room=room)
+    found, scratch = memory.clone(), torch.empty_like(memory)
+    sketch.add_residual(found, vector, table, SEED, scale=0.3, combine=combine, scratch=scratch)
     torch.testing.assert_close(found, memory + 0.3 * missed)
     wrong = torch.zeros(7, dtype=torch.float64)
-    for name in ("out", "vector", "room"):
-        given: dict[str, Any] = {"out": found, "vector": vector, "room": room} | {name: wrong}
+    for name in ("out", "vector", "scratch"):
+        given: dict[str, Any] = {"out": found, "vector": vector, "scratch": scratch} | {name: wrong}
         with pytest.raises(ArgumentError, match=f"{name} must have dim=500"):
             sketch.add_residual(**given, table=table, seed=SEED)
     with pytest.raises(ArgumentError, match=r"table must be a tensor \(rows, cols\)"):
-        sketch.add_residual(found, vector, table[None], SEED, room=room)
+        sketch.add_residual(found, vector, table[None], SEED, scratch=scratch)
     for same in (found, vector):
-        with pytest.raises(ArgumentError, match="room must be in memory of its own"):
-            sketch.add_residual(found, vector, table, SEED, room=same)
+        with pytest.raises(ArgumentError, match="scratch must be in memory of its own"):
+            sketch.add_residual(found, vector, table, SEED, scratch=same)
     for scale in (float("nan"), "1", True):
         with pytest.raises(ArgumentError, match="scale must be"):
-            sketch.add_residual(found, vector, table, SEED, scale=scale, room=room)  # type: ignore[arg-type]
+            sketch.add_residual(found, vector, table, SEED, scale=scale, scratch=scratch)  # type: ignore[arg-type]
     torch.testing.assert_close(found, memory + 0.3 * missed)  # errors have changed nothing
 
 

@@ -9,7 +9,7 @@ from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
-from diffsketch.sketch.kernels import reference
+from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -80,8 +80,10 @@ def test_what_estimates_miss(cols: int, family: Family, combine: Combine) -> Non
         table = sketch.encode(vector, SEED)
         missed = vector - sketch.query(table, SEED, combine=combine)
         for scale in (0.3, 1):
-            found, room = memory.clone(), torch.empty_like(memory)
-            sketch.add_residual(found, vector, table, SEED, scale=scale, combine=combine, room=room)
+            found, scratch = memory.clone(), torch.empty_like(memory)
+            sketch.add_residual(
+                found, vector, table, SEED, scale=scale, combine=combine, scratch=scratch
+            )
             expected = memory + scale * missed
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 

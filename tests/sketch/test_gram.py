@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from diffsketch import CountSketch, SketchKey
+from diffsketch.sketch import gram
 from diffsketch.sketch.hashing import FAMILIES, Family
-from diffsketch.sketch.kernels import cpu_gram
 
 SEED = SketchKey.from_integer(11).seed(0)
 SHAPES = [
@@ -39,7 +39,7 @@ def test_gram_is_that_of_the_matrix(dim: int, rows: int, cols: int, family: Fami
         for stop in {start, start + 1, start + 5, start + 40, dim - 3, dim}:
             if start <= stop <= dim:
                 part = dense[:, start:stop]
-                found = cpu_gram.gram(SEED, sketch.layout, start, stop)
+                found = gram.gram(SEED, sketch.layout, start, stop)
                 np.testing.assert_array_equal(found, part @ part.T)
 
 
@@ -47,18 +47,18 @@ def test_gram_is_that_of_the_matrix(dim: int, rows: int, cols: int, family: Fami
 def test_gram_in_many_chunks(family: Family) -> None:
     sketch = CountSketch(20_000, 3, 21, family)
     dense = matrix_of(sketch)[:, 1001:]
-    found = cpu_gram.gram(SEED, sketch.layout, 1001, 20_000)
+    found = gram.gram(SEED, sketch.layout, 1001, 20_000)
     np.testing.assert_array_equal(found, dense @ dense.T)
-    assert not np.array_equal(found, cpu_gram.gram(SEED, sketch.layout, 1002, 20_000))  # control
+    assert not np.array_equal(found, gram.gram(SEED, sketch.layout, 1002, 20_000))  # control
 
 
 def test_products_do_not_depend_on_the_number_of_vectors() -> None:
     rng = np.random.default_rng(3)
     lower = np.tril(rng.standard_normal((61, 61)))
     vectors = rng.standard_normal((9, 61))
-    together = cpu_gram.products(lower, vectors)
+    together = gram.products(lower, vectors)
     np.testing.assert_allclose(together, vectors @ lower.T, rtol=1e-12, atol=1e-12)
     for item in range(9):
         np.testing.assert_array_equal(
-            cpu_gram.products(lower, vectors[item : item + 1])[0], together[item]
+            gram.products(lower, vectors[item : item + 1])[0], together[item]
         )

@@ -9,7 +9,7 @@ import pytest
 
 from diffsketch import HashSeed, SketchKey
 from diffsketch.errors import ArgumentError
-from diffsketch.sketch.hashing import FAMILIES, Family, Geometry, Layout, columns_and_signs
+from diffsketch.sketch.hashing import FAMILIES, Family, Geometry, SketchLayout, columns_and_signs
 
 MASK = (1 << 64) - 1
 KEY = SketchKey(bytes(range(32)))
@@ -23,7 +23,7 @@ def mix(value: int, first: int, second: int) -> int:
     return z ^ (z >> 31)
 
 
-def locate(i: int, row: int, words: list[int], layout: Layout) -> tuple[int, int]:
+def locate(i: int, row: int, words: list[int], layout: SketchLayout) -> tuple[int, int]:
     """Column and sign in Python's integers, which cannot overflow."""
     a, b, c = words[2 + 3 * row : 5 + 3 * row]
     if layout.family == "pairwise":
@@ -51,7 +51,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dim", "rows", "cols"), LAYOUTS)
 def test_equals_python_integers(family: Family, dim: int, rows: int, cols: int) -> None:
-    layout, seed = Layout(dim, rows, cols, family), KEY.seed(11)
+    layout, seed = SketchLayout(dim, rows, cols, family), KEY.seed(11)
     rng = np.random.default_rng(dim)
     some = np.unique(np.concatenate(([0, dim - 1], rng.integers(0, dim, 40))))
     columns, signs = columns_and_signs(some, seed, layout=layout)
@@ -83,7 +83,7 @@ KNOWN = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_known_answers(family: Family) -> None:
     """Another release must hash alike, or stored and sent tables lose their meaning."""
-    layout = Layout(1 << 35, 2, 1000, family)
+    layout = SketchLayout(1 << 35, 2, 1000, family)
     some = np.array([0, 1, 12345, 1 << 33, (1 << 35) - 1])
     columns, signs = columns_and_signs(some, KEY.seed(7), layout=layout)
     assert (columns.tolist(), signs.tolist()) == KNOWN[family]
@@ -125,7 +125,7 @@ def test_bad_seed_value() -> None:
 
 def test_global_random_state_is_untouched() -> None:
     before = repr(np.random.get_state())  # noqa: NPY002 - the global state is what is tested
-    columns_and_signs(np.arange(10), KEY.seed(0), layout=Layout(10, 2, 3, "blocked"))
+    columns_and_signs(np.arange(10), KEY.seed(0), layout=SketchLayout(10, 2, 3, "blocked"))
     assert repr(np.random.get_state()) == before  # noqa: NPY002
 
 
@@ -138,7 +138,7 @@ def test_a_run_covers_no_column_twice(dim: int, cols: int) -> None:
     assert geometry.block * geometry.slots * geometry.runs >= dim
     some = np.arange(min(dim, 200_000))
     run = some // geometry.block % geometry.runs
-    columns, _ = columns_and_signs(some, KEY.seed(1), layout=Layout(dim, 2, cols, "blocked"))
+    columns, _ = columns_and_signs(some, KEY.seed(1), layout=SketchLayout(dim, 2, cols, "blocked"))
     for row in columns:
         assert len(set(zip(run.tolist(), row.tolist(), strict=True))) == some.size
 
@@ -146,6 +146,6 @@ def test_a_run_covers_no_column_twice(dim: int, cols: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_do_not_depend_on_their_number(family: Family) -> None:
     some = np.arange(1000)
-    few, _ = columns_and_signs(some, KEY.seed(1), layout=Layout(1000, 3, 50, family))
-    many, _ = columns_and_signs(some, KEY.seed(1), layout=Layout(1000, 9, 50, family))
+    few, _ = columns_and_signs(some, KEY.seed(1), layout=SketchLayout(1000, 3, 50, family))
+    many, _ = columns_and_signs(some, KEY.seed(1), layout=SketchLayout(1000, 9, 50, family))
     assert np.array_equal(few, many[:3])

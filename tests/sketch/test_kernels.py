@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -19,14 +17,8 @@ from hypothesis import given, settings
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family, columns_and_signs
-from diffsketch.sketch.kernels import (
-    cpu,
-    cpu_blocked,
-    cpu_joint,
-    cpu_scattered,
-    cpu_short,
-    reference,
-)
+from diffsketch.sketch.kernels import cpu, cpu_blocked, cpu_pairwise
+from tests.sketch import reference
 
 SEED = SketchKey(bytes(range(32))).seed(3)
 SHAPES = [
@@ -47,12 +39,12 @@ SHAPES = [
     (40_000, 5, 1000),  # parts and copies
     (32_768, 1, 22),
 ]
-ROOMS: list[tuple[int, int, Family]] = [  # what each of the loops is for
-    (3000, 64, "blocked"), (9000, 2100, "blocked"), (3000, 64, "pairwise"), (3000, 7, "pairwise"),
+PER_LOOP: list[tuple[int, int, Family]] = [  # shapes that take each of the loops
+    (3000, 64, "blocked"), (9000, 20_000, "blocked"), (3000, 64, "pairwise"), (3000, 7, "pairwise"),
 ]  # fmt: skip
 LOOPS = (
-    cpu_short.encode, cpu_short.query, cpu_blocked.encode_long, cpu_blocked.query,
-    cpu_scattered.encode, cpu_scattered.query, cpu_joint.encode, cpu_joint.query,
+    cpu_blocked.encode_short, cpu_blocked.query_short, cpu_blocked.encode_long,
+    cpu_blocked.query_long, cpu_pairwise.encode, cpu_pairwise.query,
 )  # fmt: skip
 
 
@@ -96,17 +88,16 @@ def test_cpu_equals_reference(
     check_against_reference(sketch, random_vectors(2, dim, dtype=dtype))
 
 
-@pytest.mark.parametrize("rows", [3, 4, 6, 16, 17, 32, 64])
+@pytest.mark.parametrize("rows", [4, 16, 17, 33, 64])
 def test_any_number_of_rows(rows: int) -> None:
     """With loops that are compiled once for all of them: only what combines the rows is not."""
     torch.set_num_threads(1)
 
     def check(rows: int) -> None:
-        for dim, cols, family in ROOMS:
+        for dim, cols, family in PER_LOOP:
             check_against_reference(CountSketch(dim, rows, cols, family), random_vectors(dim))
 
     check(5)
-    check(20)
     compiled = [len(loop.signatures) for loop in LOOPS]
     assert min(compiled) > 0
     check(rows)
@@ -202,9 +193,9 @@ def test_large_outputs_are_written_whole() -> None:
     sketch = CountSketch(5_000_017, 3, 50_000)
     vector = random_vectors(sketch.dim)
     table = sketch.encode(vector, SEED)
-    room = torch.full((sketch.dim + 1,), torch.nan)
+    memory = torch.full((sketch.dim + 1,), torch.nan)
     for shift in (0, 1):
-        out = room[shift : shift + sketch.dim]
+        out = memory[shift : shift + sketch.dim]
         sketch.query(table, SEED, out=out)
         expected = torch.empty(1000)
         reference.query(
@@ -237,7 +228,7 @@ def test_planted_errors_are_noticed() -> None:
 
 
 def test_forked_children_and_other_threads_get_the_same_bits() -> None:
-    """Numba would end a forked child, or (one of its layers) a process with two callers."""
+    """A forked child has none of the pool's threads, and must not wait for them."""
     sketch, vector = CountSketch(200_000, 3, 4000), random_vectors(200_000)
     torch.set_num_threads(2)
     expected = sketch.encode(vector, SEED)
@@ -255,11 +246,8 @@ def test_forked_children_and_other_threads_get_the_same_bits() -> None:
         "    os._exit(0 if s.encode(v, k).numpy().tobytes() == t else 3)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    for layer in ("default", "workqueue"):
-        environment = {**os.environ, "NUMBA_THREADING_LAYER": layer}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, check=False, timeout=120)  # noqa: S603
-        assert done.returncode == 0
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, check=False, timeout=120).returncode == 0  # noqa: S603
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -286,21 +274,25 @@ def test_seeds_pickle_small() -> None:
         assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301 - our own bytes
 
 
-def test_functions_for_other_settings_are_kept_apart(tmp_path: Path) -> None:
-    """In files of their own: Numba would not notice one in the place of another."""
-    code = """
-from itertools import product
-from diffsketch.sketch.kernels import cpu_adding, cpu_combining
-for rows, size in product((3, 7), (4, 8)):
-    cpu_adding.signed_adder(rows, size), cpu_adding.spread_adder(rows, size)
-    for mean in (False, True):
-        for other in (False, True):
-            cpu_combining.signed_combiner(rows, size, mean=mean, paired=other)
-            cpu_combining.lanes_combiner(rows, size, mean=mean, stream=other)
-            cpu_combining.blocks_combiner(rows, size, mean=mean, stream=other)
-"""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)  # noqa: S603
-    functions = 4 * (2 + 2 * 2 * 3)
-    for kind in ("nbi", "nbc"):  # an index, and what is compiled
-        assert len(list(tmp_path.rglob(f"*.{kind}"))) == functions
+def test_residuals_take_any_piece() -> None:
+    """More coordinates than a piece of the residual's, of every kind of loop; with a scale."""
+    for family, cols in (("blocked", 9001), ("blocked", 60), ("pairwise", 300), ("pairwise", 20)):
+        sketch = CountSketch(200_001, 3, cols, family)  # type: ignore[arg-type]
+        vector, memory = random_vectors(sketch.dim), random_vectors(sketch.dim, 1)[:, 0]
+        table, found = sketch.encode(vector, SEED), memory.clone()
+        sketch.add_residual(found, vector, table, SEED, scale=0.3, scratch=torch.empty_like(found))
+        missed = vector.double() - sketch.query(table, SEED).double()
+        torch.testing.assert_close(found.double(), memory + 0.3 * missed, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 70_000])
+def test_top_k_of_many(count: int) -> None:
+    """Where the limit is guessed from a sample, also a bad one: all that is large is elsewhere."""
+    sketch = CountSketch(300_000, 1, 300_000)
+    vector = random_vectors(sketch.dim)
+    vector[torch.arange(sketch.dim) % 256 != 0] *= 1e-3
+    for values in (vector, -vector.flip(0), torch.ones(sketch.dim)):
+        indices = cpu.largest(values[None], count)[0]
+        assert len(set(indices.tolist())) == count
+        expected = values.abs().sort(descending=True, stable=True)
+        assert torch.equal(indices, expected.indices[:count])

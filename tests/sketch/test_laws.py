@@ -16,25 +16,27 @@ import pytest
 import torch
 
 from diffsketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import FAMILIES, Family, Layout, columns_and_signs
+from diffsketch.sketch.hashing import FAMILIES, Family, SketchLayout, columns_and_signs
 
 Hashes = tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]
-Family3 = Callable[[npt.NDArray[np.int64], int, Layout], Hashes]
+Family3 = Callable[[npt.NDArray[np.int64], int, SketchLayout], Hashes]
 Vector = npt.NDArray[np.float64]
 SIGMAS = 6.0
 
 
-def ours(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def ours(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
     return columns_and_signs(some, SketchKey.from_integer(seed).seed(0), layout=layout)
 
 
-def one_sign_per_block(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def one_sign_per_block(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
     """Broken: all coordinates of a block share their sign."""
     first = some - some % layout.geometry.block
     return ours(some, seed, layout)[0], ours(first, seed, layout)[1]
 
 
-def sign_from_multiply_shift(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def sign_from_multiply_shift(
+    some: npt.NDArray[np.int64], seed: int, layout: SketchLayout
+) -> Hashes:
     """Broken: the sign is another bit of the multiply-shift, hence follows the order."""
     words = SketchKey.from_integer(seed).seed(0).words
     a, b = words[2 : 2 + layout.rows], words[99 : 99 + layout.rows]
@@ -43,25 +45,27 @@ def sign_from_multiply_shift(some: npt.NDArray[np.int64], seed: int, layout: Lay
     return ours(some, seed, layout)[0], (1 - 2 * bits.astype(np.int8)).astype(np.int8)
 
 
-def half_of_the_columns(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def half_of_the_columns(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
     """Broken: only even columns are used."""
     columns, signs = ours(some, seed, layout)
     return columns // 2 * 2, signs
 
 
-def biased_signs(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def biased_signs(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
     """Broken: one sign in eight is positive for no reason."""
     columns, signs = ours(some, seed, layout)
     return columns, np.where(columns % 8 == 0, 1, signs).astype(np.int8)
 
 
-def same_rows(some: npt.NDArray[np.int64], seed: int, layout: Layout) -> Hashes:
+def same_rows(some: npt.NDArray[np.int64], seed: int, layout: SketchLayout) -> Hashes:
     """Broken: every row is the first one again."""
     columns, signs = ours(some, seed, layout)
     return np.broadcast_to(columns[0], columns.shape), np.broadcast_to(signs[0], signs.shape)
 
 
-def pair_statistics(hashes: Family3, layout: Layout, seeds: int) -> tuple[float, float, float]:
+def pair_statistics(
+    hashes: Family3, layout: SketchLayout, seeds: int
+) -> tuple[float, float, float]:
     """Largest excess of collisions, mean sign and sign products over chosen pairs, in sigmas."""
     block = layout.geometry.block
     near = [(0, 1), (0, block - 1), (3, block), (block - 1, block), (1, 3 * block)]
@@ -85,7 +89,7 @@ def pair_statistics(hashes: Family3, layout: Layout, seeds: int) -> tuple[float,
     )
 
 
-PAIRS = Layout(100_000, 64, 40, "blocked")
+PAIRS = SketchLayout(100_000, 64, 40, "blocked")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,7 +100,7 @@ def test_collisions_and_signs(family: Family, cols: int) -> None:
     Rows of the blocked family share a factor of their signs, so for sums over rows the sigma is
     larger, by at most sqrt(rows) for signs: seeds, not rows, are what is averaged over there.
     """
-    layout = Layout(100_000, 1, cols, family)
+    layout = SketchLayout(100_000, 1, cols, family)
     excess, bias, product = pair_statistics(ours, layout, seeds=6000)
     assert excess < SIGMAS
     assert bias < SIGMAS
@@ -104,7 +108,7 @@ def test_collisions_and_signs(family: Family, cols: int) -> None:
 
 
 def test_collisions_and_signs_notice_a_broken_hash() -> None:
-    layout = Layout(100_000, 1, 40, "blocked")
+    layout = SketchLayout(100_000, 1, 40, "blocked")
     assert pair_statistics(half_of_the_columns, layout, seeds=6000)[0] > SIGMAS
     assert pair_statistics(biased_signs, layout, seeds=6000)[1] > SIGMAS
     assert pair_statistics(one_sign_per_block, layout, seeds=6000)[2] > SIGMAS
@@ -131,7 +135,7 @@ def vectors(dim: int) -> dict[str, Vector]:
     }
 
 
-def row_errors(hashes: Family3, vector: Vector, layout: Layout, seed: int) -> Vector:
+def row_errors(hashes: Family3, vector: Vector, layout: SketchLayout, seed: int) -> Vector:
     """Each row's error at each coordinate."""
     columns, signs = hashes(np.arange(layout.dim), seed, layout)
     errors = np.empty(columns.shape)
@@ -141,7 +145,7 @@ def row_errors(hashes: Family3, vector: Vector, layout: Layout, seed: int) -> Ve
     return errors
 
 
-def error_statistics(hashes: Family3, vector: Vector, layout: Layout, seeds: int) -> Vector:
+def error_statistics(hashes: Family3, vector: Vector, layout: SketchLayout, seeds: int) -> Vector:
     """Per seed: mean error and mean square over the bound (all coordinates), neighbours' product,
     and the squared error of the squared norm over its ideal variance `2 ||v||^4 / cols`."""
     norm2 = float(vector @ vector)
@@ -169,7 +173,7 @@ def sigmas(values: Vector, expected: float) -> float:
 @pytest.mark.parametrize("name", list(vectors(4000)))
 @pytest.mark.parametrize("cols", [22, 300])
 def test_unbiased_with_bounded_variance(family: Family, name: str, cols: int) -> None:
-    layout, vector = Layout(4000, 2, cols, family), vectors(4000)[name]
+    layout, vector = SketchLayout(4000, 2, cols, family), vectors(4000)[name]
     mean, square, neighbours, norm = error_statistics(ours, vector, layout, seeds=400).T
     assert abs(sigmas(mean, 0)) < SIGMAS
     assert sigmas(square, 1) < SIGMAS
@@ -179,18 +183,18 @@ def test_unbiased_with_bounded_variance(family: Family, name: str, cols: int) ->
 
 def test_clusters_notice_a_bad_block_scheme() -> None:
     """Neighbours' errors must not add up, and the norm's error must stay what it was."""
-    layout, vector = Layout(4000, 2, 300, "blocked"), vectors(4000)["clusters"]
+    layout, vector = SketchLayout(4000, 2, 300, "blocked"), vectors(4000)["clusters"]
     _, _, neighbours, norm = error_statistics(one_sign_per_block, vector, layout, seeds=400).T
     assert sigmas(neighbours, 0) > SIGMAS
     assert norm.mean() > 3
     wave = vectors(4000)["constant"]
-    pairwise = Layout(4000, 2, 300, "pairwise")
+    pairwise = SketchLayout(4000, 2, 300, "pairwise")
     _, _, _, norm = error_statistics(sign_from_multiply_shift, wave, pairwise, seeds=400).T
     assert norm.max() > 20 * error_statistics(ours, wave, pairwise, seeds=400)[:, 3].max()
 
 
 def test_bias_is_noticed() -> None:
-    layout, vector = Layout(4000, 2, 22, "pairwise"), np.ones(4000)
+    layout, vector = SketchLayout(4000, 2, 22, "pairwise"), np.ones(4000)
     assert abs(sigmas(error_statistics(biased_signs, vector, layout, 100)[:, 0], 0)) > SIGMAS
 
 
@@ -198,7 +202,7 @@ def test_bias_is_noticed() -> None:
 def test_rows_err_independently(family: Family) -> None:
     """The median needs it: squared errors of two rows are uncorrelated, also on clusters."""
 
-    layout = Layout(4000, 2, 60, family)
+    layout = SketchLayout(4000, 2, 60, family)
 
     def correlation(hashes: Family3, name: str) -> float:
         vector = vectors(4000)[name]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from diffsketch.sketch.kernels.cpu_statistics import summaries
+from diffsketch.sketch.statistics import summaries
 
 DIM = 7850
 

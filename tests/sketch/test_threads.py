@@ -1,8 +1,4 @@
-"""Numba's threads: as many as PyTorch has, and both numbers stay what they were.
-
-The real disturbance (Numba starts, and PyTorch has as many threads as Numba) happens once in a
-process, and only where both use one library of OpenMP; so it is also planted.
-"""
+"""Several threads: the same bits, by OpenMP and by Python's pool, and PyTorch keeps its number."""
 
 from __future__ import annotations
 
@@ -10,143 +6,94 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import pytest
 import torch
 
+from diffsketch import compiled
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import FAMILIES, Family
-from diffsketch.sketch.kernels import cpu_blocked, cpu_joint, cpu_scattered, cpu_threads
+from diffsketch.sketch.hashing import FAMILIES
 
 SEED = SketchKey.from_integer(5).seed(0)
 SKETCHES = [CountSketch(200_000, 5, 4000, family) for family in FAMILIES]
-SKETCHES.append(CountSketch(200_000, 5, 22, "pairwise"))
-THREADS, OTHER = 2, 3  # PyTorch's number, and what the disturbance makes of it
-OF_NUMBA = min(THREADS, cpu_threads._MOST_THREADS)
-LOOPS: tuple[tuple[ModuleType, str], ...] = (
-    (cpu_blocked, "encode_long_parallel"),
-    (cpu_blocked, "query_parallel"),
-    (cpu_joint, "encode_parallel"),
-    (cpu_joint, "query_parallel"),
-    (cpu_scattered, "encode_parallel"),
-    (cpu_scattered, "query_parallel"),
-)
-Numbers = tuple[int, int]
-
-
-def numbers() -> Numbers:
-    """Of PyTorch's threads, and of Numba's."""
-    return torch.get_num_threads(), numba.get_num_threads()
+SKETCHES += [CountSketch(200_000, 5, 22, "pairwise"), CountSketch(8_000, 5, 22)]
+needs_openmp = pytest.mark.skipif(compiled._openmp is None, reason="PyTorch has no OpenMP of GNU's")
 
 
 @pytest.fixture(autouse=True)
-def known_threads() -> Iterator[None]:
-    """Two of PyTorch and one of Numba, which is not what a loop gets; and afterwards as before."""
-    of_torch, of_numba = numbers()
-    torch.set_num_threads(THREADS)
-    numba.set_num_threads(1)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     yield
-    numba.set_num_threads(of_numba)
-    torch.set_num_threads(of_torch)
+    torch.set_num_threads(before)
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Numbers]:
-    """The numbers within each parallel loop."""
-    found: list[Numbers] = []
-
-    def watched(loop: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            found.append((torch.get_num_threads(), numba.get_num_threads()))
-            return loop(*arguments)
-
-        return run
-
-    for module, name in LOOPS:
-        monkeypatch.setattr(module, name, watched(getattr(module, name)))
-    return found
+def vectors(sketch: CountSketch) -> torch.Tensor:
+    return torch.randn(6, sketch.dim, generator=torch.Generator().manual_seed(2))
 
 
-def disturb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a function of Numba, as `cpu_threads` sees it, change PyTorch's number, too."""
-    harmless = getattr(numba, name)
-
-    def disturbing(*arguments: int) -> Any:
-        found = harmless(*arguments)
-        torch.set_num_threads(OTHER)
-        return found
-
-    class Disturbing:
-        """Numba with this function in place of its own."""
-
-        def __getattr__(self, wanted: str) -> Any:
-            return disturbing if wanted == name else getattr(numba, wanted)
-
-    monkeypatch.setattr(cpu_threads, "numba", Disturbing())
-
-
-@pytest.mark.parametrize("name", ["get_num_threads", "set_num_threads"])
-@pytest.mark.parametrize("sketch", SKETCHES, ids=lambda sketch: sketch.family)
-def test_a_disturbance_is_put_right(
-    sketch: CountSketch, name: str, seen: list[Numbers], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sketch", SKETCHES, ids=str)
+@pytest.mark.parametrize("openmp", [True, False])
+def test_threads_change_neither_bits_nor_numbers(
+    sketch: CountSketch, openmp: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Numba starts when it is first asked for its number, or given one: either may disturb."""
-    vector = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(1))
-    table = sketch.encode(vector, SEED)
-    estimates = sketch.query(table, SEED)
-    seen.clear()
-    disturb(name, monkeypatch)
-    assert torch.equal(sketch.encode(vector, SEED), table)
-    assert numbers() == (THREADS, 1)
-    assert torch.equal(sketch.query(table, SEED), estimates)
-    assert numbers() == (THREADS, 1)
-    assert seen == [(THREADS, OF_NUMBA)] * 2
+    batch, teams = vectors(sketch), []
+    start = compiled._openmp
+    if openmp and start is None:
+        pytest.skip("PyTorch has no OpenMP of GNU's")
+    monkeypatch.setattr(
+        compiled, "_openmp", (lambda *a: (teams.append(a[2]), start(*a))) if openmp else None
+    )
+    together = sketch.encode(batch, SEED)
+    estimates = sketch.query(together, SEED)
+    assert torch.get_num_threads() == 2
+    assert teams == ([2] * len(teams) if openmp else [])
+    assert bool(teams) == openmp  # or nothing was tested
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(sketch.encode(batch, SEED), together)
+        assert torch.equal(sketch.query(together, SEED), estimates)
+        assert torch.get_num_threads() == threads
 
 
-def test_the_start_of_numba_is_put_right() -> None:
-    """In a process of its own, for Numba starts once; with more threads than PyTorch has."""
+def test_threads_of_python_may_call_at_once() -> None:
+    sketch = SKETCHES[0]
+    batch = vectors(sketch)
+    wanted = [sketch.encode(vector, SEED) for vector in batch]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda vector: sketch.encode(vector, SEED), batch))
+    assert all(map(torch.equal, found, wanted))
+
+
+@needs_openmp
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    """Its parent's are gone: to wait for them would be for ever."""
     code = (
-        "import torch, diffsketch as d\n"
+        "import os, torch, diffsketch as d\n"
         "torch.set_num_threads(2)\n"
         "sketch, seed = d.CountSketch(200_000, 5, 4000), d.SketchKey.from_integer(1).seed(0)\n"
-        "sketch.encode(torch.ones(200_000), seed)\n"
-        "raise SystemExit(0 if torch.get_num_threads() == 2 else 3)\n"
+        "vector = torch.ones(200_000)\n"
+        "table = sketch.encode(vector, seed)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if sketch.encode(vector, seed).equal(table) else 3)\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "raise SystemExit(status or torch.get_num_threads() != 2)\n"
     )
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "4"}
-    command = [sys.executable, "-c", code]
+    command, environment = [sys.executable, "-c", code], dict(os.environ)
     done = subprocess.run(command, env=environment, check=False, timeout=120)  # noqa: S603
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("family", ["blocked", "pairwise"])
-def test_threads_do_not_change_the_bits(family: Family, seen: list[Numbers]) -> None:
-    sketch = CountSketch(200_000, 5, 4000, family)
-    vector = torch.randn(sketch.dim, generator=torch.Generator().manual_seed(2))
-    together = sketch.encode(vector, SEED)
-    assert len(seen) == 1
+def test_one_thread_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("threads were started")
+
+    monkeypatch.setattr(compiled, "_openmp", refuse)
     torch.set_num_threads(1)
-    assert torch.equal(sketch.encode(vector, SEED), together)
-    assert len(seen) == 1  # this time with the other form of the loop
-
-
-@pytest.mark.parametrize("name", ["get_num_threads", "set_num_threads"])
-def test_numbers_are_put_back_after_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing() -> None:
-        raise RuntimeError("planted")
-
-    run = cpu_threads.runner(lambda: "serial", failing, THREADS)
-    disturb(name, monkeypatch)
-    for _ in range(2):  # the second time shows that the first has let go of the threads
-        with pytest.raises(RuntimeError, match="planted"):
-            run()
-        assert numbers() == (THREADS, 1)
-
-
-def test_one_thread_leaves_numba_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_threads, "numba", None)
-    assert cpu_threads.runner(lambda: "serial", lambda: "parallel", 1)() == "serial"
-    assert cpu_threads.threads_for(cpu_threads.SERIAL - 1) == 1
-    assert cpu_threads.threads_for(cpu_threads.SERIAL) == THREADS
+    for sketch in SKETCHES:
+        sketch.query(sketch.encode(vectors(sketch), SEED), SEED)
+    assert compiled.threads_for(compiled.SERIAL) == 1
+    torch.set_num_threads(2)
+    assert compiled.threads_for(compiled.SERIAL - 1) == 1

@@ -123,5 +123,5 @@ class ErrorFeedback:
             self.memory = torch.zeros_like(mixed)
         sketch.add_residual(
             self.memory, vector.detach().to(mixed.dtype).contiguous(), table, seed,
-            scale=self.later, combine=self._method.combine, room=mixed,
+            scale=self.later, combine=self._method.combine, scratch=mixed,
         )  # fmt: skip

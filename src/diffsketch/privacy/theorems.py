@@ -180,9 +180,9 @@ def _alpha_and_sigma(values: Tensor) -> tuple[Tensor, Tensor | None]:
     position = 0.9 * (length - 1)
     place = math.floor(position)
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        from diffsketch.sketch.kernels import cpu_statistics  # at first use: it takes Numba
+        from diffsketch.sketch import statistics  # at first use: it takes Numba
 
-        sizes, spreads = cpu_statistics.summaries(values.numpy().reshape(-1, length), place)
+        sizes, spreads = statistics.summaries(values.numpy().reshape(-1, length), place)
         low, high = sizes.astype(np.float64).T
         alpha = torch.from_numpy((low + (high - low) * (position - place)).reshape(lead))
         single = values.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""What a Count Sketch is, and computing it fast.
+"""The Count Sketch: hash families, the class, a table as a value.
 
 `hashing` defines the hash families, `count_sketch` the public class, `value` a table that knows
 where it belongs, `kernels` the computation. Imports nothing of ours but `errors`.

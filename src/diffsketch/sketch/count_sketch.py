@@ -17,11 +17,9 @@ from diffsketch.sketch.hashing import (
     MAX_ROWS,
     Family,
     HashSeed,
-    Layout,
+    SketchLayout,
 )
 from diffsketch.sketch.kernels import kernels_for
-
-__all__ = ["Combine", "CountSketch", "check_seed"]
 
 Combine: TypeAlias = Literal["median", "mean"]
 
@@ -64,7 +62,7 @@ class CountSketch:
     rows: int
     cols: int
     family: Family = "blocked"
-    layout: Layout = field(init=False, repr=False, compare=False)
+    layout: SketchLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, limit in (("dim", MAX_DIM), ("rows", MAX_ROWS), ("cols", MAX_COLS)):
@@ -73,7 +71,7 @@ class CountSketch:
                 raise ArgumentError(f"{name} must be an int, got {name}={value!r}")
             check(0 < value <= limit, name, f"be in 1..{limit}", value)
         check(self.family in FAMILIES, "family", f"be one of {FAMILIES}", self.family)
-        layout = Layout(self.dim, self.rows, self.cols, self.family)
+        layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
         object.__setattr__(self, "layout", layout)
 
     @classmethod
@@ -172,7 +170,8 @@ class CountSketch:
         """
         check_seed(seed)
         self._check_table(table)
-        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        if combine not in ("median", "mean"):
+            check(False, "combine", "be 'median' or 'mean'", combine)
         if table.requires_grad:
             table = table.detach()
         if out is None:
@@ -202,11 +201,11 @@ class CountSketch:
         *,
         scale: float = 1.0,
         combine: Combine = "median",
-        room: Tensor,
+        scratch: Tensor,
     ) -> None:
         """`out += scale * (vector - query(table))`: add what the estimates miss of a vector.
 
-        On CUDA, long rows of the blocked family take one pass over the memory for it.
+        It takes one pass over the memory, but for `pairwise` and short rows on CUDA.
 
         Args:
             out: `(dim,)`, of the table's type and device, contiguous.
@@ -215,7 +214,8 @@ class CountSketch:
             seed: The seed that the table was encoded with.
             scale: How much of it.
             combine: As in `query`.
-            room: Like `out`, in memory of its own; what it holds is lost.
+            scratch: Like `out`; overwritten where it takes more than a pass, so it must not alias
+                `out` or `vector`.
         """
         check_seed(seed)
         if isinstance(scale, bool) or not isinstance(scale, int | float):
@@ -225,22 +225,22 @@ class CountSketch:
         check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
         if table.dim() != 2:
             raise ArgumentError(f"table must be a tensor (rows, cols), got {_describe(table)}")
-        for name, value in (("out", out), ("room", room), ("vector", vector)):
+        for name, value in (("out", out), ("scratch", scratch), ("vector", vector)):
             _check_out(value, table, name)
             self._check_length(value, name)
-        if room.data_ptr() in (out.data_ptr(), vector.data_ptr()):
-            raise ArgumentError("room must be in memory of its own, not that of out or vector")
-        if table.requires_grad:
-            table = table.detach()
+        if scratch.data_ptr() in (out.data_ptr(), vector.data_ptr()):
+            raise ArgumentError("scratch must be in memory of its own, not that of out or vector")
+        table = table.detach().contiguous()
         if vector.is_neg():
             vector = vector.resolve_neg()
-        done = kernels_for(table.device).add_residual(
-            out, vector, table.contiguous(), seed,
-            layout=self.layout, scale=float(scale), mean=combine == "mean",
-        )  # fmt: skip
-        if not done:
-            self.query(table, seed, combine=combine, out=room, validate=False)
-            out.add_(torch.sub(vector, room, out=room), alpha=scale)
+        kernels, mean = kernels_for(table.device), combine == "mean"
+        if not kernels.add_residual(
+            out, vector, table, seed, layout=self.layout, scale=float(scale), mean=mean
+        ):
+            kernels.query(
+                table, seed, scratch, layout=self.layout, offset=0, mean=mean, validate=False
+            )
+            out.add_(torch.sub(vector, scratch, out=scratch), alpha=scale)
 
     def top_k(
         self, table: Tensor, seed: HashSeed, count: int, *, combine: Combine = "median"
@@ -250,7 +250,7 @@ class CountSketch:
             raise ArgumentError(f"count must be an int, got count={count!r}")
         check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
         estimates = self.query(table, seed, combine=combine)
-        indices = estimates.abs().topk(count, dim=-1).indices
+        indices = kernels_for(table.device).largest(estimates, count)
         return estimates.gather(-1, indices), indices
 
     def norm_estimate(self, table: Tensor) -> Tensor:
@@ -274,7 +274,8 @@ class CountSketch:
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise ArgumentError(f"offset must be an int, got offset={offset!r}")
         last = self.dim - length
-        check(0 <= offset <= last, "offset", f"be in 0..{last} for {length} coordinates", offset)
+        if not 0 <= offset <= last:
+            check(False, "offset", f"be in 0..{last} for {length} coordinates", offset)
         return offset
 
     def check_table(self, table: Tensor) -> None:

@@ -39,8 +39,8 @@ __all__ = [
     "Family",
     "Geometry",
     "HashSeed",
-    "Layout",
     "SketchKey",
+    "SketchLayout",
     "columns_and_signs",
     "mix64",
 ]
@@ -105,7 +105,7 @@ class HashSeed:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """What kernels derive from the seed: its words on a device, a short vector's hashes."""
+        """Values that kernels derive from the seed: its words on a device, a short vector's hashes."""
         return {}
 
     def __reduce__(self) -> tuple[type[HashSeed], tuple[bytes]]:
@@ -146,7 +146,8 @@ class SketchKey:
         """The hash seed of a round."""
         if isinstance(round_index, bool) or not isinstance(round_index, int):
             raise ArgumentError(f"round_index must be an int, got {type(round_index).__name__}")
-        check(0 <= round_index < 1 << 64, "round_index", "be in [0, 2**64)", round_index)
+        if not 0 <= round_index < 1 << 64:
+            check(False, "round_index", "be in [0, 2**64)", round_index)
         text = round_index.to_bytes(8, "little")
         return HashSeed(
             hashlib.blake2b(text, key=self.secret, digest_size=32, person=b"ds-round").digest()
@@ -158,7 +159,7 @@ class SketchKey:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the blocked family cuts a vector: blocks of `block`, `runs` runs of `slots` blocks."""
+    """Cut of a vector in the blocked family: blocks of `block`, `runs` runs of `slots` blocks."""
 
     block: int
     slots: int
@@ -179,8 +180,8 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What fixes a sketch's table, apart from the seed. Kernels take this."""
+class SketchLayout:
+    """Everything that fixes a sketch's table, apart from the seed. Kernels take this."""
 
     dim: int
     rows: int
@@ -192,12 +193,12 @@ class Layout:
         """The cut of the blocked family."""
         return Geometry.of(self.dim, self.cols)
 
-    def __reduce__(self) -> tuple[type[Layout], tuple[int, int, int, Family]]:
-        return Layout, (self.dim, self.rows, self.cols, self.family)
+    def __reduce__(self) -> tuple[type[SketchLayout], tuple[int, int, int, Family]]:
+        return SketchLayout, (self.dim, self.rows, self.cols, self.family)
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """What kernels derive from the layout alone, kept for as long as it lives."""
+        """Values that kernels derive from the layout alone, kept for as long as it lives."""
         return {}
 
 
@@ -229,7 +230,7 @@ def columns_and_signs(
     coordinates: npt.NDArray[np.int64],
     seed: HashSeed,
     *,
-    layout: Layout,
+    layout: SketchLayout,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     """Column and sign of each coordinate in each row, both of shape `(rows, len(coordinates))`."""
     index = coordinates.astype(np.uint64)
@@ -243,7 +244,7 @@ def _scale(word: Words, cols: int) -> Words:
     return (word * np.uint64(cols)) >> np.uint64(32)
 
 
-def _pairwise(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+def _pairwise(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
     rows, cols = layout.rows, layout.cols
     low, high = index & np.uint64(0xFFFFFFFF), index >> np.uint64(32)
     columns = np.empty((rows, index.size), dtype=np.uint64)
@@ -255,7 +256,7 @@ def _pairwise(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]
     return columns, (bits >> row) & np.uint64(1)
 
 
-def _blocked(index: Words, words: Words, layout: Layout) -> tuple[Words, Words]:
+def _blocked(index: Words, words: Words, layout: SketchLayout) -> tuple[Words, Words]:
     rows, cols, geometry = layout.rows, layout.cols, layout.geometry
     size, runs = np.uint64(geometry.block), np.uint64(geometry.runs)
     block, offset = np.divmod(index, size)

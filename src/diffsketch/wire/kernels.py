@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from diffsketch.compiled import compiled
 
 DIGIT_BITS, DIGITS = 16, 16
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def digits_in(words: Any) -> Any:
     """A bit for each digit of `FloatSum` that float32 numbers with these bits are added to."""
     found = np.uint32(0)
@@ -25,7 +26,7 @@ def digits_in(words: Any) -> Any:
     return found
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def add_words(words: Any, places: Any, digits: Any) -> None:
     """Add each number to its digit, `digits[places[digit]]`; a zero changes nothing."""
     for i in range(words.size):
@@ -38,7 +39,7 @@ def add_words(words: Any, places: Any, digits: Any) -> None:
         digits[places[shift // DIGIT_BITS], i] += -whole if word >> 31 else whole
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pack_words(cells: Any, bits: Any, words: Any) -> None:
     """Pack the lowest `bits` of each cell into 64-bit words, lowest first."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
@@ -56,7 +57,7 @@ def pack_words(cells: Any, bits: Any, words: Any) -> None:
         words[place] = word
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def unpack_words(words: Any, bits: Any, cells: Any) -> None:
     """Unpack cells of so many bits from 64-bit words."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)

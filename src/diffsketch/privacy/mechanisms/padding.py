@@ -65,9 +65,9 @@ _FAILURE = len(_ATTEMPTS) * (_WEIGHT * math.sqrt(2 / math.pi)) ** _PROBES
 
 def gram(sketch: CountSketch, seed: HashSeed, start: int, stop: int) -> _Matrix:
     """`S S'` of the coordinates from `start` to `stop`, dense; whole numbers, hence exact."""
-    from diffsketch.sketch.kernels import cpu_gram  # at first use: it takes Numba
+    from diffsketch.sketch import gram as counts  # at first use: it takes Numba
 
-    return cpu_gram.gram(seed, sketch.layout, start, stop)
+    return counts.gram(seed, sketch.layout, start, stop)
 
 
 def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:
@@ -304,10 +304,10 @@ def padded_tables(
     workers, dim = vectors.shape
     lower = factor(sketch, seed, dim) if is_factored(sketch, dim) else None
     if lower is not None:
-        from diffsketch.sketch.kernels import cpu_gram
+        from diffsketch.sketch import gram as counts
 
         normals = noise.normal((workers, len(lower)), 1.0, dtype=torch.float64)
-        products = torch.from_numpy(cpu_gram.products(lower.numpy(), normals.numpy()))
+        products = torch.from_numpy(counts.products(lower.numpy(), normals.numpy()))
         drawn = products * std.cpu().double()[:, None]
         table = sketch.encode(vectors, seed, offset=0)
         return table + drawn.reshape(table.shape).to(table)

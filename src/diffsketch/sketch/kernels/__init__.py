@@ -1,8 +1,7 @@
-"""Computing sketches: a readable reference, Numba for the CPU, Triton for CUDA devices.
+"""Computing sketches: Numba for the CPU, Triton for CUDA devices, on checked tensors.
 
-Each has `encode` and `query` for batches, on checked and contiguous tensors. They import
-`hashing` and nothing else of ours; only `count_sketch` imports them. `cpu_statistics` is apart from
-them, and for whoever needs the order of many numbers.
+`cpu_statistics` and `cpu_gram` are apart from `Kernels`: order statistics of many vectors, and the
+products of a sketch's matrix with itself.
 """
 
 from __future__ import annotations
@@ -14,50 +13,41 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
-from diffsketch.sketch.hashing import HashSeed, Layout
+from diffsketch.sketch.hashing import HashSeed, SketchLayout
 
 __all__ = ["Kernels", "kernels_for"]
 
 
 class Kernels(Protocol):
-    """What a kernel module offers."""
+    """The functions of a kernel module, for contiguous tensors."""
 
     INPUT_TYPES: tuple[torch.dtype, ...]
 
-    def encode(self, vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
+    def encode(
+        self, vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
+    ) -> Tensor:
         """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
 
     def query(
-        self,
-        tables: Tensor,
-        seed: HashSeed,
-        out: Tensor,
-        *,
-        layout: Layout,
-        offset: int,
-        mean: bool,
-        validate: bool,
-    ) -> bool:
+        self, tables: Tensor, seed: HashSeed, out: Tensor, *, layout: SketchLayout, offset: int,
+        mean: bool, validate: bool,
+    ) -> bool:  # fmt: skip
         """Write estimates of the coordinates from `offset` on to `out`, `(..., length)`.
 
         False if the tables are to be validated and not finite.
         """
 
     def add_residual(
-        self,
-        out: Tensor,
-        vector: Tensor,
-        table: Tensor,
-        seed: HashSeed,
-        *,
-        layout: Layout,
-        scale: float,
-        mean: bool,
-    ) -> bool:
+        self, out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
+        scale: float, mean: bool,
+    ) -> bool:  # fmt: skip
         """Add `scale` times what a table's estimates miss of a vector, in one pass.
 
         False, and nothing is done, where that is not possible.
         """
+
+    def largest(self, values: Tensor, count: int) -> Tensor:
+        """Indices `(..., count)` of the numbers largest in size, in that order."""
 
     def is_finite(self, table: Tensor) -> bool:
         """Whether no cell is NaN or infinite."""

@@ -1,4 +1,4 @@
-"""Kernels for CPU tensors: how the work is cut; the loops are in `cpu_blocked` and its like.
+"""Kernels for CPU tensors: how the work is cut; the loops are in `cpu_blocked`, `cpu_pairwise`.
 
 The bits of a result depend on the vector and the sketch only, never on the number of threads. An
 encode either adds into the table itself, the rows shared out among the threads, or, where they
@@ -8,125 +8,153 @@ are small enough, into a fixed number of partial tables, added in order at the e
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.sketch.hashing import HashSeed, Layout
-from diffsketch.sketch.kernels import (
-    cpu_blocked,
-    cpu_columns,
-    cpu_joint,
-    cpu_scattered,
-    cpu_short,
-)
-from diffsketch.sketch.kernels.cpu_adding import signed_adder, spread_adder
-from diffsketch.sketch.kernels.cpu_combining import (
-    blocks_combiner,
-    lanes_combiner,
-    signed_combiner,
-)
-from diffsketch.sketch.kernels.cpu_threads import SERIAL, runner, threads_for
+from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
+from diffsketch.sketch.hashing import MAX_ROWS, HashSeed, SketchLayout
+from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
+from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
-Words: TypeAlias = npt.NDArray[np.uint32]
-Spread: TypeAlias = tuple[Words, Array, Words]  # where blocks go in a wide table, and their signs
-Short: TypeAlias = tuple[int, Words, Spread]  # block, hashes, spread
-Kind: TypeAlias = Literal["short", "long", "scattered", "joint"]
-
-__all__ = ["INPUT_TYPES", "add_residual", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
 _SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
+_SHORT_ROWS = 16  # up to which short vectors have loops of their own
 _COPIES = 4  # partial tables that then take turns; a power of two
-_UNROLLED = 16  # rows up to which short vectors have code of their own for each number
+_JOINT_COLS = 32  # columns up to which two rows of the pairwise family share a table of pairs
+_SPREAD = 1 << 14  # bytes of a wide table for short vectors: half of a small first-level cache
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
+_PIECE = 1 << 16  # coordinates whose estimates stay in the caches
+_PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
+_SAMPLE = 256  # one number of so many is looked at to guess where the largest begin
 
 
-def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
+class _Plan(NamedTuple):
+    """Loops that encode a vector, the number of parts, and of partial tables in each."""
+
+    kind: Literal["short", "long", "joint", "pairwise"]
+    parts: int
+    copies: int
+    width: int  # columns of partial tables
+
+
+def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
+    """All follows from the sizes alone, and so does the order of additions."""
+    key = length, itemsize
+    plan: _Plan | None = layout.memo.get(key)
+    if plan is None:
+        plan = layout.memo[key] = _make_plan(length, layout, itemsize)
+    return plan
+
+
+def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
+    rows, cols, block = layout.rows, layout.cols, layout.geometry.block
+    serial, is_pairwise, width = length < SERIAL, layout.family == "pairwise", cols
+    if is_pairwise and rows > 1 and cols <= _JOINT_COLS and length >= 8 * cols**2:
+        return _Plan("joint", 1, 0, cols) if serial else _Plan("joint", _MAX_PARTS, 1, cols)
+    if is_pairwise:
+        copies = cpu_pairwise.COPIES if cols <= _SHORT_ROW // 16 else 1
+    else:
+        copies, width = _COPIES if cols <= _SHORT_ROW else 1, cols + min(block, cpu_blocked.CHUNK)
+    spare = max(_SPARE, length * itemsize // 125) // (rows * width * itemsize)
+    copies = copies if spare >= copies else 1
+    if not is_pairwise and serial and block <= cpu_blocked.CHUNK and rows <= _SHORT_ROWS:
+        return _Plan("short", 1, copies, width)
+    parts = 1 if serial else min(_MAX_PARTS, spare // copies)
+    parts = 1 << (max(1, parts).bit_length() - 1)
+    if spare < copies or (parts * copies == 1 and is_pairwise):
+        return _Plan("pairwise" if is_pairwise else "long", 1, 0, cols)
+    return _Plan("pairwise" if is_pairwise else "long", parts, copies, width)
+
+
+def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
     source = vectors.numpy()
     length = source.shape[-1]
-    kind, parts, copies = _plan(length, layout, source.itemsize)
     # NumPy's arrays are made and handed over faster than torch's: it shows for small vectors.
     shape = (*source.shape[:-1], layout.rows, layout.cols)
     if not source.size:
         return torch.from_numpy(np.zeros(shape, dtype=source.dtype))
-    out = (np.empty if copies else np.zeros)(shape, dtype=source.dtype)
-    table, batch = out.reshape(-1, layout.rows, layout.cols), source.reshape(-1, length)
-    if kind == "short":
-        block, hashes, spread = _short(seed, layout, offset, length, table)
-        run = runner(cpu_short.encode, cpu_short.encode_parallel, threads_for(source.size))
-        add = (spread_adder if spread[0].size else signed_adder)(layout.rows, source.itemsize)
-        run(batch, offset % block, table, copies, block, hashes, spread, add.address)
+    plan = _plan(length, layout, source.itemsize)
+    out = np.zeros(shape, dtype=source.dtype)
+    batch, tables = source.reshape(-1, length), out.reshape(-1, layout.rows, layout.cols)
+    if plan.kind == "short":
+        short = _short(seed, layout, offset, length, source.itemsize)
+        _run_short(
+            cpu_blocked.encode_short, batch, threads_for(batch.size), tables,
+            offset % short.block, *short.encode, scratch=short.encode_scratch,
+        )  # fmt: skip
         return torch.from_numpy(out)
     # Not all vectors at a time, for the sake of the memory that partial tables take.
-    encode_some = _ENCODE[kind]
-    group = batch.shape[0]
-    if copies:
-        room = max(_SPARE, source.nbytes // 125)
-        partial_bytes = parts * copies * layout.rows * _width(layout, kind) * source.itemsize
-        group = max(1, torch.get_num_threads() // parts, room // partial_bytes)
-    for first in range(0, batch.shape[0], group):
+    group = len(batch)
+    if plan.copies:
+        partial = plan.parts * plan.copies * layout.rows * plan.width * source.itemsize
+        spare = max(_SPARE, source.nbytes // 125) // partial
+        group = max(1, torch.get_num_threads() // plan.parts, spare)
+    for first in range(0, len(batch), group):
         some = slice(first, first + group)
-        encode_some(batch[some], seed, table[some], layout, offset, parts, copies)
+        _encode_long(batch[some], seed, tables[some], layout, offset, plan)
     return torch.from_numpy(out)
 
 
+def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
+    """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
+    if threads == 1 or len(batch) == 1:
+        return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
+    tasks = min(len(batch), 4 * threads)
+    run_tasks(
+        kernel, tasks, threads, tasks, batch, *arguments,
+        scratch=lambda: (np.empty(scratch, batch.dtype),),
+    )  # fmt: skip
+    return True
+
+
 def _encode_long(
-    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
+    batch: Array, seed: HashSeed, out: Array, layout: SketchLayout, offset: int, plan: _Plan
 ) -> None:
-    items, threads, geometry = source.shape[0], threads_for(source.size), layout.geometry
-    tables = _tables(out, layout, "long", parts * copies)
-    shares, bands = -(-threads // (items * parts)), 1
-    if copies > 1:
-        shares = min(shares, layout.rows)  # bands of a row do not take turns on copies
+    """Zeros are added to: partial tables of each vector, or if there are none, its table."""
+    (kind, parts, copies, width), rows, cols = plan, layout.rows, layout.cols
+    items, block, runs = len(batch), layout.geometry.block, layout.geometry.runs
+    tables = out[:, None]
+    if copies:
+        tables = np.zeros((items, parts * copies, rows, width), out.dtype)
+    words, dtype = seed.words_for(rows), out.dtype
+    threads = threads_for(batch.size if kind == "long" else batch.size * rows)
+    shares = -(-threads // (items * parts))
+    if kind == "long":
+        bands = 1
+        if copies and block <= cpu_blocked.CHUNK:
+            shares = min(shares, rows)
+        else:
+            bands = shares // math.gcd(shares, rows)  # so that shares are of equal size
+        run_tasks(
+            cpu_blocked.encode_long, items * parts * shares, threads,
+            batch, offset, tables, parts, shares, bands, cols, block, runs, words,
+            scratch=lambda: _codes(cpu_blocked.BATCH, rows),
+        )  # fmt: skip
     else:
-        bands = shares // math.gcd(shares, layout.rows)  # so that shares are of equal size
-    run = runner(cpu_blocked.encode_long, cpu_blocked.encode_long_parallel, threads)
-    run(
-        source, offset, tables, parts, shares, bands, layout.cols, geometry.block, geometry.runs,
-        seed.words_for(layout.rows), out,
-    )  # fmt: skip
-
-
-def _encode_scattered(
-    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
-) -> None:
-    items, threads = source.shape[0], threads_for(source.size * layout.rows)
-    tables = _tables(out, layout, "scattered", parts * copies)
-    shares = min(layout.rows, -(-threads // (items * parts)))
-    run = runner(cpu_scattered.encode, cpu_scattered.encode_parallel, threads)
-    run(
-        source, offset, tables, parts, shares, layout.cols, _block(layout), layout.geometry.runs,
-        seed.words_for(layout.rows), out,
-    )  # fmt: skip
-
-
-def _encode_joint(
-    source: Array, seed: HashSeed, out: Array, layout: Layout, offset: int, parts: int, copies: int
-) -> None:
-    tables = _tables(out, layout, "joint", parts * copies)
-    threads = min(threads_for(source.size), len(source) * parts)
-    run = runner(cpu_joint.encode, cpu_joint.encode_parallel, threads)
-    run(source, offset, tables, seed.words_for(layout.rows), out)
-
-
-def _tables(out: Array, layout: Layout, kind: Kind, partial: int) -> Array:
-    """Zeros to add to: so many partial tables for each vector, or if there are none, its table."""
-    if not partial:
-        return out[:, None]
-    shape = (len(out), partial, layout.rows, _width(layout, kind))
-    return np.zeros(shape, dtype=out.dtype)
-
-
-_ENCODE = {"long": _encode_long, "scattered": _encode_scattered, "joint": _encode_joint}
+        shares = 1 if kind == "joint" else min(shares, rows)
+        joint = rows // 2 * 2 * cols**2 + cpu_pairwise.COPIES * cols if kind == "joint" else 0
+        allocate = np.empty if threads == 1 else _aligned  # threads share no line of the cache
+        run_tasks(
+            cpu_pairwise.encode, items * parts * shares, threads,
+            batch, offset, tables, tables.reshape(-1), parts, shares, words,
+            scratch=lambda: (_bits(), allocate(cpu_pairwise.SLACK + joint, dtype)),
+        )  # fmt: skip
+    if copies:
+        out[...] = tables[:, 0, :, :cols]
+        for part in range(1, parts * copies):
+            out += tables[:, part, :, :cols]
+        for part in range(parts * copies):  # what lies past the end of a row is for its start
+            out[..., : width - cols] += tables[:, part, :, cols:]
 
 
 def query(
@@ -134,7 +162,7 @@ def query(
     seed: HashSeed,
     out: Tensor,
     *,
-    layout: Layout,
+    layout: SketchLayout,
     offset: int,
     mean: bool,
     validate: bool,
@@ -143,50 +171,144 @@ def query(
 
     False, and nothing is written, if the tables are to be validated and not finite.
     """
-    result, table, cols = out.numpy(), tables.numpy(), layout.cols
+    result, table = out.numpy(), tables.numpy().reshape(-1, layout.rows, layout.cols)
     if not result.size:
-        return not validate or is_finite(tables)
-    length = result.shape[-1]
-    result, table = result.reshape(-1, length), table.reshape(-1, layout.rows, cols)
-    items, kind = result.shape[0], _plan(length, layout, result.itemsize)[0]
-    threads, rows, size = threads_for(result.size), layout.rows, table.itemsize
+        return not validate or bool(cpu_blocked.all_finite(table))
+    result = result.reshape(-1, result.shape[-1])
+    return _estimate(table, seed, result, layout, offset, mean, threads_for(result.size), validate)
+
+
+def _padded(table: Array, result: Array, layout: SketchLayout) -> Array:
+    """Tables whose rows repeat their start, so that no block goes around the end, if they may."""
+    pad = max(min(layout.geometry.block, cpu_blocked.QUERY_CHUNK), BYTES // table.itemsize)
+    size = layout.rows * (layout.cols + pad) * table.itemsize
+    if size * len(table) > max(_SPARE, result.nbytes // 125):
+        return table
+    whole, rest = divmod(pad, layout.cols)
+    return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
+
+
+def _estimate(
+    table: Array, seed: HashSeed, result: Array, layout: SketchLayout, offset: int, mean: bool,
+    threads: int, validate: bool,
+) -> bool:  # fmt: skip
+    """Write estimates, unless the tables are to be validated and not finite: then False."""
+    (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
+    # Padded tables are those of a long vector, of which this is a piece.
+    kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
+    if validate and (kind != "short" or threads > 1):
+        if not cpu_blocked.all_finite(table):
+            return False
+        validate = False
     if kind == "short":
-        block, hashes, _ = _short(seed, layout, offset, length, table)
-        run = runner(cpu_short.query, cpu_short.query_parallel, threads)
-        combine = blocks_combiner(rows, size, mean=mean, stream=False)
-        return bool(run(table, result, offset % block, block, hashes, combine.address, validate))
-    parts, words = -(-threads // items), seed.words_for(layout.rows)
-    block, runs = layout.geometry.block, layout.geometry.runs
-    if kind == "joint":
-        run = runner(cpu_joint.query, cpu_joint.query_parallel, threads)
-        combine = signed_combiner(rows, size, mean=mean, paired=True)
-        return bool(run(table, result, offset, parts, words, combine.address, validate))
-    if kind == "scattered":
-        run = runner(cpu_scattered.query, cpu_scattered.query_parallel, threads)
-        own, combine = _block(layout), signed_combiner(rows, size, mean=mean, paired=False)
-        return bool(
-            run(table, cols, result, offset, parts, own, runs, words, combine.address, validate)
-        )
-    pad = min(block, cpu_blocked.QUERY_CHUNK)
-    if rows * (cols + pad) * size > _SPARE:
-        pad = 0
-    place = out.data_ptr() - offset * size
-    aligned = place % 64 == 0 and (items == 1 or length % 16 == 0)
-    stream = result.nbytes >= _STREAM and aligned
-    combine = lanes_combiner(rows, size, mean=mean, stream=stream)
-    combine_blocks = blocks_combiner(rows, size, mean=mean, stream=stream)
-    run = runner(cpu_blocked.query, cpu_blocked.query_parallel, threads)
-    return bool(
-        run(
-            table, cols, result, offset, parts, pad, block, runs, words, combine.address,
-            combine_blocks.address, validate,
-        )
+        short = _short(seed, layout, offset, length, size)
+        return _run_short(
+            cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
+            combiner(rows, size, mean=mean).address, validate, scratch=short.query_scratch,
+        )  # fmt: skip
+    cols, block, runs = layout.cols, layout.geometry.block, layout.geometry.runs
+    words, parts = seed.words_for(rows), 1 if threads == 1 else -(-4 * threads // items)
+    if kind == "long":
+        table = table if table.shape[2] > cols else _padded(table, result, layout)
+        lanes, place = BYTES // size, result.ctypes.data - offset * size
+        aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
+        aligned &= block * size % BYTES == 0
+        combine = combiner(rows, size, mean=mean, stream=aligned and result.nbytes >= _STREAM)
+        run_tasks(
+            cpu_blocked.query_long, items * parts, threads,
+            table, result, offset, parts, cols, block, runs, words, combine.address,
+            scratch=lambda: (
+                *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
+                np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
+                np.empty(1, np.uint32),
+            ),
+        )  # fmt: skip
+    else:
+        combine = combiner(rows, size, mean=mean, lanewise=True, paired=kind == "joint")
+        joint = rows // 2 * 2 * cols**2 if kind == "joint" else 0
+        run_tasks(
+            cpu_pairwise.query, items * parts, threads,
+            table.reshape(-1), result, offset, parts, cols, words, combine.address, _PLACES,
+            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE + joint, dtype)),
+        )  # fmt: skip
+    return True
+
+
+def add_residual(
+    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
+    scale: float, mean: bool,
+) -> bool:  # fmt: skip
+    """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
+    total, whole, tables = out.numpy(), vector.numpy(), table.numpy()[None]
+    pieces, factor = range(0, layout.dim, _PIECE), total.dtype.type(scale)
+    is_long = _plan(_PIECE, layout, total.itemsize).kind == "long"
+    padded = _padded(tables, total[None], layout) if is_long and layout.dim > _PIECE else tables
+
+    def add_piece(task: int, estimates: Array) -> None:
+        some = slice(pieces[task], min(pieces[task] + _PIECE, layout.dim))
+        found = estimates[None, : some.stop - some.start]
+        _estimate(padded, seed, found, layout, some.start, mean, 1, False)
+        _add_missed(total[some], whole[some], found[0], factor)
+
+    run_tasks(
+        add_piece, len(pieces), threads_for(layout.dim),
+        scratch=lambda: (_aligned(_PIECE, total.dtype),),
     )  # fmt: skip
+    return True
 
 
-def add_residual(*_: object, **__: object) -> bool:
-    """Not in one pass: a query's results are in the caches if they are few, and else streamed."""
-    return False
+@compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
+def _add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
+    for i in range(out.size):
+        out[i] += scale * (vector[i] - estimates[i])
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Indices `(..., count)` of the numbers largest in size, in that order; the first of equals."""
+    rows = values.reshape(-1, values.shape[-1]).numpy()
+    found = np.empty((len(rows), count), np.int64)
+    for row, to in zip(rows, found, strict=True):
+        to[:] = _largest(row, count)
+    return torch.from_numpy(found.reshape(*values.shape[:-1], count))
+
+
+def _largest(row: Array, count: int) -> npt.NDArray[np.int64]:
+    """Sort those that are above a limit, guessed from a sample to leave few more than `count`."""
+    sample = np.abs(row[::_SAMPLE])
+    limit = row.dtype.type(0)
+    rank = 2 * count // _SAMPLE + 16
+    if rank < len(sample):
+        limit = np.partition(sample, len(sample) - rank)[len(sample) - rank]
+    starts = range(0, len(row), _PIECE)
+    above: list[Any] = [None] * len(starts)
+
+    def look(task: int, found: Any) -> None:
+        above[task] = found[: _find_above(row, limit, starts[task], found)].copy()
+
+    run_tasks(
+        look, len(starts), threads_for(len(row)), scratch=lambda: (np.empty(_PIECE, np.int64),)
+    )
+    candidates = np.concatenate(above)
+    if len(candidates) < count:  # a rare sample
+        candidates = np.arange(len(row))
+    order = np.argsort(-np.abs(row[candidates]), kind="stable")
+    return np.asarray(candidates[order[:count]])
+
+
+@compiled(fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
+def _find_above(row: Any, limit: Any, start: Any, found: Any) -> Any:
+    """Write the indices of numbers of at least this size, of a piece; return how many there are."""
+    one, zero, count = np.float32(1), np.float32(0), 0
+    for first in range(start, min(start + found.size, row.size), 64):
+        part, some = row[first : first + 64], zero
+        for i in range(part.size):  # vectorised: mostly there is none
+            some += one if abs(part[i]) >= limit else zero
+        if some > zero:
+            for i in range(part.size):
+                if abs(part[i]) >= limit:
+                    found[count] = first + i
+                    count += 1
+    return count
 
 
 def is_finite(table: Tensor) -> bool:
@@ -194,67 +316,56 @@ def is_finite(table: Tensor) -> bool:
     return bool(torch.isfinite(table).all())
 
 
-def _short(seed: HashSeed, layout: Layout, offset: int, length: int, table: Array) -> Short:
-    """What loops over a short vector take; that of a whole vector is kept with the seed."""
-    key = layout.dim, layout.rows, layout.cols, table.itemsize
-    short: Short | None = seed.memo.get(key) if length == layout.dim else None
+class _Short(NamedTuple):
+    """Hashes of a short vector's blocks, as arguments of its loops, and their scratch."""
+
+    block: int
+    encode: tuple[Any, ...]
+    encode_scratch: int
+    query: tuple[Any, ...]
+    query_scratch: int
+
+
+def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, itemsize: int) -> _Short:
+    """Hashes of a short vector; those of a whole one are kept with the seed."""
+    key = layout.dim, layout.rows, layout.cols, itemsize
+    short: _Short | None = seed.memo.get(key) if length == layout.dim else None
     if short is None:
-        geometry, rows, cols = layout.geometry, layout.rows, layout.cols
-        first, last = offset // geometry.block, (offset + length - 1) // geometry.block
-        count, line = last - first + 1, geometry.block * table.itemsize
-        words = seed.words_for(rows)
-        hashes = cpu_short.hash_blocks(
-            first, count, rows, cols, geometry.block, geometry.runs, words
-        )
-        room = count if rows * cols * line <= cpu_short.SPREAD else 0  # for a wide table
-        factors = np.empty((rows, room), table.dtype)
-        spread = cpu_short.spread_blocks(hashes, cols, line, factors)
-        short = geometry.block, hashes, spread
+        rows, cols, block = layout.rows, layout.cols, layout.geometry.block
+        first, lanes = offset // block, BYTES // itemsize
+        count = (offset + length - 1) // block + 1 - first
+        signs = np.empty((2, count), np.uint32)
+        hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
+        codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
+        width = cols + max(block, lanes)
+        cpu_blocked.hash_blocks(*hashed, width, 1, codes, signs)
+        # For results: blocks that are there in part, and a vector that goes beyond the last.
+        border = (count if offset % block else lanes) * block + width
+        # With few columns, an encode first adds to a wide table.
+        spread, plan = rows * cols * block * itemsize <= _SPREAD, _plan(length, layout, itemsize)
+        where = (cols * block, block) if spread else (cols + block, 1)
+        cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
+        scratch = plan.copies * rows * plan.width + lanes + spread * rows * cols * block
+        add = adder(rows, itemsize)
+        short = _Short(
+            block, (block, plan.copies, spread, encode_codes, signs, add.address), scratch,
+            (block, width, codes, signs), rows * width + border,
+        )  # fmt: skip
         if length == layout.dim:  # parts of a vector are too many to keep
             seed.memo[key] = short
     return short
 
 
-def _block(layout: Layout) -> int:
-    return layout.geometry.block if layout.family == "blocked" else 0
+def _codes(count: int, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    return np.empty((count, rows), np.int64), np.empty((2, count), np.uint32)
 
 
-def _width(layout: Layout, kind: Kind) -> int:
-    """Of a row of a partial table: with room past its end for a chunk, if there are chunks."""
-    if kind in ("scattered", "joint"):
-        return layout.cols
-    return layout.cols + min(layout.geometry.block, cpu_blocked.CHUNK)
+def _bits() -> npt.NDArray[np.uint32]:
+    return np.empty((3, cpu_pairwise.PIECE + cpu_pairwise.SLACK), np.uint32)
 
 
-def _plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
-    """Which loops do it, in how many parts, and how many partial tables each part has, if any.
-
-    All follows from the sizes alone, and so does the order of additions.
-    """
-    key = length, itemsize
-    if key not in layout.memo:
-        layout.memo[key] = _make_plan(length, layout, itemsize)
-    plan: tuple[Kind, int, int] = layout.memo[key]
-    return plan
-
-
-def _make_plan(length: int, layout: Layout, itemsize: int) -> tuple[Kind, int, int]:
-    block = layout.geometry.block
-    if layout.family == "pairwise" and cpu_joint.pays(length, layout.rows, layout.cols):
-        return ("joint", 1, 0) if length < SERIAL else ("joint", _MAX_PARTS, 1)
-    if layout.family == "pairwise" or block < 16:  # less than a 64-byte vector
-        kind: Kind = "scattered"
-        copies = cpu_columns.COPIES if layout.cols <= _SHORT_ROW // 16 else 1
-    else:
-        short = length < SERIAL and block <= cpu_blocked.CHUNK and layout.rows <= _UNROLLED
-        kind = "short" if short else "long"
-        copies = _COPIES if layout.cols <= _SHORT_ROW else 1
-    room = max(_SPARE, length * itemsize // 125)
-    room //= layout.rows * _width(layout, kind) * itemsize
-    if kind == "short":
-        return kind, 1, copies if room >= copies else 1
-    parts = 1 if length < SERIAL else min(_MAX_PARTS, room // copies)
-    parts = 1 << (max(1, parts).bit_length() - 1)
-    if room < copies or (parts * copies == 1 and kind == "scattered"):
-        return kind, 1, 0
-    return kind, parts, copies
+def _aligned(count: int, dtype: Any) -> Array:
+    """Uninitialised numbers from a multiple of 64 bytes on."""
+    array: Array = np.empty(count + BYTES // np.dtype(dtype).itemsize, dtype)
+    skip = -array.ctypes.data % BYTES // array.itemsize
+    return array[skip : skip + count]

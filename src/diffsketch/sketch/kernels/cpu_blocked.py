@@ -1,7 +1,8 @@
 """The blocked family's loops, compiled by Numba. Sizes and types are checked by the caller.
 
 Coordinates are handled in chunks: a block, or `CHUNK` coordinates of a longer one (`QUERY_CHUNK` in
-queries).
+queries). `codes[k, j]` says where block `k` goes in row `j`: twice its place, plus one if all its
+signs are flipped. `signs[:, k]` are the step and the start of the block's own sequence of signs.
 """
 
 from __future__ import annotations
@@ -9,305 +10,279 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, uint32
+from numba import njit, uint32, uint64
 
-from diffsketch.sketch.kernels.cpu_adding import (
-    add_blocks,
-    add_lanes,
-    flip_blocks,
-)
-from diffsketch.sketch.kernels.cpu_functions import call
-from diffsketch.sketch.kernels.cpu_hashes import (
-    REST,
-    TOP,
-    address,
-    finite,
-    fold,
-    hash_signs,
-    hash_starts,
-    pad_rows,
-    share,
-)
+from diffsketch.compiled import compiled
+from diffsketch.sketch.kernels.cpu_lanes import add_signed, address, call
 
 CHUNK = 1024
 QUERY_CHUNK = 4096
-_STRETCH = 1 << 15  # coordinates of short blocks that row after row reads, signed beforehand
-_PIECE = 1 << 14  # bytes of a long block that stay in the first-level cache while rows read them
-_AHEAD = 1 << 15  # bytes: so far ahead the next pieces are fetched meanwhile
-_BATCH = 64  # blocks hashed at once
+BATCH = 64  # blocks hashed at once
+_STRETCH = 1 << 15  # coordinates of short blocks between which copies begin anew
+PIECE = 1 << 12  # coordinates of a long block that stay in the first-level cache for all rows
 
 
 @njit(inline="always")
-def _add_piece(
-    source: Any, count: Any, into: Any, to: Any, width: Any, cols: Any, low: Any, high: Any,
-    start: Any, step: Any, phase: Any, fetch: Any, every: Any, one: Any, size: Any,
-) -> None:  # fmt: skip
-    """Add `count` values, that begin `into` a block, to columns `low` to `high` of a row.
+def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
+    """`diffsketch.sketch.hashing.mix64`."""
+    z = value + first_key
+    z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    z = z ^ second_key
+    z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return z ^ (z >> uint64(31))
 
-    Inlined by Numba, not left to LLVM: that makes an encode a sixth faster.
+
+@compiled
+def hash_blocks(
+    first: Any, count: Any, runs: Any, cols: Any, block: Any, words: Any, top: Any, rows: Any,
+    stride: Any, unit: Any, codes: Any, signs: Any,
+) -> None:  # fmt: skip
+    """Codes and signs of `count` blocks from `first` on, in `rows` rows from `top` on.
+
+    A block that starts at column `c` of row `top + j` has its place at `j * stride + c * unit`.
     """
-    phase = phase + step * uint32(into) + (start & TOP)
-    begin, least = np.int64(start & REST) + into, low
-    begin -= cols if begin >= cols else 0
-    for _ in range(2):  # as it lies, then what of it goes around the end of the row
-        at, end = max(begin, least), min(begin + count, high)
-        if at < end:
-            skip = at - begin
-            value, phase_there = source + skip * size, phase + step * uint32(skip)
-            add_lanes(to + at * size, value, end - at, step, phase_there, fetch, every, one)
-        begin, least = begin - cols, max(low, width - cols)
+    for k in range(count):
+        h = mix64(uint64(first + k), words[0], words[1])
+        signs[0, k], signs[1, k] = uint32(h >> uint64(32)), uint32(h)
+    wide = uint64(cols)
+    for j in range(rows):
+        first_key, second_key = words[2 + 3 * (top + j)], words[3 + 3 * (top + j)]
+        slot, run, done = first // runs, first % runs, 0
+        while done < count:  # a slot after the other: within one, run follows run
+            some = min(runs - run, count - done)
+            at, begin = uint64(slot * block), uint64(j * stride)
+            for k in range(some):
+                h = mix64(uint64(run + k), first_key, second_key)
+                start = (((h >> uint64(32)) * wide) >> uint64(32)) + at
+                start -= wide if start >= wide else uint64(0)
+                codes[done + k, j] = ((begin + start * uint64(unit)) << uint64(1)) | (h & uint64(1))
+            slot, run, done = slot + 1, 0, done + some
 
 
-@njit
-def _add_pieces(
-    vector: Any, offset: Any, table: Any, cols: Any, bands: Any, unit: Any, units: Any,
-    first: Any, last: Any, block: Any, hashed: Any, starts: Any, steps: Any, phases: Any,
+@compiled
+def all_finite(tables: Any) -> Any:
+    """Whether no cell is NaN or infinite."""
+    bad, cells = 0, tables.reshape(-1)
+    for i in range(cells.size):
+        bad += 0 if abs(cells[i]) < np.inf else 1
+    return bad == 0
+
+
+@compiled
+def encode_short(
+    task: Any, tasks: Any, vectors: Any, out: Any, lead: Any, block: Any, copies: Any, spread: Any,
+    codes: Any, signs: Any, add: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Add coordinates `first` to `last` piece by piece, each to all rows of the share.
+    """Tables of short vectors that begin `lead` coordinates into their first block.
 
-    `starts` and so on are the hashes from block `hashed` on.
+    Blocks take turns on several tables with longer rows, in `scratch`: a load that overlaps a store
+    made just before, as happens all the time in short rows, would have to wait for it.
+
+    With few columns, rows `spread` out first: they have a block of its own at each place that
+    blocks start at. So these are added to whole lines of the cache, and no load overlaps a store
+    made just before but one of the same line. `codes` end with that of the place 0, and `out` holds
+    zeros.
     """
-    size, width, piece = vector.itemsize, table.shape[1], _PIECE // vector.itemsize
-    top, bottom = unit // bands, (units - 1) // bands
-    every = max(1, (units - unit) // bands)  # so the rows fetch all of it together
-    at = first
-    while at < last:
-        into, k = at % block, at // block - hashed
-        count = min(last - at, piece - into % piece, block - into)
-        source, part = address(vector) + (at - offset) * size, count * size // every
-        for row in range(top, bottom + 1):  # the share's bands of a row in one go
-            low, _ = share(width, max(unit - row * bands, 0), bands)
-            _, high = share(width, min(units - row * bands, bands) - 1, bands)
-            fetch = source + _AHEAD + (row - top) * part
-            _add_piece(
-                source, count, into, address(table) + row * width * size, width, cols, low, high,
-                starts[row - top, k], steps[k], phases[k], fetch, every, vector[0], size,
-            )  # fmt: skip
-        at += count
+    (items, length), rows, cols = vectors.shape, out.shape[1], out.shape[2]
+    width, count, mask = cols + block, signs.shape[1], 0 if spread else copies - 1
+    skip = -address(scratch) % 64 // scratch.itemsize  # up to a line of the cache
+    base = skip + rows * cols * block if spread else skip
+    whole = 0 if lead or block % (64 // scratch.itemsize) else length // block
+    size, code_at, cells = (
+        scratch.itemsize,
+        address(codes),
+        address(scratch) + skip * scratch.itemsize,
+    )
+    for item in range(items * task // tasks, items * (task + 1) // tasks):
+        for i in range(scratch.size):
+            scratch[i] = 0
+        begin = address(vectors) + item * length * size
+        call(
+            add,
+            (
+                cells, begin, code_at, whole, block, address(signs), address(signs[1]), mask,
+                rows * width, length * size,
+            ),
+        )  # fmt: skip
+        for k in range(whole, count):
+            into = max(lead - k * block, 0)
+            at = k * block - lead + into
+            some, to = min(block - into, length - at), skip + (k & mask) * rows * width + into
+            step, start = signs[0, k], item * length + at
+            phase = signs[1, k] + step * uint32(into)
+            add_signed(scratch, to, codes, k * rows, rows, vectors, start, some, step, phase)
+        zero, still = count * rows, uint32(0)
+        if spread:
+            for j in range(rows):
+                for c in range(cols):
+                    to = base + ((c & (copies - 1)) * rows + j) * width + c
+                    start = skip + (j * cols + c) * block
+                    add_signed(scratch, to, codes, zero, 1, scratch, start, block, still, still)
+        for j in range(rows):  # what lies past the end of a row belongs to its start
+            to = (item * rows + j) * cols
+            for past, some in ((0, cols), (cols, block)):
+                for p in range(copies):
+                    start = base + (p * rows + j) * width + past
+                    add_signed(out, to, codes, zero, 1, scratch, start, some, still, still)
 
 
-@njit
-def _encode_stretch(
-    vector: Any, offset: Any, tables: Any, cols: Any, bands: Any, unit: Any, units: Any,
-    first: Any, last: Any, block: Any, runs: Any, words: Any,
-) -> None:  # fmt: skip
-    """Add chunks `first` to `last` to some of a table's units; a unit is a band of a row.
+@compiled
+def query_short(
+    task: Any, tasks: Any, outs: Any, tables: Any, lead: Any, block: Any, width: Any, codes: Any,
+    signs: Any, combine: Any, validate: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    """Estimates of short vectors that begin `lead` coordinates into their first block.
 
-    Blocks may take turns on several copies of the table: a load that overlaps a store made just
-    before, as happens all the time in short rows, would have to wait for it.
+    `scratch` is for a table whose rows repeat their start, so that no block has to go around the
+    end; and, since whole vectors are written, for those that would go beyond the results. False,
+    and nothing is written, if any table is to be validated and not finite.
     """
-    copies, rows, width = tables.shape
-    size, chunk = vector.itemsize, min(block, CHUNK)
-    per_stretch = _BATCH * block // chunk
-    if chunk == block:
-        per_stretch = min(per_stretch, _STRETCH // chunk)
-    blocks = per_stretch * chunk // block
-    top, bottom = unit // bands, (units - 1) // bands
-    starts = np.empty((bottom + 1 - top, blocks), np.uint32)
-    steps, phases = np.empty(blocks, np.uint32), np.empty(blocks, np.uint32)
-    signed = np.empty(per_stretch * chunk if chunk == block else 0, vector.dtype)
-    apart = rows * width * size
-    begin, stop = first, offset + vector.size
-    while begin < last:
-        end = min(last, begin + per_stretch - begin % per_stretch)
-        if begin * chunk < offset or (begin + 1) * chunk > stop:
-            end = begin + 1  # a chunk that the vector fills only in part, by itself
-        end = min(end, max(begin + 1, stop // chunk))
-        whole = begin * chunk >= offset and end * chunk <= stop
-        hashed = begin * chunk // block
-        count = (end * chunk - 1) // block + 1 - hashed
-        hash_signs(hashed, words, steps[:count], phases[:count])
-        for row in range(top, bottom + 1):
-            hash_starts(hashed, runs, cols, block, row, words, starts[row - top, :count])
-        if chunk == block and whole and bands == 1 and width > cols:
-            # Short blocks, no borders and no end of a row to go around: no decisions to make.
-            source, each = address(vector) + (begin * chunk - offset) * size, chunk * size // 64
-            to, by, of = address(signed), address(steps), address(phases)
-            flip_blocks(to, source, count, each, by, of, vector[0])
-            add_blocks(
-                address(tables[0, unit]), to, count, each, units - unit, width * size,
-                address(starts), blocks, copies - 1, apart, vector[0],
-            )  # fmt: skip
-        else:
-            _add_pieces(
-                vector, offset, tables[0], cols, bands, unit, units, max(begin * chunk, offset),
-                min(end * chunk, stop), block, hashed, starts, steps, phases,
-            )  # fmt: skip
-        begin = end
+    if validate and not all_finite(tables):
+        return False
+    (items, length), (rows, cols) = outs.shape, tables.shape[1:]
+    count, lanes, border = signs.shape[1], 64 // scratch.itemsize, rows * width
+    whole = 0 if lead else max(0, (length - max(block, lanes)) // block + 1)
+    done, at, steps, phases = whole * block, address(codes), address(signs), address(signs[1])
+    cells, rest = address(scratch), address(scratch) + border * scratch.itemsize
+    after, more, further = at + whole * rows * 8, steps + whole * 4, phases + whole * 4
+    for item in range(items * task // tasks, items * (task + 1) // tasks):
+        table, out = tables[item], outs[item]
+        for j in range(rows):
+            for c in range(cols):
+                scratch[j * width + c] = table[j, c]
+            for c in range(cols, width):
+                scratch[j * width + c] = scratch[j * width + c - cols]
+        call(combine, (address(out), cells, at, whole, block, steps, phases))
+        call(combine, (rest, cells, after, count - whole, block, more, further))
+        for i in range(done, length):
+            out[i] = scratch[border + lead + i - done]
+    return True
 
 
-@njit(inline="always")
-def _encode_task(
-    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
-    cols: Any, block: Any, runs: Any, words: Any,
-) -> None:  # fmt: skip
-    """A task is a vector, a part of it (each part has its tables) and a share of their units."""
-    copies, rows = tables.shape[1] // parts, tables.shape[2]
-    item, rest = task // (parts * shares), task % (parts * shares)
-    part, piece = rest // shares, rest % shares
-    chunk = min(block, CHUNK)
-    first = offset // chunk
-    begin, end = share((offset + vectors.shape[1] - 1) // chunk + 1 - first, part, parts)
-    unit, units = share(rows * bands, piece, shares)
-    _encode_stretch(
-        vectors[item], offset, tables[item, part * copies : (part + 1) * copies], cols, bands,
-        unit, units, first + begin, first + end, block, runs, words,
-    )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
+@compiled
 def encode_long(
-    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
-    block: Any, runs: Any, words: Any, out: Any,
+    task: Any, vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any,
+    cols: Any, block: Any, runs: Any, words: Any, codes: Any, signs: Any,
 ) -> None:  # fmt: skip
-    """One thread. `tables` is `out` itself, or partial tables with longer rows to be folded."""
-    for task in range(vectors.shape[0] * parts * shares):
-        _encode_task(task, vectors, offset, tables, parts, shares, bands, cols, block, runs, words)
-    if tables.shape[3] > cols:
-        for item in range(vectors.shape[0]):
-            fold(tables[item], out[item])
+    """Add a part of a vector to a share of the units of its tables; a unit is a band of a row.
 
-
-@njit(cache=True, parallel=True, nogil=True)
-def encode_long_parallel(
-    vectors: Any, offset: Any, tables: Any, parts: Any, shares: Any, bands: Any, cols: Any,
-    block: Any, runs: Any, words: Any, out: Any,
-) -> None:  # fmt: skip
-    """The same with all threads."""
-    for task in prange(vectors.shape[0] * parts * shares):
-        _encode_task(task, vectors, offset, tables, parts, shares, bands, cols, block, runs, words)
-    if tables.shape[3] > cols:
-        for item in prange(vectors.shape[0]):
-            fold(tables[item], out[item])
-
-
-@njit(inline="always")
-def _query_chunk(
-    table: Any, cols: Any, to: Any, vectors: Any, places: Any, flips: Any, cells: Any, ends: Any,
-    step: Any, phase: Any, combine: Any,
-) -> None:  # fmt: skip
-    """Estimates of so many vectors of coordinates, whose cells are from `places` on in each row.
-
-    They are combined up to where a row ends. Of the vector with the end, a copy is made.
+    The tables of a part, of zeros at first, may have longer rows: what lies past their end is for
+    the start. With `parts`, blocks may take turns on several of them, as in `encode_short`.
     """
-    rows, width, size = table.shape[0], table.shape[1], table.itemsize
-    lanes, done = 64 // size, 0
-    while done < vectors:
-        count = vectors - done
-        for j in range(rows):
-            count = min(count, (width - places[j]) // lanes)
-        over, count = count == 0, max(count, 1)
-        for j in range(rows):
-            cells[j] = address(table) + (j * width + places[j]) * size
-            if over and places[j] + lanes > width:
-                for i in range(lanes):
-                    at = places[j] + i
-                    ends[j, i] = table[j, at - cols if at >= cols else at]
-                cells[j] = address(ends) + j * 64
-        turn = phase + step * uint32(done * lanes)
-        call(combine, (to + done * 64, address(cells), address(flips), count, step, turn))
-        for j in range(rows):
-            places[j] += count * lanes
-            places[j] -= cols if places[j] >= cols else 0
-        done += count
+    length, (copies, rows, width) = vectors.shape[1], tables.shape[1:]
+    copies //= parts
+    item, part, piece = task // (parts * shares), task // shares % parts, task % shares
+    unit, units = rows * bands * piece // shares, rows * bands * (piece + 1) // shares
+    top, many = unit // bands, (units - 1) // bands + 1 - unit // bands
+    chunk = min(block, CHUNK)
+    first, stop = offset // chunk, offset + length
+    chunks = (stop - 1) // chunk + 1 - first
+    at, last = first + chunks * part // parts, first + chunks * (part + 1) // parts
+    whole = chunk == block and bands == 1 and width > cols  # no end of a row to go around
+    stretch = min(BATCH, max(1, _STRETCH // block)) * block if whole else BATCH * block
+    at, last = max(at * chunk, offset), min(last * chunk, stop)
+    source, base = item * length - offset, (item * parts + part) * copies * rows * width
+    while at < last:
+        end = min(last, at - at % stretch + stretch)
+        if whole and at % chunk:
+            end = min(end, at - at % chunk + chunk)  # a block that is there only in part, by itself
+        elif whole and end % chunk and end - at > chunk:
+            end -= end % chunk
+        hashed, count = at // block, (end - 1) // block + 1 - at // block
+        stride = width if whole else 0
+        hash_blocks(hashed, count, runs, cols, block, words, top, many, stride, 1, codes, signs)
+        turn = 0
+        while at < end:
+            k, into = at // block - hashed, at % block
+            step = signs[0, k]
+            if whole:
+                size = min(block - into, end - at)
+                to = base + ((turn & (copies - 1)) * rows + top) * width + into
+                phase = signs[1, k] + step * uint32(into)
+                add_signed(
+                    tables, to, codes, k * rows, many, vectors, source + at, size, step, phase
+                )
+                turn += 1
+            else:
+                size = min(end - at, PIECE - into % PIECE, block - into)
+                for row in range(top, top + many):
+                    low = width * max(unit - row * bands, 0) // bands
+                    high = width * min(units - row * bands, bands) // bands
+                    start = codes[k, row - top] >> 1
+                    begin, least = start + into, low
+                    begin -= cols if begin >= cols else 0
+                    for _ in range(2):  # as it lies, then what goes around the end of the row
+                        left, right = max(begin, least), min(begin + size, high)
+                        if left < right:
+                            skip = left - begin
+                            add_signed(
+                                tables, base + row * width + left - start, codes,
+                                k * rows + row - top, 1, vectors, source + at + skip,
+                                right - left, step, signs[1, k] + step * uint32(into + skip),
+                            )  # fmt: skip
+                        begin, least = begin - cols, max(low, width - cols)
+            at += size
 
 
-@njit
-def _query_stretch(
-    table: Any, cols: Any, out: Any, offset: Any, first: Any, last: Any, block: Any, runs: Any,
-    words: Any, combine: Any, combine_blocks: Any,
+@compiled
+def query_long(
+    task: Any, tables: Any, outs: Any, offset: Any, parts: Any, cols: Any, block: Any, runs: Any,
+    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
+    phase: Any,
 ) -> None:  # fmt: skip
-    """Estimates of chunks `first` to `last`."""
-    rows, size, chunk = table.shape[0], table.itemsize, min(block, QUERY_CHUNK)
-    vectors, ends = chunk * size // 64, np.empty((rows, 64 // size), table.dtype)
-    border = np.empty(chunk + 64 // size, table.dtype)
-    border = border[-address(border) % 64 // size :]  # from a multiple of 64 bytes on
-    starts, places = np.empty((rows, _BATCH), np.uint32), np.empty(rows, np.int64)
-    steps, phases = np.empty(_BATCH, np.uint32), np.empty(_BATCH, np.uint32)
-    cells, flips = np.empty(rows, np.int64), np.empty(rows, np.uint32)
-    hashed, c = np.int64(-1), first
+    """Estimates of a part of a vector; rows of the table may be longer and repeat their start."""
+    rows, width, size, length = tables.shape[1], tables.shape[2], tables.itemsize, outs.shape[1]
+    table, out = tables[task // parts], outs[task // parts]
+    chunk, lanes = min(block, QUERY_CHUNK), ends.shape[1]
+    first = offset // chunk
+    chunks = (offset + length - 1) // chunk + 1 - first
+    c, last = first + chunks * (task % parts) // parts, first + chunks * (task % parts + 1) // parts
+    places, cells, stop = scratch[0], scratch[1], min(length, last * chunk - offset)
+    hashed, known, step_at, phase_at = 0, 0, address(signs), address(signs[1])
     while c < last:
         base = c * chunk
-        b = base // block
-        if hashed < 0 or b >= hashed + _BATCH:
-            hashed = b
-            ahead = min(_BATCH, (last * chunk - 1) // block + 1 - b)
-            hash_signs(b, words, steps[:ahead], phases[:ahead])
-            for j in range(rows):
-                hash_starts(b, runs, cols, block, j, words, starts[j, :ahead])
-            count = min(_BATCH, last - c, max(1, (offset + out.size) // chunk - c))
-            inner = base >= offset and base + count * chunk <= offset + out.size
-            if chunk == block and inner and table.shape[1] > cols:
-                # Short blocks, no borders and no end of a row to go around: no decisions to make.
-                to, apart = address(out) + (base - offset) * size, table.shape[1] * size
-                at, by, of = address(starts), address(steps), address(phases)
-                cell, per = address(table), _BATCH
-                call(combine_blocks, (to, cell, apart, count, vectors, at, per, by, of))
-                c += count
-                hashed = -1
-                continue
-        k, into = b - hashed, base % block
+        b, into, begin = base // block, base % block, base - offset
+        if not hashed <= b < hashed + known:
+            hashed, known = b, min(BATCH, (last * chunk - 1) // block + 1 - b)
+            hash_blocks(b, known, runs, cols, block, words, 0, rows, width, 1, codes, signs)
+        k, to = b - hashed, address(out) + begin * size
+        inside = begin >= 0 and begin + max(chunk, lanes) <= stop
+        if chunk == block and width > cols and inside:
+            # Short blocks, no borders and no end of a row to go around: no decisions to make.
+            some = min(known - k, (stop - begin - max(chunk, lanes)) // chunk + 1)
+            at = address(codes) + k * rows * 8
+            call(combine, (to, address(table), at, some, chunk, step_at + 4 * k, phase_at + 4 * k))
+            c += some
+            continue
         c += 1
+        done, to = 0, to if inside else address(border)
         for j in range(rows):
-            place = np.int64(starts[j, k] & REST) + into
-            places[j], flips[j] = place - cols if place >= cols else place, starts[j, k] & TOP
-        begin, phase = base - offset, phases[k] + steps[k] * uint32(into)
-        inside = begin >= 0 and begin + chunk <= out.size
-        to = address(out) + begin * size if inside else address(border)
-        _query_chunk(table, cols, to, vectors, places, flips, cells, ends, steps[k], phase, combine)
+            place = (codes[k, j] >> 1) - j * width + into
+            places[j] = place - cols if place >= cols else place
+        while done < chunk:  # up to where a row ends; of the vector with the end, a copy is made
+            count = max(chunk - done, lanes)
+            for j in range(rows):
+                count = min(count, (width - places[j]) // lanes * lanes)
+            over, count = count == 0, max(count, lanes)
+            for j in range(rows):
+                at = j * width + places[j]
+                if over and places[j] + lanes > width:
+                    for i in range(lanes):
+                        column = places[j] + i
+                        ends[j, i] = table[j, column - cols if column >= cols else column]
+                    at = (address(ends) - address(table)) // size + j * lanes
+                cells[j] = at * 2 + (codes[k, j] & 1)
+                places[j] += count
+                places[j] -= cols if places[j] >= cols else 0
+            phase[0] = signs[1, k] + signs[0, k] * uint32(into + done)
+            call(
+                combine,
+                (
+                    to + done * size, address(table), address(cells), 1, count, step_at + 4 * k,
+                    address(phase),
+                ),
+            )  # fmt: skip
+            done += count
         if not inside:
-            for i in range(max(0, -begin), min(chunk, out.size - begin)):
+            for i in range(max(0, -begin), min(chunk, length - begin)):
                 out[begin + i] = border[i]
-
-
-@njit(inline="always")
-def _query_task(
-    task: Any, tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any,
-    runs: Any, words: Any, combine: Any, combine_blocks: Any,
-) -> None:  # fmt: skip
-    item, part = task // parts, task % parts
-    chunk = min(block, QUERY_CHUNK)
-    first = offset // chunk
-    begin, end = share((offset + outs.shape[1] - 1) // chunk + 1 - first, part, parts)
-    table = tables[item]
-    if pad:
-        table = pad_rows(table, pad)
-    _query_stretch(
-        table, cols, outs[item], offset, first + begin, first + end, block, runs, words, combine,
-        combine_blocks,
-    )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def query(
-    tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, combine: Any, combine_blocks: Any, validate: Any,
-) -> Any:  # fmt: skip
-    """One thread. False, and nothing is written, if a table is to be validated and not finite.
-
-    How to combine is said by the addresses of a `lanes_combiner` and a `blocks_combiner`.
-    """
-    if validate and not finite(tables):
-        return False
-    for task in range(tables.shape[0] * parts):
-        _query_task(
-            task, tables, cols, outs, offset, parts, pad, block, runs, words, combine,
-            combine_blocks,
-        )  # fmt: skip
-    return True
-
-
-@njit(cache=True, parallel=True, nogil=True)
-def query_parallel(
-    tables: Any, cols: Any, outs: Any, offset: Any, parts: Any, pad: Any, block: Any, runs: Any,
-    words: Any, combine: Any, combine_blocks: Any, validate: Any,
-) -> Any:  # fmt: skip
-    """The same with all threads."""
-    if validate and not finite(tables):
-        return False
-    for task in prange(tables.shape[0] * parts):
-        _query_task(
-            task, tables, cols, outs, offset, parts, pad, block, runs, words, combine,
-            combine_blocks,
-        )  # fmt: skip
-    return True

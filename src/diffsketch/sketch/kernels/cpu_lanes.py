@@ -1,166 +1,477 @@
 """Vector instructions for Numba: vectors of 64 bytes, written in LLVM's own terms.
 
 Numba's optimiser vectorises loops only sometimes; spelled out they always are, and LLVM maps the
-vectors to whatever the processor has. Addresses are integers, so nothing here checks bounds. The
-loops themselves are in `cpu_adding`, `cpu_columns` and `cpu_combining`.
+vectors to whatever the processor has. Nothing here checks bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
+
+from diffsketch.compiled import compiled_callback
+from diffsketch.sketch.kernels.networks import median_network, middle
 
 BYTES = 64
+GROUP = 16  # coordinates that are hashed one by one, at once
 I32, I64 = ir.IntType(32), ir.IntType(64)
-TOP_BIT = 1 << 31
+
+
+def _long(value: int) -> Any:
+    return ir.Constant(I64, value)
 
 
 class Lanes:
-    """How one element type is laid out in a vector, and the few operations on it."""
+    """The layout of one element type in a vector, and the operations on such vectors."""
 
-    def __init__(self, builder: Any, scalar: Any) -> None:
+    def __init__(self, builder: Any, itemsize: int) -> None:
         self.builder = builder
-        self.single = scalar == types.float32
-        self.size = 4 if self.single else 8
-        self.count = BYTES // self.size
-        self.real = ir.VectorType(ir.FloatType() if self.single else ir.DoubleType(), self.count)
-        self.bits = ir.VectorType(I32 if self.single else I64, self.count)
+        self.size, self.count = itemsize, BYTES // itemsize
+        self.suffix = f"v{self.count}f{8 * itemsize}"
+        self.real = ir.VectorType(ir.FloatType() if itemsize == 4 else ir.DoubleType(), self.count)
+        self.bits = ir.VectorType(ir.IntType(8 * itemsize), self.count)
         self.words = ir.VectorType(I32, self.count)
 
-    def load(self, address: Any) -> Any:
-        """The vector at an address, which need not be a multiple of its size."""
-        pointer = self.builder.inttoptr(address, self.real.as_pointer())
-        return self.builder.load(pointer, align=self.size)
+    def pointer(self, array: Any, index: Any) -> Any:
+        """Pointer to the vector that begins with an array's number `index`."""
+        place = self.builder.gep(array, [index])
+        return self.builder.bitcast(place, self.real.as_pointer())
 
-    def store(self, value: Any, address: Any, *, stream: bool = False) -> None:
-        """Write a vector; with `stream` past the caches, to a multiple of its size."""
-        pointer = self.builder.inttoptr(address, self.real.as_pointer())
+    def load(self, pointer: Any, count: Any = None) -> Any:
+        """The vector at a pointer; or its first `count` lanes and zeros, reading no further."""
+        if count is None:
+            return self.builder.load(pointer, align=self.size)
+        zeros, align = ir.Constant(self.real, [0.0] * self.count), ir.Constant(I32, self.size)
+        name = f"llvm.masked.load.{self.suffix}.p0"
+        return self.call(name, self.real, pointer, align, self._below(count), zeros)
+
+    def load_words(self, array: Any, index: Any) -> Any:
+        """The 32-bit words from `index` on, one for each lane."""
+        place = self.builder.gep(array, [index])
+        return self.builder.load(self.builder.bitcast(place, self.words.as_pointer()), align=4)
+
+    def load_pairs(self, array: Any, index: Any) -> list[Any]:
+        """The first numbers of pairs from `index` on, and the second."""
+        further = self.builder.add(index, _long(self.count))
+        both = [self.load(self.pointer(array, at)) for at in (index, further)]
+        return [
+            self.builder.shuffle_vector(
+                *both, ir.Constant(self.words, list(range(second, 2 * self.count, 2)))
+            )
+            for second in range(2)
+        ]
+
+    def store(self, value: Any, pointer: Any, count: Any = None, *, stream: bool = False) -> None:
+        """Write a vector, or its first `count` lanes.
+
+        With `stream` it is written past the caches, to a multiple of its size.
+        """
+        if count is not None:
+            align, name = ir.Constant(I32, self.size), f"llvm.masked.store.{self.suffix}.p0"
+            self.call(name, ir.VoidType(), value, pointer, align, self._below(count))
+            return
         store = self.builder.store(value, pointer, align=BYTES if stream else self.size)
         if stream:
-            module = self.builder.module
-            store.set_metadata("nontemporal", module.add_metadata([ir.Constant(I32, 1)]))
+            metadata = self.builder.module.add_metadata([ir.Constant(I32, 1)])
+            store.set_metadata("nontemporal", metadata)
 
-    def load_words(self, address: Any, index: Any) -> Any:
-        """The vector with number `index` of 32-bit words, one for each lane."""
-        at = self.builder.add(address, self.builder.mul(index, ir.Constant(I64, 4 * self.count)))
-        return self.builder.load(self.builder.inttoptr(at, self.words.as_pointer()), align=4)
+    def prefetch(self, pointer: Any, ahead: Any) -> None:
+        """Ask for the line of the cache that is so many bytes after a pointer."""
+        place = self.builder.ptrtoint(pointer, I64)
+        there = self.builder.inttoptr(self.builder.add(place, ahead), self.real.as_pointer())
+        read, second_level, data = (ir.Constant(I32, k) for k in (0, 2, 1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), there, read, second_level, data)
 
-    def load_first(self, address: Any, mask: Any) -> Any:
-        """The lanes that `mask` has, zeros elsewhere; no other memory is touched."""
-        pointer = self.builder.inttoptr(address, self.real.as_pointer())
-        kind = ir.FunctionType(self.real, [pointer.type, I32, mask.type, self.real])
-        call = self._function("llvm.masked.load", kind)
-        align = ir.Constant(I32, self.size)
-        return self.builder.call(call, (pointer, align, mask, self.constant(0.0)))
+    def call(self, name: str, result: Any, *args: Any, fastmath: tuple[str, ...] = ()) -> Any:
+        """Call one of LLVM's functions on such vectors."""
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, args, fastmath=fastmath)
 
-    def store_first(self, value: Any, address: Any, mask: Any) -> None:
-        """Write the lanes that `mask` has."""
-        pointer = self.builder.inttoptr(address, self.real.as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [self.real, pointer.type, I32, mask.type])
-        call = self._function("llvm.masked.store", kind)
-        self.builder.call(call, (value, pointer, ir.Constant(I32, self.size), mask))
-
-    def below(self, count: Any) -> Any:
-        """A mask of the first `count` lanes."""
+    def _below(self, count: Any) -> Any:
         lanes = ir.Constant(self.words, list(range(self.count)))
         return self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
-    def _function(self, name: str, kind: Any) -> Any:
-        suffix = f"v{self.count}f{32 if self.single else 64}"
-        name = f"{name}.{suffix}.p0" if "masked" in name else f"{name}.{suffix}"
-        return cgutils.get_or_insert_function(self.builder.module, kind, name)
-
-    def splat(self, word: Any) -> Any:
-        """A vector with the word in every lane."""
-        undefined = ir.Constant(ir.VectorType(word.type, self.count), ir.Undefined)
-        vector = self.builder.insert_element(undefined, word, ir.Constant(I32, 0))
+    def splat(self, value: Any) -> Any:
+        """The value in every lane."""
+        undefined = ir.Constant(ir.VectorType(value.type, self.count), ir.Undefined)
+        vector = self.builder.insert_element(undefined, value, ir.Constant(I32, 0))
         zeros = ir.Constant(self.words, [0] * self.count)
         return self.builder.shuffle_vector(vector, undefined, zeros)
 
     def flip(self, value: Any, words: Any) -> Any:
         """`value` with its signs flipped where the top bits of `words` are set."""
         builder = self.builder
-        mask = builder.and_(words, ir.Constant(self.words, [TOP_BIT] * self.count))
-        if not self.single:
+        mask = builder.and_(words, ir.Constant(self.words, [1 << 31] * self.count))
+        if self.size == 8:
             mask = builder.zext(mask, self.bits)
             mask = builder.shl(mask, ir.Constant(self.bits, [32] * self.count))
         return builder.bitcast(builder.xor(builder.bitcast(value, self.bits), mask), self.real)
 
-    def weyl(self, index: Any, step: Any, phase: Any) -> Any:
-        """Words `phase + step * i` for the lanes `i` of the vector with number `index`."""
-        builder = self.builder
+    def ramp(self, step: Any, phase: Any) -> Any:
+        """Words `phase + step * i` of the lanes `i`."""
         lanes = ir.Constant(self.words, list(range(self.count)))
-        first = builder.mul(builder.trunc(index, I32), ir.Constant(I32, self.count))
-        start = builder.add(phase, builder.mul(step, first))
-        return builder.add(self.splat(start), builder.mul(self.splat(step), lanes))
-
-    def address(self, base: Any, index: Any) -> Any:
-        """Of the vector with number `index`."""
-        return self.builder.add(base, self.builder.mul(index, ir.Constant(I64, BYTES)))
-
-    def low_and_high(self, a: Any, b: Any) -> tuple[Any, Any]:
-        """Minimum and maximum; the flags let LLVM use one instruction each (no NaN comes here)."""
-        builder = self.builder
-        kind = ir.FunctionType(self.real, [self.real, self.real])
-        low, high = self._function("llvm.minnum", kind), self._function("llvm.maxnum", kind)
-        flags = ("nnan", "nsz")
-        return builder.call(low, (a, b), fastmath=flags), builder.call(high, (a, b), fastmath=flags)
-
-    def multiply_add(self) -> Callable[[Any, Any, Any], Any]:
-        """`a * b + c` with one rounding."""
-        kind = ir.FunctionType(self.real, [self.real] * 3)
-        call = self._function("llvm.fma", kind)
-        return lambda a, b, c: self.builder.call(call, (a, b, c))
-
-    def scalar_at(self, array: Any, index: Any) -> Any:
-        """The number at a place in an array of the element type."""
-        pointer = self.builder.inttoptr(array, self.real.element.as_pointer())
-        return self.builder.load(self.builder.gep(pointer, [index]))
-
-    def constant(self, value: float) -> Any:
-        """A vector with the number in every lane."""
-        return ir.Constant(self.real, [value] * self.count)
+        return self.builder.add(self.splat(phase), self.builder.mul(self.splat(step), lanes))
 
 
-def word_of(builder: Any, words: Any, row: Any, per_row: Any, block: Any) -> Any:
-    """The 32-bit word of a row and a block."""
-    return word_at(builder, words, builder.add(builder.mul(row, per_row), block))
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return context.make_array(kind)(context, builder, array).data
 
 
-def place_of(lanes: Lanes, table: Any, row: Any, stride: Any, word: Any) -> Any:
-    """The address of the cell that a word says, in a row of a table."""
-    builder = lanes.builder
-    start = builder.and_(word, ir.Constant(I32, TOP_BIT - 1))
-    start = builder.mul(builder.zext(start, I64), ir.Constant(I64, lanes.size))
-    return builder.add(builder.add(table, builder.mul(row, stride)), start)
+@intrinsic
+def address(typingctx: Any, array: Any) -> Any:
+    """An array's address, as a signed integer. The array must outlive its use."""
+    del typingctx
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ptrtoint(_data(context, builder, sig.args[0], args[0]), I64)
+
+    return types.int64(array), codegen
 
 
-def one_or_more(builder: Any, count: Any, emit: Callable[[Any], None]) -> None:
-    """Code for `count` vectors, with a copy for the common case of one that has no inner loop."""
-    single = builder.icmp_signed("==", count, ir.Constant(I64, 1))
-    with builder.if_else(single, likely=True) as (one, more):
+@intrinsic
+def add_signed(
+    typingctx: Any, table: Any, at: Any, codes: Any, first: Any, rows: Any, source: Any,
+    begin: Any, count: Any, step: Any, phase: Any,
+) -> Any:  # fmt: skip
+    """Add `source[begin + i]` for `i < count`, negative if `phase + step * i` has its top bit set.
+
+    They are added in each row to `table[at + (code >> 1) + i]` with the row's code of
+    `codes[first : first + rows]`, and all subtracted instead if that is odd. Places are those in
+    memory, for arrays of any shape.
+    """
+    del typingctx, at, first, rows, begin, count, step, phase
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = Lanes(builder, sig.args[0].dtype.bitwidth // 8)
+        to, code_at, origin = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
+        at, first, rows, begin, count, step, phase = args[1], *args[3:5], *args[6:]
+        each, whole = _long(lanes.count), builder.and_(count, _long(-lanes.count))
+        jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
+        signs = cgutils.alloca_once(builder, lanes.words)
+
+        def add(value: Any, place: Any, flip: Any, rest: Any = None) -> None:
+            cells = lanes.pointer(to, place)
+            value = lanes.flip(value, flip)
+            lanes.store(builder.fadd(lanes.load(cells, rest), value), cells, rest)
+
+        def each_row(emit: Any) -> None:
+            with cgutils.for_range(builder, rows) as row:
+                place = builder.add(first, row.index)
+                code = builder.load(builder.gep(code_at, [place]))
+                top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
+                emit(builder.add(at, builder.ashr(code, _long(1))), top)
+
+        with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
+            with one:
+                value = lanes.load(lanes.pointer(origin, begin))
+                signed = lanes.flip(value, lanes.ramp(step, phase))
+                each_row(lambda place, top: add(signed, place, lanes.splat(top)))
+            with more:
+
+                def add_all(place: Any, top: Any) -> None:
+                    builder.store(lanes.ramp(step, builder.add(phase, top)), signs)
+                    with cgutils.for_range_slice(builder, _long(0), whole, each, I64) as (k, _):
+                        value = lanes.load(lanes.pointer(origin, builder.add(begin, k)))
+                        add(value, builder.add(place, k), builder.load(signs))
+                        builder.store(builder.add(builder.load(signs), jump), signs)
+                    rest = builder.sub(count, whole)
+                    with builder.if_then(builder.icmp_signed(">", rest, _long(0)), likely=False):
+                        value = lanes.load(lanes.pointer(origin, builder.add(begin, whole)), rest)
+                        add(value, builder.add(place, whole), builder.load(signs), rest)
+
+                each_row(add_all)
+        return context.get_dummy_value()
+
+    long, word = types.int64, types.uint32
+    return types.void(table, long, codes, long, long, source, *[long] * 2, word, word), codegen
+
+
+def _columns(builder: Any, start: Any, step: Any, cols: Any) -> Any:
+    """Columns of 16 coordinates: upper halves of `start + step * i`, brought to `[0, cols)`."""
+    lanes = Lanes(builder, 4)
+    wide = ir.VectorType(I64, GROUP)
+    half, ramp = ir.Constant(wide, [32] * GROUP), ir.Constant(wide, list(range(GROUP)))
+    # Masked, so that LLVM sees that a product of two halves is all that is asked for.
+    scale = builder.and_(lanes.splat(cols), ir.Constant(wide, [0xFFFFFFFF] * GROUP))
+    state = builder.add(lanes.splat(start), builder.mul(lanes.splat(step), ramp))
+    scaled = builder.mul(builder.lshr(state, half), scale)
+    return builder.trunc(builder.lshr(scaled, half), lanes.words)
+
+
+@intrinsic
+def hash_group(typingctx: Any, cells: Any, at: Any, start: Any, step: Any, cols: Any) -> Any:
+    """Write the columns of 16 coordinates to `cells` from `at` on; see `_columns`."""
+    del typingctx, at, start, step, cols
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        to = Lanes(builder, 4).pointer(_data(context, builder, sig.args[0], args[0]), args[1])
+        columns = _columns(builder, *args[2:])
+        builder.store(columns, builder.bitcast(to, columns.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(cells, types.int64, *[types.uint64] * 3), codegen
+
+
+@intrinsic
+def hash_pair(
+    typingctx: Any, cells: Any, at: Any, start: Any, step: Any, other_start: Any, other_step: Any,
+    cols: Any, bits: Any, first: Any, bit: Any,
+) -> Any:  # fmt: skip
+    """Write `a * cols + b` for columns `a` and `b` in two rows.
+
+    `cols * cols` is added if their signs differ, this bit and the next of `bits[first]`.
+    """
+    del typingctx, at, start, step, other_start, other_step, cols, first, bit
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = Lanes(builder, 4)
+        to, bits_at = (
+            lanes.pointer(_data(context, builder, sig.args[k], args[k]), args[k + 1])
+            for k in (0, 7)
+        )
+        cols, one = args[6], ir.Constant(lanes.words, [1] * GROUP)
+        wide = lanes.splat(builder.trunc(cols, I32))
+        pair = builder.mul(_columns(builder, args[2], args[3], cols), wide)
+        pair = builder.add(pair, _columns(builder, args[4], args[5], cols))
+        words = builder.load(builder.bitcast(bits_at, lanes.words.as_pointer()), align=4)
+        words = builder.lshr(words, lanes.splat(args[9]))
+        differ = builder.and_(builder.xor(words, builder.lshr(words, one)), one)
+        pair = builder.add(pair, builder.mul(differ, builder.mul(wide, wide)))
+        builder.store(pair, builder.bitcast(to, lanes.words.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    long, double_word, word = types.int64, types.uint64, types.uint32
+    return types.void(cells, long, *[double_word] * 5, bits, long, word), codegen
+
+
+@intrinsic
+def flip_group(
+    typingctx: Any, values: Any, at: Any, source: Any, begin: Any, count: Any, bits: Any,
+    first: Any, bit: Any,
+) -> Any:  # fmt: skip
+    """Copy 16 numbers, the first `count` of them and zeros, signed by that bit of their `bits`."""
+    del typingctx, at, begin, count, first, bit
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = Lanes(builder, sig.args[0].dtype.bitwidth // 8)
+        to, origin, words_at = (_data(context, builder, sig.args[k], args[k]) for k in (0, 2, 5))
+        at, begin, count, first, bit = args[1], *args[3:5], *args[6:]
+        shift = lanes.splat(builder.sub(ir.Constant(I32, 31), bit))
+        whole = builder.icmp_signed(">=", count, _long(GROUP))
+        for part in range(0, GROUP, lanes.count):
+            more = _long(part)
+            place = lanes.pointer(origin, builder.add(begin, more))
+            with builder.if_else(whole, likely=True) as (all_there, some):
+                with all_there:
+                    everything, here = lanes.load(place), builder.block
+                with some:
+                    rest, there = lanes.load(place, builder.sub(count, more)), builder.block
+            value = builder.phi(lanes.real)
+            value.add_incoming(everything, here)
+            value.add_incoming(rest, there)
+            words = lanes.load_words(words_at, builder.add(first, more))
+            value = lanes.flip(value, builder.shl(words, shift))
+            lanes.store(value, lanes.pointer(to, builder.add(at, more)))
+        return context.get_dummy_value()
+
+    long, word = types.int64, types.uint32
+    return types.void(values, long, source, long, long, bits, long, word), codegen
+
+
+@intrinsic
+def call(typingctx: Any, function: Any, arguments: Any) -> Any:
+    """Call a `compiled_callback` by its address with a tuple of integers."""
+    del typingctx, function
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        longs = [
+            context.cast(builder, builder.extract_value(args[1], i), kind, types.int64)
+            for i, kind in enumerate(sig.args[1])
+        ]
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(longs))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), longs)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), codegen
+
+
+def _middle_of(lanes: Lanes, values: list[Any]) -> Any:
+    """The median of vectors, lane by lane, by a network of minima and maxima.
+
+    Flags let LLVM use one instruction for each: no NaN comes here.
+    """
+    builder, flags = lanes.builder, ("nnan", "nsz")
+    for i, j in median_network(len(values)):
+        pair = values[i], values[j]
+        values[i], values[j] = (
+            lanes.call(f"llvm.{name}.{lanes.suffix}", lanes.real, *pair, fastmath=flags)
+            for name in ("minnum", "maxnum")
+        )
+    low, high = middle(len(values))
+    if low == high:
+        return values[low]
+    half = ir.Constant(lanes.real, [0.5] * lanes.count)
+    return builder.fadd(builder.fmul(values[low], half), builder.fmul(values[high], half))
+
+
+def _mean_of(lanes: Lanes, values: list[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = lanes.builder.fadd(total, value)
+    return lanes.builder.fdiv(total, ir.Constant(lanes.real, [float(len(values))] * lanes.count))
+
+
+def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
+    """Call `emit(block, k, places, flips, signs)` for all vectors of blocks.
+
+    `args` are codes, blocks, numbers in a block, steps and phases. Blocks of one vector, which are
+    the common case, have a form without an inner loop.
+    """
+    builder, (codes, blocks, count, steps, phases) = lanes.builder, args
+    words = [builder.inttoptr(at, I32.as_pointer()) for at in (steps, phases)]
+    code_at, each = builder.inttoptr(codes, I64.as_pointer()), _long(lanes.count)
+    moved = cgutils.alloca_once(builder, lanes.words)
+
+    def each_block(emit_block: Any) -> None:
+        with cgutils.for_range(builder, blocks) as block:
+            places, flips = [], []
+            for j in range(rows):
+                at = builder.add(builder.mul(block.index, _long(rows)), _long(j))
+                code = builder.load(builder.gep(code_at, [at]))
+                places.append(builder.ashr(code, _long(1)))
+                top = builder.shl(builder.trunc(code, I32), ir.Constant(I32, 31))
+                flips.append(lanes.splat(top))
+            step, phase = (builder.load(builder.gep(at, [block.index])) for at in words)
+            emit_block(block.index, places, flips, step, lanes.ramp(step, phase))
+
+    def loop(block: Any, places: Any, flips: Any, step: Any, signs: Any) -> None:
+        builder.store(signs, moved)
+        jump = lanes.splat(builder.mul(step, ir.Constant(I32, lanes.count)))
+        with cgutils.for_range_slice(builder, _long(0), count, each, I64) as (k, _):
+            signs = builder.load(moved)
+            emit(block, k, places, flips, signs)
+            builder.store(builder.add(signs, jump), moved)
+
+    with builder.if_else(builder.icmp_signed("==", count, each)) as (one, more):
         with one:
-            emit(ir.Constant(I64, 1))
+            each_block(
+                lambda block, places, flips, _, signs: emit(block, _long(0), places, flips, signs)
+            )
         with more:
-            emit(count)
+            each_block(loop)
 
 
-@contextmanager
-def loop_over(builder: Any, count: Any) -> Iterator[Any]:
-    """A loop over `range(count)`, or just its body if `count` is the constant 1."""
-    if isinstance(count, ir.Constant):
-        yield ir.Constant(I64, 0)
-    else:
-        with cgutils.for_range(builder, count) as loop:
-            yield loop.index
+@cache
+def adder(rows: int, itemsize: int) -> Any:
+    """Compile what adds short blocks to the rows of tables, laid out row by row.
+
+    The function takes `blocks` consecutive blocks of `count` numbers, whole vectors, signed as
+    `steps` and `phases` say. Block `k` is added in row `j` from the number `codes[k, j] >> 1` of
+    the table `(k & mask) * apart` on, or subtracted if that is odd. What lies `ahead` bytes after
+    the source is fetched meanwhile.
+    """
+
+    @intrinsic
+    def add_blocks(
+        typingctx: Any, to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any,
+        phases: Any, mask: Any, apart: Any, ahead: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, source, codes, blocks, count, steps, phases, mask, apart, ahead
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            del sig
+            lanes, (mask, apart, ahead) = Lanes(builder, itemsize), args[7:]
+            to, source = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
+
+            def add(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+                begin = lanes.pointer(source, builder.add(builder.mul(block, args[4]), k))
+                lanes.prefetch(begin, ahead)
+                value = lanes.flip(lanes.load(begin), signs)
+                turn = builder.mul(builder.and_(block, mask), apart)
+                table = builder.gep(to, [builder.add(turn, k)])
+                for at, flip in zip(places, flips, strict=True):
+                    cells = lanes.pointer(table, at)
+                    lanes.store(builder.fadd(lanes.load(cells), lanes.flip(value, flip)), cells)
+
+            _each_vector(lanes, rows, args[2:7], add)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), codegen
+
+    def add(
+        to: Any, source: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any,
+        mask: Any, apart: Any, ahead: Any,
+    ) -> None:  # fmt: skip
+        add_blocks(to, source, codes, blocks, count, steps, phases, mask, apart, ahead)
+
+    return compiled_callback(add, 10, f"add_{rows}_{itemsize}")
 
 
-def word_at(builder: Any, array: Any, index: Any) -> Any:
-    """The 32-bit word with number `index`."""
-    pointer = builder.inttoptr(array, I32.as_pointer())
-    return builder.load(builder.gep(pointer, [index]))
+@cache
+def combiner(
+    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False,
+    paired: bool = False,
+) -> Any:  # fmt: skip
+    """Compile what combines the rows of a table into estimates, in registers.
+
+    The function takes blocks as `adder` does. The cells of
+    block `k` in row `j` begin at the number `codes[k, j] >> 1` of the table, and all their signs
+    are flipped if that is odd; those of the results as `steps[k]` and `phases[k]` say. With
+    `stream` they are written past the caches, to a multiple of 64 bytes.
+
+    With `lanewise`, each number has signs of its own, bit `j` for row `j`, in the words that are
+    at `steps`, from row 32 on at `phases`. With `paired`, the cells of two rows alternate, from the
+    place of the first.
+    """
+
+    @intrinsic
+    def combine(
+        typingctx: Any, to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any,
+        phases: Any,
+    ) -> Any:  # fmt: skip
+        del typingctx, to, table, codes, blocks, count, steps, phases
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            del sig
+            lanes = Lanes(builder, itemsize)
+            to, table = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
+            words = [builder.inttoptr(at, I32.as_pointer()) for at in args[5:]]
+
+            def estimate(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
+                if lanewise:
+                    halves = [lanes.load_words(at, k) for at in words[: 1 + rows // 33]]
+                    flips = [
+                        builder.shl(
+                            halves[j // 32], ir.Constant(lanes.words, [31 - j % 32] * lanes.count)
+                        )
+                        for j in range(rows)
+                    ]
+                values = [lanes.load(lanes.pointer(table, builder.add(at, k))) for at in places]
+                for j in range(0, rows - 1 if paired else 0, 2):
+                    begin = builder.add(places[j], builder.mul(k, _long(2)))
+                    values[j : j + 2] = lanes.load_pairs(table, begin)
+                values = [lanes.flip(*both) for both in zip(values, flips, strict=True)]
+                value = (_mean_of if mean else _middle_of)(lanes, values)
+                if not lanewise:
+                    value = lanes.flip(value, signs)
+                out = builder.add(builder.mul(block, args[4]), k)
+                lanes.store(value, lanes.pointer(to, out), stream=stream)
+
+            _each_vector(lanes, rows, args[2:], estimate)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    def estimate(
+        to: Any, table: Any, codes: Any, blocks: Any, count: Any, steps: Any, phases: Any
+    ) -> None:
+        combine(to, table, codes, blocks, count, steps, phases)
+
+    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}{paired:d}"
+    return compiled_callback(estimate, 7, name)

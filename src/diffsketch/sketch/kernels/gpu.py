@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffsketch.sketch.hashing import HashSeed, Layout
+from diffsketch.sketch.hashing import HashSeed, SketchLayout
 from diffsketch.sketch.kernels.gpu_triton import (
     add_partials_kernel,
     encode_narrow_kernel,
@@ -28,8 +28,6 @@ from diffsketch.sketch.kernels.gpu_triton import (
     scatter_kernel,
 )
 from diffsketch.sketch.kernels.networks import median_network
-
-__all__ = ["INPUT_TYPES", "add_residual", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -43,7 +41,7 @@ _SPARE = 0.0095  # of the vector: memory for hashes and partial tables (allocato
 _SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
 
 
-def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
+def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
     wide = torch.float64 if vectors.dtype == torch.float64 else torch.float32
     shape = (*vectors.shape[:-1], layout.rows, layout.cols)
@@ -63,7 +61,7 @@ def query(
     seed: HashSeed,
     out: Tensor,
     *,
-    layout: Layout,
+    layout: SketchLayout,
     offset: int,
     mean: bool,
     validate: bool,
@@ -84,8 +82,8 @@ def query(
 
 
 def add_residual(
-    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: Layout, scale: float,
-    mean: bool,
+    out: Tensor, vector: Tensor, table: Tensor, seed: HashSeed, *, layout: SketchLayout,
+    scale: float, mean: bool,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector; False if it takes two passes."""
     if table.dtype != torch.float32:  # which Triton takes the scale in
@@ -98,7 +96,7 @@ def _query(
     tables: Tensor,
     seed: HashSeed,
     out: Tensor,
-    layout: Layout,
+    layout: SketchLayout,
     offset: int,
     *,
     mean: bool,
@@ -142,6 +140,11 @@ def _query(
     return True
 
 
+def largest(values: Tensor, count: int) -> Tensor:
+    """Indices `(..., count)` of the numbers largest in size, in that order."""
+    return values.abs().topk(count, dim=-1).indices
+
+
 def is_finite(table: Tensor) -> bool:
     """Whether no cell is NaN or infinite; waits for the device."""
     if not table.numel():
@@ -149,7 +152,9 @@ def is_finite(table: Tensor) -> bool:
     return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
-def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset: int) -> None:
+def _scatter(
+    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
+) -> None:
     items, length = vectors.shape
     scatter_kernel[(triton.cdiv(length, 1024), items)](
         vectors, out, _device_words(seed, vectors.device), offset, offset + length, layout.cols,
@@ -157,7 +162,9 @@ def _scatter(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offse
     )  # fmt: skip
 
 
-def _gather(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset: int) -> None:
+def _gather(
+    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
+) -> None:
     items, length = vectors.shape
     geometry, size = layout.geometry, layout.rows * layout.cols
     window = _Window.of(layout, offset, length)
@@ -167,8 +174,9 @@ def _gather(vectors: Tensor, out: Tensor, seed: HashSeed, layout: Layout, offset
     )
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
     spare = _SPARE * length * out.element_size() - (_nbytes(*hashes) if hashes else 0)
-    room = int(spare // (size * out.element_size()))
-    splits = max(1, min(triton.cdiv(_PROGRAMS, tiles * items), room + 1, window.run_count))
+    spare_tables = int(spare // (size * out.element_size()))
+    wanted = triton.cdiv(_PROGRAMS, tiles * items)
+    splits = max(1, min(wanted, spare_tables + 1, window.run_count))
     partials = out.new_empty((items, splits - 1, size))
     span = (offset, offset + length, geometry.slots, layout.cols, layout.rows, geometry.runs)
     per_split = triton.cdiv(window.run_count, splits)
@@ -203,7 +211,7 @@ class _Window:
     length: int
 
     @classmethod
-    def of(cls, layout: Layout, offset: int, length: int) -> _Window:
+    def of(cls, layout: SketchLayout, offset: int, length: int) -> _Window:
         geometry = layout.geometry
         first, last = offset // geometry.block, (offset + length - 1) // geometry.block
         count = last - first + 1
@@ -217,7 +225,7 @@ class _Window:
 
 
 def _hash_tables(
-    seed: HashSeed, layout: Layout, window: _Window, device: torch.device
+    seed: HashSeed, layout: SketchLayout, window: _Window, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Hashes of the runs and blocks, or None where they would take over 1% of the vector."""
     shifts = layout.rows * window.run_count

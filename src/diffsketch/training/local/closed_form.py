@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
+from diffsketch.compiled import compiled, run_tasks, threads_for
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.sketch.kernels.cpu_threads import runner, threads_for
 from diffsketch.training.local.any_model import Batched
 from diffsketch.training.local.base import check_training, clear_absent, mean_scores, own_places
 from diffsketch.training.models import LogisticRegression, WeightLayout
@@ -102,28 +102,18 @@ def _train_worker(
             out[i] = own[i] - weights[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def train(
-    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
-    out: Any,
+    task: Any, tasks: Any, weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any,
+    shares: Any, factor: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Write the change of each worker's weights, `(workers, dim)`, to `out`. One thread.
+    """Write the change of the weights of one of `tasks` shares of the workers to `out`.
 
     Indices and shares are `(workers, steps, size)`; shares are empty if every place has its
     `1 / size`.
     """
-    for worker in range(indices.shape[0]):
-        own = shares[worker] if shares.size else shares[0]
-        _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
-
-
-@njit(cache=True, parallel=True, nogil=True)
-def train_parallel(
-    weights: Any, classes: Any, inputs: Any, labels: Any, indices: Any, shares: Any, factor: Any,
-    out: Any,
-) -> None:  # fmt: skip
-    """The same with all threads, to the same bits."""
-    for worker in prange(indices.shape[0]):
+    workers = indices.shape[0]
+    for worker in range(workers * task // tasks, workers * (task + 1) // tasks):
         own = shares[worker] if shares.size else shares[0]
         _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
 
@@ -187,8 +177,10 @@ class ClosedForm:
             # Compiled loops read everything where it lies.
             self._check_chosen(indices, examples)
             shares = _NO_SHARES if places is None else places.float().numpy()
-            run = runner(train, train_parallel, threads_for(out.numel()))
-            run(
+            threads = threads_for(out.numel())
+            tasks = min(len(out), 4 * threads) if threads > 1 else 1
+            run_tasks(
+                train, tasks, threads, tasks,
                 weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
                 examples.labels.numpy(), indices.contiguous().numpy(), shares,
                 np.float32(factor), out.numpy(),

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffsketch.sketch.hashing import HashSeed, Layout, columns_and_signs
+from diffsketch.sketch.hashing import HashSeed, SketchLayout, columns_and_signs
 
 __all__ = ["INPUT_TYPES", "encode", "is_finite", "query"]
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def encode(vectors: Tensor, seed: HashSeed, *, layout: Layout, offset: int) -> Tensor:
+def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
     length = vectors.shape[-1]
     columns, signs = _hashes(seed, layout, offset, length, vectors.device)
@@ -29,7 +29,7 @@ def query(
     seed: HashSeed,
     out: Tensor,
     *,
-    layout: Layout,
+    layout: SketchLayout,
     offset: int,
     mean: bool,
     validate: bool,
@@ -54,7 +54,7 @@ def is_finite(table: Tensor) -> bool:
 
 
 def _hashes(
-    seed: HashSeed, layout: Layout, offset: int, length: int, device: torch.device
+    seed: HashSeed, layout: SketchLayout, offset: int, length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     coordinates = np.arange(offset, offset + length, dtype=np.int64)
     columns, signs = columns_and_signs(coordinates, seed, layout=layout)

@@ -16,36 +16,31 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, uint64
 
-from diffsketch.sketch.hashing import Geometry, HashSeed, Layout
-from diffsketch.sketch.kernels.cpu_hashes import (
-    REST,
-    TOP,
-    copy,
-    hash_bits,
-    hash_columns,
-    hash_starts,
-)
-
-__all__ = ["gram", "products"]
+from diffsketch.compiled import compiled
+from diffsketch.sketch.hashing import Geometry, HashSeed, SketchLayout
+from diffsketch.sketch.kernels.cpu_blocked import hash_blocks, mix64
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
 _CHUNK = 512  # runs or coordinates that are hashed at a time
 
 
-def gram(seed: HashSeed, layout: Layout, start: int, stop: int) -> Matrix:
+def gram(seed: HashSeed, layout: SketchLayout, start: int, stop: int) -> Matrix:
     """`S S'` of the coordinates from `start` to `stop`: `(rows * cols, rows * cols)`, exact."""
     rows, cols, words = layout.rows, layout.cols, seed.words_for(layout.rows)
     # No count is larger than the number of coordinates.
     kind = np.int32 if stop - start < 1 << 31 else np.int64
     counts = np.zeros((rows * (rows + 1) // 2, cols, cols), kind)
     out = np.zeros((rows, cols, rows, cols))
+    codes, signs = np.empty((_CHUNK, rows), np.int64), np.empty((2, _CHUNK), np.uint32)
     if layout.family == "pairwise":
-        _count_coordinates(start, stop, cols, words, counts)
+        _count_coordinates(start, stop, cols, words, codes, counts)
         _add_stretches(counts, 0, 1, out)
     else:
         for runs, low, size in _stretches(layout.geometry, start, stop):
-            _count_runs(runs.start, runs.stop, layout.geometry.runs, cols, words, counts)
+            _count_runs(
+                runs.start, runs.stop, layout.geometry.runs, cols, words, codes, signs, counts
+            )
             _add_stretches(counts, low, size, out)
             counts[:] = 0
     return out.reshape(rows * cols, rows * cols)
@@ -80,43 +75,47 @@ def _stretches(geometry: Geometry, start: int, stop: int) -> list[tuple[range, i
     return found
 
 
-@njit(cache=True, nogil=True)
-def _count_coordinates(start: Any, stop: Any, cols: Any, words: Any, counts: Any) -> None:
+@compiled
+def _count_coordinates(
+    start: Any, stop: Any, cols: Any, words: Any, codes: Any, counts: Any
+) -> None:
     """`counts[pair, a, b]`: coordinates in column a of a row and b of another, with their signs."""
-    rows = (words.size - 2) // 3
-    columns, bits = np.empty((rows, _CHUNK), np.uint32), np.empty(_CHUNK, np.uint64)
     for first in range(start, stop, _CHUNK):
-        count, pair = min(_CHUNK, stop - first), 0
-        hash_bits(first, words, bits[:count])
-        for j in range(rows):
-            hash_columns(first, j, cols, words, columns[j, :count])
-            for k in range(j + 1):
-                table = counts[pair]
-                for i in range(count):
-                    odd = ((bits[i] >> uint64(j)) ^ (bits[i] >> uint64(k))) & uint64(1)
-                    table[columns[j, i], columns[k, i]] += 1 - 2 * np.int64(odd)
-                pair += 1
+        count = min(_CHUNK, stop - first)
+        for i in range(count):
+            at = uint64(first + i)
+            bits = mix64(at, words[0], words[1])
+            low, high = at & uint64(0xFFFFFFFF), at >> uint64(32)
+            for j in range(codes.shape[1]):
+                h = words[2 + 3 * j] * low + words[3 + 3 * j] * high + words[4 + 3 * j]
+                column = ((h >> uint64(32)) * uint64(cols)) >> uint64(32)
+                codes[i, j] = (column << uint64(1)) | (bits >> uint64(j) & uint64(1))
+        _count_pairs(codes, count, counts)
 
 
-@njit(cache=True, nogil=True)
-def _count_runs(start: Any, stop: Any, runs: Any, cols: Any, words: Any, counts: Any) -> None:
+@compiled
+def _count_runs(
+    start: Any, stop: Any, runs: Any, cols: Any, words: Any, codes: Any, signs: Any, counts: Any
+) -> None:
     """`counts[pair, a, b]`: runs that start at column a of a row and b of another, with signs."""
-    rows = (words.size - 2) // 3
-    starts = np.empty((rows, _CHUNK), np.uint32)
     for first in range(start, stop, _CHUNK):
-        count, pair = min(_CHUNK, stop - first), 0
-        for j in range(rows):
-            hash_starts(first, runs, cols, 0, j, words, starts[j, :count])
-            for k in range(j + 1):
-                table = counts[pair]
-                for i in range(count):
-                    one, other = starts[j, i], starts[k, i]
-                    odd = ((one ^ other) & TOP) != 0
-                    table[one & REST, other & REST] += 1 - 2 * np.int64(odd)
-                pair += 1
+        count = min(_CHUNK, stop - first)
+        hash_blocks(first, count, runs, cols, 0, words, 0, codes.shape[1], 0, 1, codes, signs)
+        _count_pairs(codes, count, counts)
 
 
-@njit(cache=True, nogil=True)
+@njit
+def _count_pairs(codes: Any, count: Any, counts: Any) -> None:
+    pair = 0
+    for j in range(codes.shape[1]):
+        for k in range(j + 1):
+            for i in range(count):
+                one, other = codes[i, j], codes[i, k]
+                counts[pair, one >> 1, other >> 1] += 1 - 2 * ((one ^ other) & 1)
+            pair += 1
+
+
+@compiled
 def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
     """Add each count to `size` cells of its diagonal, from `low` after its own on.
 
@@ -132,7 +131,7 @@ def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
             for far in range(cols):
                 for a in range(cols):
                     line[a] = table[a, a - far if a >= far else a - far + cols]
-                copy(line, line[cols:])
+                    line[cols + a] = line[a]
                 total = line[begin : begin + size].sum()
                 for a in range(cols):
                     b = a - far if a >= far else a - far + cols
@@ -142,7 +141,7 @@ def _add_stretches(counts: Any, low: Any, size: Any, out: Any) -> None:
                     total += line[end + a] - line[begin + a]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _multiply(upper: Any, vectors: Any, out: Any) -> None:
     """`vectors @ upper`, a row of the matrix after the other."""
     for item in range(vectors.shape[0]):
