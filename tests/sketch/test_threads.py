@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +39,17 @@ def vectors(sketch: CountSketch) -> torch.Tensor:
 def test_threads_change_neither_bits_nor_numbers(
     sketch: CountSketch, openmp: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, teams = vectors(sketch), []
+    batch = vectors(sketch)
+    teams: list[int] = []
     start = compiled._openmp
     if openmp and start is None:
         pytest.skip("PyTorch has no OpenMP of GNU's")
-    monkeypatch.setattr(
-        compiled, "_openmp", (lambda *a: (teams.append(a[2]), start(*a))) if openmp else None
-    )
+
+    def counted(*arguments: Any) -> Any:
+        teams.append(arguments[2])
+        return start(*arguments)
+
+    monkeypatch.setattr(compiled, "_openmp", counted if openmp else None)
     together = sketch.encode(batch, SEED)
     estimates = sketch.query(together, SEED)
     assert torch.get_num_threads() == 2

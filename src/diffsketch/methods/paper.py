@@ -68,6 +68,10 @@ class PaddedTables(TableMethod):
         """Sketch of the extended vectors: with it the tables are made, and must be queried."""
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
+    def reduced(self, total: Tensor) -> Tensor:
+        """The sum of real numbers as it is."""
+        return total
+
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         mean = (total / count).float()
         # Only the vector's own coordinates, not those of the appended numbers.

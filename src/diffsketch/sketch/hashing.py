@@ -105,7 +105,7 @@ class HashSeed:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """Values that kernels derive from the seed: its words on a device, a short vector's hashes."""
+        """Values derived from the seed by kernels: its words on a device, a short vector's hashes."""
         return {}
 
     def __reduce__(self) -> tuple[type[HashSeed], tuple[bytes]]:

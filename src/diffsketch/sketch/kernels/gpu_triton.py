@@ -73,7 +73,7 @@ def _piece(
     x_ptr, weyl_ptr, block, place, flip, low, high, offset, end, first_block, block_count, lane,
     BLOCK: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Part that a block adds to lanes `low` to `high` of a tile, if lane 0 is its element `place`."""
+    """Part of a block for lanes `low` to `high` of a tile; lane 0 is its element `place`."""
     near = tl.minimum((block - first_block).to(tl.uint32), (block_count - 1).to(tl.uint32))
     weyl = tl.load(weyl_ptr + near).to(tl.uint64, bitcast=True)
     step = (weyl >> 32).to(tl.uint32)
