@@ -105,7 +105,7 @@ class HashSeed:
 
     @cached_property
     def memo(self) -> dict[Any, Any]:
-        """Values derived from the seed by kernels: its words on a device, a short vector's hashes."""
+        """Values of kernels that follow from the seed: its words, a short vector's hashes."""
         return {}
 
     def __reduce__(self) -> tuple[type[HashSeed], tuple[bytes]]:
