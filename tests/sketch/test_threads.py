@@ -71,6 +71,7 @@ def test_threads_of_python_may_call_at_once() -> None:
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.slow
 @needs_openmp
 def test_a_forked_child_has_threads_of_its_own() -> None:
     """Its parent's are gone: to wait for them would be for ever."""
