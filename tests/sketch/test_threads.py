@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -31,25 +30,26 @@ def two_threads() -> Iterator[None]:
 
 
 def vectors(sketch: CountSketch) -> torch.Tensor:
-    return torch.randn(6, sketch.dim, generator=torch.Generator().manual_seed(2))
+    items = 6 if sketch.dim > 10_000 else 150
+    return torch.randn(items, sketch.dim, generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.slow  # where nothing is compiled yet
 @pytest.mark.parametrize("sketch", SKETCHES, ids=str)
 @pytest.mark.parametrize("openmp", [True, False])
 def test_threads_change_neither_bits_nor_numbers(
     sketch: CountSketch, openmp: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = vectors(sketch)
+    batch, start = vectors(sketch), compiled._openmp
     teams: list[int] = []
-    start = compiled._openmp
     if openmp and start is None:
         pytest.skip("PyTorch has no OpenMP of GNU's")
 
-    def counted(*arguments: Any) -> Any:
+    def watched(*arguments: int) -> None:
         teams.append(arguments[2])
-        return start(*arguments)
+        start(*arguments)
 
-    monkeypatch.setattr(compiled, "_openmp", counted if openmp else None)
+    monkeypatch.setattr(compiled, "_openmp", watched if openmp else None)
     together = sketch.encode(batch, SEED)
     estimates = sketch.query(together, SEED)
     assert torch.get_num_threads() == 2
@@ -71,6 +71,7 @@ def test_threads_of_python_may_call_at_once() -> None:
     assert all(map(torch.equal, found, wanted))
 
 
+@pytest.mark.slow
 @needs_openmp
 def test_a_forked_child_has_threads_of_its_own() -> None:
     """Its parent's are gone: to wait for them would be for ever."""

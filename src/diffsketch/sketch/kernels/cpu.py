@@ -31,6 +31,7 @@ _SHORT_ROWS = 16  # up to which short vectors have loops of their own
 _COPIES = 4  # partial tables that then take turns; a power of two
 _JOINT_COLS = 32  # columns up to which two rows of the pairwise family share a table of pairs
 _SPREAD = 1 << 14  # bytes of a wide table for short vectors: half of a small first-level cache
+_MANY = 1 << 18  # numbers in short vectors below which one thread does them
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
@@ -107,7 +108,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
 
 def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
     """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
-    if threads == 1 or len(batch) == 1:
+    if threads == 1 or batch.size < _MANY:
         return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
     tasks = min(len(batch), 4 * threads)
     run_tasks(
@@ -196,7 +197,7 @@ def _estimate(
     (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
-    if validate and (kind != "short" or threads > 1):
+    if validate and (kind != "short" or (threads > 1 and result.size >= _MANY)):
         if not cpu_blocked.all_finite(table):
             return False
         validate = False
