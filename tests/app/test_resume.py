@@ -160,6 +160,7 @@ def small_task(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_killed_at_any_moment(tmp_path: Path, case: str) -> None:
     work, whole, known = CASES[case], Moments(), set[str]()
+    work(tmp_path / "compiled", Moments())  # compiled loops are cached on disk, by moments too
     work(tmp_path / "whole", whole)
     expected, labels = contents(tmp_path / "whole"), whole.labels
     if case != "sgd":  # the others have kinds of moments in common with it

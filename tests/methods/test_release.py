@@ -125,7 +125,7 @@ def test_the_example_finds_the_frequent_codes(capsys: pytest.CaptureFixture[str]
     assert found["sketch"] < 0.2
     assert max(found["sketch-gaussian"], found["sketch-skellam"]) < 0.6
     assert printed.count("(proven; client unit, replace,") == 2
-    assert printed.count("(none; client unit, replace,") == 2
+    assert printed.count("(no claim; client unit, replace,") == 2
     vectors = example["histograms"](seed=3)
     assert float((vectors.sum(dim=1) - 1).abs().max()) < 1e-5
     assert float(vectors.min()) >= 0
