@@ -109,8 +109,9 @@ def _cache_on_disk(dispatcher: Any, function: Callable[..., Any]) -> None:
 @cache
 def _stamp(folder: Path) -> str:
     """Digest of the source files that functions in a folder may use."""
-    digest = hashlib.sha256()
-    for path in (Path(__file__), *sorted(folder.rglob("*.py"))):
+    own, digest = Path(__file__), hashlib.sha256()
+    # This file's own functions use nothing else: the rest of the package need not be read.
+    for path in (own, *(() if folder == own.parent else sorted(folder.rglob("*.py")))):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 

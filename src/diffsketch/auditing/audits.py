@@ -409,16 +409,8 @@ class AuditResult:
 
 def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
     """Return an epsilon as plain data with all that it means; null where nothing limits it."""
-    return {
-        "epsilon": _finite(float(epsilon)),
-        "delta": epsilon.delta,
-        "rounds": epsilon.rounds,
-        "basis": str(epsilon.basis),
-        "simulated": epsilon.simulated,
-        "unit": str(epsilon.scope.unit),
-        "relation": str(epsilon.scope.relation),
-        "trust": str(epsilon.scope.trust),
-    }
+    data = epsilon.to_json()
+    return {"epsilon": data.pop("value"), **data}
 
 
 def _finite(value: float) -> float | None:

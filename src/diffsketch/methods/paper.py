@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
-from diffsketch.methods.base import Encoded, register
+from diffsketch.methods.base import Encoded, Method, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -68,9 +68,7 @@ class PaddedTables(TableMethod):
         """Sketch of the extended vectors: with it the tables are made, and must be queried."""
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
-    def reduced(self, total: Tensor) -> Tensor:
-        """The sum of real numbers as it is."""
-        return total
+    reduced = Method.reduced  # of real numbers, as it is
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
         mean = (total / count).float()

@@ -155,8 +155,8 @@ def _encode_long(
         with np.errstate(over="ignore", invalid="ignore"):  # callers look at the cells
             for part in range(1, parts * copies):
                 out += tables[:, part, :, :cols]
-        for part in range(parts * copies):  # what lies past the end of a row is for its start
-            out[..., : width - cols] += tables[:, part, :, cols:]
+            for part in range(parts * copies):  # what lies past the end of a row is for its start
+                out[..., : width - cols] += tables[:, part, :, cols:]
 
 
 def query(
