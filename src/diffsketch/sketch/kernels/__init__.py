@@ -46,8 +46,10 @@ class Kernels(Protocol):
         False, and nothing is done, where that is not possible.
         """
 
-    def largest(self, values: Tensor, count: int) -> Tensor:
-        """Indices `(..., count)` of the numbers largest in size, in that order."""
+    def top_k(
+        self, tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
 
     def is_finite(self, table: Tensor) -> bool:
         """Whether no cell is NaN or infinite."""
