@@ -269,9 +269,9 @@ def _pieces(
         table = _padded(table, layout.dim * table.itemsize, layout)
 
     def estimate(start: int, scratch: Array) -> Array:
-        found = scratch[None, : min(_PIECE, layout.dim - start)]
-        _estimate(table, seed, found, layout, start, mean, 1, False)
-        return found[0]
+        found: Array = scratch[: min(_PIECE, layout.dim - start)]
+        _estimate(table, seed, found[None], layout, start, mean, 1, False)
+        return found
 
     return range(0, layout.dim, _PIECE), estimate
 
@@ -346,6 +346,37 @@ def _find_above(row: Any, limit: Any, found: Any) -> Any:
                     found[count] = first + i
                     count += 1
     return count
+
+
+def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
+    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
+    source, rounded, words = tables.numpy(), out.numpy(), keys.numpy().view(np.uint64)
+    (items, cells), inverse, half = source.shape, np.float32(1 / step), 1 << (bits - 1)
+    pieces = -(-cells // _PIECE)
+    saturated = np.zeros((items, pieces), np.int64)
+    run_tasks(
+        _round_piece, items * pieces, threads_for(source.size),
+        source, inverse, half, words, rounded, saturated,
+    )  # fmt: skip
+    return torch.from_numpy(saturated.sum(axis=1))
+
+
+@compiled
+def _round_piece(
+    task: Any, tables: Any, inverse: Any, half: Any, keys: Any, out: Any, saturated: Any
+) -> None:
+    item, piece = task // saturated.shape[1], task % saturated.shape[1]
+    table, to = tables[item], out[item]
+    first_key, second_key, beyond = keys[item, 0], keys[item, 1], 0
+    low, high = np.float32(-half), np.float32(half - 1)
+    for i in range(piece * _PIECE, min((piece + 1) * _PIECE, table.size)):
+        chance = np.uint32(cpu_blocked.mix64(np.uint64(i), first_key, second_key) >> np.uint64(40))
+        shift = np.float32(np.int32(chance)) * np.float32(2**-24) - np.float32(0.5)
+        place = np.floor(table[i] * inverse + shift)
+        kept = min(max(place, low), high)
+        beyond += kept != place
+        to[i] = np.int32(kept)
+    saturated[item, piece] = beyond
 
 
 def is_finite(table: Tensor) -> bool:
