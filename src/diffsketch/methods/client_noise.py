@@ -342,7 +342,7 @@ class SketchGaussian(_Table):
     """Clipped tables under discrete Gaussian noise: arguments of `TableMethod` and `ClientNoise`.
 
     >>> SketchGaussian(7850, 7, 22, clip=1.0, noise_multiplier=4.0).wire_bytes
-    376
+    332
     """
 
     name: ClassVar[str] = "sketch-gaussian"
@@ -360,7 +360,7 @@ class SketchSkellam(_Table):
 
     >>> method = SketchSkellam(7850, 7, 22, clip=1.0, noise_multiplier=4.0, cohort=1000)
     >>> method.message_format.bits, method.wire_bytes
-    (20, 433)
+    (20, 389)
     """
 
     trust: Trust = Trust.DISTRIBUTED
