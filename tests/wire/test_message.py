@@ -217,7 +217,7 @@ def messages(draw: st.DrawFn) -> Message:
 def test_round_trip(message: Message, mutable: bool) -> None:
     data = message.to_bytes()
     about = {"round_index": message.round_index, "fingerprint": message.fingerprint}
-    assert len(data) == message.format.wire_bytes
+    assert len(data) == message.format.full_bytes
     given_data = bytearray(data) if mutable else data
     back = Message.from_bytes(given_data, message.format, **about)  # type: ignore[arg-type]
     assert (back.header, back.format) == (message.header, message.format)
@@ -393,7 +393,7 @@ def test_whatever_was_not_agreed_is_found(message: Message) -> None:
         {"expected": replace(form, code=9)},
     ]
     if len(form.shape) == 2:
-        others.append({"expected": replace(form, shape=form.shape[::-1])})
+        others.append({"expected": replace(form, shape=(1, form.cell_count))})
     for other in others:
         wanted = {"expected": form, **ABOUT, "sender": sender} | other
         with pytest.raises(WireError):
