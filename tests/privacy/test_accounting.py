@@ -380,18 +380,6 @@ def test_gaussian_noise_meets_its_target(
         assert found == pytest.approx(one * math.sqrt(rounds), rel=1e-7)
 
 
-@pytest.mark.slow
-def test_any_event_can_be_calibrated() -> None:
-    def event_of(noise: float) -> Event:
-        return events.composed(events.gaussian(noise), events.laplace(noise))
-
-    found = calibrate(event_of, Budget(epsilon=2.0, delta=1e-6), rounds=5)
-    least, most = (
-        epsilon_for(events.repeated(event_of(part * found), 5), 1e-6) for part in (1.0, 0.999)
-    )
-    assert least <= 2.0 < most
-
-
 @pytest.mark.parametrize(
     ("rounds", "rate"), [(1, 1.0), (100, 1.0), pytest.param(100, 0.02, marks=pytest.mark.slow)]
 )

@@ -206,25 +206,14 @@ class IntegerTable:
         return self.starts[self.search.find(flat)].reshape(len(words), count)
 
 
-def discrete_gaussian(std: float) -> IntegerTable:
-    """Weights `exp(-x**2 / (2 std**2))`."""
+def exponential(scale: float, power: int) -> IntegerTable:
+    """Weights `exp(-abs(x / scale)**power / power)`: Laplace for power 1, Gaussian for power 2."""
 
     def log_weight(x: Integers) -> Floats:
-        with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
-            return -0.5 * np.square(x / std)
+        with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
+            return np.asarray(-(np.abs(x / scale) ** power) / power)
 
-    radius = math.ceil(math.sqrt(2 * _TAIL) * std) + 1
-    return IntegerTable.build(log_weight, mode=0, below=radius, above=radius)
-
-
-def discrete_laplace(scale: float) -> IntegerTable:
-    """Weights `exp(-abs(x) / scale)`."""
-
-    def log_weight(x: Integers) -> Floats:
-        with np.errstate(over="ignore"):
-            return -np.abs(x) / scale
-
-    radius = math.ceil(_TAIL * scale) + 1
+    radius = math.ceil((power * _TAIL) ** (1 / power) * scale) + 1
     return IntegerTable.build(log_weight, mode=0, below=radius, above=radius)
 
 
@@ -304,13 +293,12 @@ def _words(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint64]:
 @lru_cache(maxsize=64, typed=True)
 def integer_table(law: LawName, *parameters: float) -> IntegerTable:
     """The table of a law, kept for the next draw from it."""
-    makers: dict[LawName, Callable[..., IntegerTable]] = {
-        "discrete_gaussian": discrete_gaussian,
-        "discrete_laplace": discrete_laplace,
-        "skellam": skellam,
-        "binomial": binomial,
-    }
-    return makers[law](*parameters)
+    if law == "skellam":
+        return skellam(*parameters)
+    if law == "binomial":
+        trials, probability = parameters
+        return binomial(int(trials), probability)
+    return exponential(*parameters, power=2 if law == "discrete_gaussian" else 1)
 
 
 @dataclass(frozen=True)
