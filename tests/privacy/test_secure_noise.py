@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import subprocess
-import sys
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -320,25 +318,16 @@ def test_floating_point_noise_is_refused() -> None:
         noise.laplace((2,), 1.0, dtype=torch.float64)
 
 
-@pytest.mark.slow
 def test_a_forked_child_draws_other_numbers() -> None:
     """Tables are kept over the fork. Equal by chance with probability below 2**-300 for each."""
-    code = (
-        "import os\n"
-        "from diffsketch.privacy.secure_noise import SecureNoise\n"
-        "noise = SecureNoise()\n"
-        "draw = lambda: [f(8) for f in (lambda c: noise.discrete_gaussian((c,), 1e12).tolist(),\n"
-        "    lambda c: noise.discrete_laplace((c,), 1e12).tolist(),\n"
-        "    lambda c: noise.skellam((c,), 1e24).tolist(),\n"
-        "    lambda c: noise.binomial((40 * c,), 999, 0.3).tolist())]\n"
-        "draw()\n"
-        "child = os.fork()\n"
-        "if child: os.waitpid(child, 0)\n"
-        "print(draw(), flush=True)\n"
-        "os._exit(0)\n"
-    )
-    done = subprocess.run(  # noqa: S603 (our own code)
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    child, parent = (ast.literal_eval(line) for line in done.stdout.splitlines())
-    assert all(a != b for a, b in zip(child, parent, strict=True))
+    noise, fork = SecureNoise(), multiprocessing.get_context("fork")
+
+    def draw() -> list[list[int]]:
+        drawn = [noise.discrete_gaussian((8,), 1e12), noise.discrete_laplace((8,), 1e12)]
+        drawn += [noise.skellam((8,), 1e24), noise.binomial((320,), 999, 0.3)]
+        return [values.tolist() for values in drawn]
+
+    draw()
+    queue = fork.SimpleQueue()
+    fork.Process(target=lambda: queue.put(draw())).start()
+    assert all(a != b for a, b in zip(queue.get(), draw(), strict=True))
