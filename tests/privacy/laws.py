@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
@@ -56,3 +57,16 @@ def binomial_law(trials: int, probability: float) -> tuple[int, Probabilities]:
     middle, reach = trials * probability, 40 + 9 * math.sqrt(trials / 4)
     low, high = max(0, math.floor(middle - reach)), min(trials, math.ceil(middle + reach))
     return low, stats.binom.pmf(np.arange(low, high + 1), trials, probability)
+
+
+def exact_weight(name: str, parameters: tuple[float, ...], x: int) -> mpmath.mpf:
+    """A number in proportion to the probability of `x`, in the digits that mpmath is set to."""
+    first = mpmath.mpf(parameters[0])
+    if name == "gaussian":
+        return mpmath.exp(-((x / first) ** 2) / 2)
+    if name == "laplace":
+        return mpmath.exp(-abs(x) / first)
+    if name == "skellam":
+        return mpmath.besseli(abs(x), first) * mpmath.exp(-first)
+    p = mpmath.mpf(parameters[1])
+    return math.comb(int(parameters[0]), x) * p**x * (1 - p) ** int(parameters[0] - x)

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -20,10 +21,17 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy import CohortNoise, FastNoise, Noise, NoiseKey, SecureNoise
 from diffsketch.privacy import simulated_noise as tables
 from diffsketch.privacy.secure_noise import SkellamLaw
-from diffsketch.privacy.simulated_noise import MAX_BLOCKS, MAX_SCALE, IntegerTable
+from diffsketch.privacy.simulated_noise import (
+    MAX_BLOCKS,
+    MAX_SCALE,
+    IntegerTable,
+    LawName,
+    integer_table,
+)
 from tests.privacy.laws import (
     Probabilities,
     binomial_law,
+    exact_weight,
     gaussian_law,
     laplace_law,
     skellam_law,
@@ -344,81 +352,40 @@ def table_probabilities(table: IntegerTable) -> dict[int, Fraction]:
     return dict(zip(table.starts.tolist(), widths, strict=True))
 
 
-Weight = Callable[[int], Decimal]
-
-
-def gaussian_weight(std: float) -> Weight:
-    scale = 2 * Decimal(std) ** 2
-    return lambda x: (-(x**2) / scale).exp()
-
-
-def laplace_weight(scale: float) -> Weight:
-    return lambda x: (-abs(x) / Decimal(scale)).exp()
-
-
-def skellam_weight(variance: float) -> Weight:
-    """The series of the Bessel function."""
-    square = Decimal(variance) ** 2 / 4
-
-    def weight(x: int) -> Decimal:
-        term = (Decimal(variance) / 2) ** abs(x) / math.factorial(abs(x))
-        total, m = term, 0
-        while term > total / 10**40:
-            m += 1
-            term *= square / (m * (m + abs(x)))
-            total += term
-        return total
-
-    return weight
-
-
-def binomial_weight(trials: int, probability: float) -> Weight:
-    p = Decimal(probability)
-    return lambda x: math.comb(trials, x) * p**x * (1 - p) ** (trials - x)
-
-
-def distance(table: IntegerTable, weight: Weight) -> float:
-    """Total variation between a table and weights, in decimal numbers of 50 digits.
+def distance(table: IntegerTable, name: str, *parameters: float) -> float:
+    """Total variation between a table and the law, in 50 digits.
 
     Only over what the table can draw: the rest is tested to be negligible by its last weights.
     """
-    with localcontext(prec=50):
-        weights = {x: weight(x) for x in table.starts.tolist()}
-        total = sum(weights.values())
+    with mpmath.workdps(50):
+        weights = {x: exact_weight(name, parameters, x) for x in table.starts.tolist()}
+        total = mpmath.fsum(weights.values())
         edges = [weights[x] / total for x in (min(weights), max(weights))]
-        assert max(edges) < Decimal(2) ** -60 or min(weights) == 0
+        assert max(edges) < 2.0**-60 or min(weights) == 0
         terms = (
-            abs(Decimal(width.numerator) / width.denominator - weights[x] / total)
+            abs(mpmath.mpf(width.numerator) / width.denominator - weights[x] / total)
             for x, width in table_probabilities(table).items()
         )
-        return float(sum(terms) / 2)
+        return float(mpmath.fsum(terms) / 2)
 
 
 @pytest.mark.parametrize(
-    ("make", "weight", "parameters"),
+    ("name", "parameters"),
     [
-        (partial(tables.exponential, power=2), gaussian_weight, [1e-320, 0.3, 3.7, 200.0]),
-        (partial(tables.exponential, power=1), laplace_weight, [1e-320, 0.3, 3.7, 40.0]),
-        (tables.skellam, skellam_weight, [1e-300, 0.3, 9.0, 400.0]),
+        ("discrete_gaussian", [(1e-320,), (0.3,), (3.7,), (200.0,)]),
+        ("discrete_laplace", [(1e-320,), (0.3,), (3.7,), (40.0,)]),
+        ("skellam", [(1e-300,), (0.3,), (9.0,), (400.0,)]),
+        ("binomial", [(5, 0.3), (300, 0.01), (10**6, 1e-4)]),
     ],
-)  # fmt: skip
+)
 def test_tables_are_exact_to_far_below_any_statistic(
-    make: Callable[[float], IntegerTable],
-    weight: Callable[[float], Weight],
-    parameters: list[float],
+    name: LawName, parameters: list[tuple[float, ...]]
 ) -> None:
-    for parameter in parameters:
-        assert distance(make(parameter), weight(parameter)) < 1e-11
-    # control: a parameter that is 1e-9 off
-    assert distance(make(9.0 * (1 + 1e-9)), weight(9.0)) > 1e-11
-
-
-@pytest.mark.parametrize(("trials", "probability"), [(5, 0.3), (300, 0.01), (10**6, 1e-4)])
-def test_binomial_tables_are_exact(trials: int, probability: float) -> None:
-    table = tables.binomial(trials, probability)
-    wrong = tables.binomial(trials, probability * (1 + 1e-9))
-    assert distance(table, binomial_weight(trials, probability)) < 1e-11
-    assert distance(wrong, binomial_weight(trials, probability)) > 1e-11
+    law = name.removeprefix("discrete_")
+    for each in parameters:
+        assert distance(integer_table(name, *each), law, *each) < 1e-11
+    wrong = integer_table(name, *each[:-1], each[-1] * (1 + 1e-9))
+    assert distance(wrong, law, *each) > 1e-11  # control: a parameter that is 1e-9 off
 
 
 def test_weights_of_blocks_are_exact() -> None:

@@ -30,6 +30,7 @@ from diffsketch.privacy.secure_noise import (
     SkellamLaw,
     exact_table,
 )
+from tests.privacy import laws
 
 LAWS: list[Law] = [
     *(ExponentialLaw(std, 2) for std in (5e-324, 1e-3, 0.5, 5.3, 800.0, 2.0**50)),
@@ -46,12 +47,9 @@ def many_digits() -> Iterator[None]:
 
 def exact_weight(law: Law, x: int) -> mpmath.mpf:
     """With 600 bits, by functions of mpmath."""
-    if isinstance(law, ExponentialLaw):
-        ratio = abs(x) / mpmath.mpf(law.scale)
-        return mpmath.exp(-ratio if law.power == 1 else -(ratio**2) / 2)
-    assert isinstance(law, SkellamLaw)
-    v = mpmath.mpf(law.variance)
-    return mpmath.besseli(abs(x), v) * mpmath.exp(-v) * 2**law._shift
+    if isinstance(law, SkellamLaw):
+        return laws.exact_weight("skellam", (law.variance,), x) * 2**law._shift
+    return laws.exact_weight("laplace" if law.power == 1 else "gaussian", (law.scale,), x)
 
 
 def some_places(radius: int) -> list[int]:
