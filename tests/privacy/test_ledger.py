@@ -93,24 +93,13 @@ def test_rounds_of_others_are_taken_from_what_is_reserved(
         (one, two)[index % 2].charge(CLAIM)
         assert composed < 60
     assert fits > 50
+    before = path.read_bytes()
     for book in (one, two, Ledger.open(path, SCOPE)):
         with pytest.raises(BudgetExceeded):
             book.charge(CLAIM)
-
-
-def test_the_budget_stops_it(path: Path) -> None:
-    book = Ledger.create(path, SCOPE, budget=BUDGET)
-    left = book.rounds_left(CLAIM)
-    for _ in range(left):
-        book.charge(CLAIM)
-    before = path.read_bytes()
-    for one in (book, Ledger.open(path, SCOPE)):
-        with pytest.raises(BudgetExceeded):
-            one.charge(CLAIM)
-        assert one.rounds == left
-        assert one.rounds_left(CLAIM) == 0
+        assert (book.rounds, book.rounds_left(CLAIM)) == (fits, 0)
+        assert float(book.epsilon(1e-5)) <= 3.0
     assert path.read_bytes() == before
-    assert float(book.epsilon(1e-5)) <= 3.0
 
 
 def test_only_what_is_proven_and_about_the_same_is_charged(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -350,15 +349,6 @@ def test_the_theorem_does_not_see_the_sign_of_noise(probability: float) -> None:
 
 KEY = NoiseKey.from_integer(5)
 SEED = SketchKey.from_integer(3).seed(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products of small matrices wait for a second thread much longer than they take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def density(cap: _Cap, along: float) -> float:

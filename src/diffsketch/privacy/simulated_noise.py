@@ -298,7 +298,7 @@ def integer_table(law: LawName, *parameters: float) -> IntegerTable:
     if law == "binomial":
         trials, probability = parameters
         return binomial(int(trials), probability)
-    return exponential(*parameters, power=2 if law == "discrete_gaussian" else 1)
+    return exponential(parameters[0], 2 if law == "discrete_gaussian" else 1)
 
 
 @dataclass(frozen=True)
@@ -448,15 +448,12 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        if not isinstance(key, NoiseKey):
-            check_type("key", key, NoiseKey)
-        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
-            check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        check_type("key", key, NoiseKey)
+        check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
-            if not 0 <= number < 1 << 63:
-                check(False, "workers", "be in [0, 2**63)", number)
+            check(0 <= number < 1 << 63, "workers", "be in [0, 2**63)", number)
         self._draws = dict.fromkeys(self._workers, 0)
         if len(self._draws) != len(self._workers):
             raise ArgumentError("workers must be different, or they would add the same noise")
@@ -493,10 +490,8 @@ class CohortNoise(SimulatedNoise):
             raise ArgumentError(
                 f"shape must start with a row for each of {len(self._workers)} workers, got {shape}"
             )
-        cells = math.prod(shape[1:])
-        if type(cells) is not int or min(shape) < 0:
-            count_cells(shape)  # raises
-        return shape[0], cells
+        count_cells(shape)  # checks the sizes
+        return shape[0], math.prod(shape[1:])
 
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         bits, state = self._rng.bit_generator, self._state
