@@ -32,8 +32,8 @@ def normalised(weights: Probabilities) -> Probabilities:
     return weights / math.fsum(weights)
 
 
-def gaussian_law(std: float) -> tuple[int, Probabilities]:
-    radius = math.ceil(12 * std) + 2
+def gaussian_law(std: float, reach: float = 12) -> tuple[int, Probabilities]:
+    radius = math.ceil(reach * std) + 2
     x = np.arange(-radius, radius + 1)
     with np.errstate(over="ignore"):
         return -radius, normalised(np.exp(-(x**2) / (2 * std**2)))

@@ -215,16 +215,18 @@ def die(*_: object) -> None:
     ("where", "rounds"),
     [("before the new name", 1), ("after the new name", 2), ("before the release", 2)],
 )
-def test_a_crash_never_hides_a_round(path: Path, where: str, rounds: int) -> None:
+def test_a_crash_never_hides_a_round(
+    path: Path, where: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed at three places; the file stays whole, and nothing uncounted is released."""
     Ledger.create(path, SCOPE, budget=BUDGET).charge(CLAIM)
     released = path.with_name("released")
 
     def release() -> None:
         if where == "before the new name":
-            Path.replace = die  # type: ignore[assignment]
+            monkeypatch.setattr(Path, "replace", die)
         elif where == "after the new name":
-            ledger.synchronise = die  # type: ignore[attr-defined]
+            monkeypatch.setattr(ledger, "synchronise", die)
         with Ledger.open(path, SCOPE).round(CLAIM):
             if where == "before the release":
                 die()
