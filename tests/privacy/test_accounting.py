@@ -295,6 +295,13 @@ def test_copies_and_restored_accountants() -> None:
     other = one.copy()
     assert exhaust(other, PURE) == exhaust(one, PURE) > 0
     assert one.spent == other.spent
+    one = Accountant(SCOPE, BUDGET)
+    other = one.copy()
+    one.spend(GAUSSIAN, 40)
+    other.spend(PURE, 20)  # and reserves more, which is not for the other one
+    exhaust(one, PURE)
+    total = (events.repeated(item.claim.event, item.rounds) for item in one.spent)
+    assert epsilon_for(events.composed(*total), BUDGET.delta) <= BUDGET.epsilon
     spent = [Spending(PURE, 3), Spending(GAUSSIAN, 4)]
     assert Accountant.restored(SCOPE, BUDGET, spent).spent == tuple(spent)
     # Even if it is more than the budget: then nothing more fits, and nothing is hidden.
