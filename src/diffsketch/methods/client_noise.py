@@ -23,14 +23,12 @@ from diffsketch.methods.forecast import (
 )
 from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound
-from diffsketch.privacy.mechanisms import (
+from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound, NormBound, Quantizer
+from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
-    NormBound,
-    Quantizer,
+    IntegerMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
