@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
-from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.hashing import FAMILIES, Family, mix64
 from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -94,6 +96,99 @@ def test_blocked_repeats_its_bits(dim: int, rows: int, cols: int) -> None:
     table = sketch.encode(vector, SEED)
     for _ in range(3):
         assert torch.equal(sketch.encode(vector, SEED), table)
+
+
+def test_launches_are_kept_for_tensors_of_any_alignment() -> None:
+    sketch, long = CountSketch(300_000, 3, 4000), random_vectors(300_001)
+    for _ in range(2):
+        for vector in (long[:-1], long[1:]):
+            table = sketch.encode(vector, SEED)
+            assert torch.equal(table, sketch.encode(vector.clone(), SEED))
+            plain = sketch.query(table, SEED)
+            for out in (torch.empty_like(long)[:-1], torch.empty_like(long)[1:]):
+                assert torch.equal(sketch.query(table, SEED, out=out), plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_waits_for_the_device(family: Family) -> None:
+    vector = random_vectors(3, 100_000)
+    for cols in (50, 5000):
+        sketch = CountSketch(100_000, 3, cols, family)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for round_index in range(2):
+                seed = SketchKey(bytes(32)).seed(round_index)
+                sketch.query(sketch.encode(vector, seed), seed, validate=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_streams_share_a_seed() -> None:
+    """What one stream still waits for is not there yet for another."""
+    sketch, vector = CountSketch(300_000, 3, 4000), random_vectors(300_000)
+    seed, long = SketchKey(bytes(32)).seed(0), torch.empty(1 << 31, device="cuda")
+    expected = sketch.encode(vector, SketchKey(bytes(32)).seed(0))
+    torch.cuda.synchronize()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(first):
+        long.fill_(1.0)
+        sketch.encode(vector, seed)
+    with torch.cuda.stream(second):
+        table = sketch.encode(vector, seed)
+    torch.cuda.synchronize()
+    assert torch.equal(table, expected)
+
+
+def rounded(
+    tables: npt.NDArray[np.float32], step: float, bits: int, keys: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Whole numbers and how many were beyond their limits, by the definition."""
+    cell = np.arange(tables.shape[1], dtype=np.uint64)
+    words = [mix64(cell, *pair) for pair in keys.view(np.uint64)]
+    drawn = (np.stack(words) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    scaled = tables * np.float32(1 / step)
+    k = np.floor(scaled + (drawn - np.float32(0.5))).astype(np.int64)
+    kept = k.clip(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    return kept, (k != kept).sum(axis=1)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("cells", [1, 1000, 100_001])
+def test_rounding_of_cells(cells: int, bits: int) -> None:
+    from diffsketch.sketch.kernels import gpu
+
+    tables = random_vectors(3, cells)
+    keys = torch.from_numpy(np.random.default_rng(bits).integers(-(2**63), 2**63, (3, 2)))
+    kind, step = torch.int16 if bits > 8 else torch.int8, 4 / ((1 << bits) - 1)
+    out = torch.empty((3, cells), dtype=kind, device="cuda")
+    expected, beyond = rounded(tables.cpu().numpy(), step, bits, keys.numpy())
+    for given in (keys, keys.cuda()):
+        out.fill_(99)
+        found = gpu.round_cells(tables, step, bits, given, out)
+        assert np.array_equal(out.cpu().numpy(), expected)
+        assert found.tolist() == beyond.tolist()
+
+
+@pytest.mark.parametrize(("bits", "ranks"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])
+@pytest.mark.parametrize("count", [1, 9, 100_001])
+def test_sums_of_packed_cells(count: int, bits: int, ranks: int) -> None:
+    from diffsketch.sketch.kernels import gpu
+
+    kind, sum_bits = torch.int16 if bits > 8 else torch.int8, bits + (ranks - 1).bit_length()
+    low, high = -(1 << (bits - 1)), 1 << (bits - 1)
+    cells = torch.randint(low, high, (ranks, count), dtype=kind, device="cuda")
+    words = [gpu.pack_cells(some, bits=bits, sum_bits=sum_bits) for some in cells]
+    assert len(words[0]) == -(-count // (32 // sum_bits))
+    first = words[0].cpu().numpy().view(np.uint32)
+    places = np.arange(count) // len(first) * sum_bits
+    there = first[np.arange(count) % len(first)] >> places.astype(np.uint32)
+    mask = np.uint32((1 << sum_bits) - 1)
+    assert np.array_equal((there & mask).astype(np.int64) + low, cells[0].cpu().numpy())
+    total = torch.stack(words).sum(dim=0, dtype=torch.int32)
+    for dtype in (torch.int32, torch.int64, torch.float32):
+        out = torch.empty(count, dtype=dtype, device="cuda")
+        gpu.unpack_cells(total, out, bits=bits, sum_bits=sum_bits, added=ranks)
+        assert torch.equal(out.long(), cells.sum(dim=0))
 
 
 def test_devices_do_not_mix() -> None:
