@@ -239,19 +239,11 @@ def run_calls(report: Report) -> None:
             report.calls.append(case | {"limit_s": limit, "seconds": times})
             shape = f"{dim:,} to {rows}x{sketch.cols:,}"
             for name in ("encode", "query"):
-                few = times[f"{name}, few bits"] / times[name]
+                call, few = times[name], times[f"{name}, few bits"]
                 others = (times.get(f"{name}, {what}") for what in ("new seed", "validated"))
-                lines.append(
-                    [
-                        shape,
-                        name,
-                        readable(limit),
-                        readable(times[name]),
-                        f"{times[name] / limit:.2f}",
-                        *(readable(time) if time else "-" for time in others),
-                        f"{few:.2f}",
-                    ]  # fmt: skip
-                )
+                line = [shape, name, readable(limit), readable(call), f"{call / limit:.2f}"]
+                line += [readable(time) if time else "-" for time in others]
+                lines.append([*line, f"{few / call:.2f}"])
     headers = ["", "", "3 reads + 50 us", "call", "ratio", "new seed", "validated", "few bits"]
     print_table("Calls", headers, lines)
 
@@ -271,8 +263,9 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
         sketch.query(table, seed, out=out, validate=validate)
 
     def encode_few() -> None:
-        made = sketch.encode(vector, seed)
-        gpu.round_cells(made.view(1, -1), step, FEW_BITS, keys, cells.view(1, -1))
+        gpu.encode_and_round(
+            vector, seed, step, FEW_BITS, keys, cells, layout=sketch.layout, offset=0
+        )
 
     yield "encode", lambda: sketch.encode(vector, seed)
     yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))

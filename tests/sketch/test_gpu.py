@@ -109,6 +109,7 @@ def test_launches_are_kept_for_tensors_of_any_alignment() -> None:
                 assert torch.equal(sketch.query(table, SEED, out=out), plain)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_waits_for_the_device(family: Family) -> None:
     vector = random_vectors(3, 100_000)
@@ -167,6 +168,29 @@ def test_rounding_of_cells(cells: int, bits: int) -> None:
         found = gpu.round_cells(tables, step, bits, given, out)
         assert np.array_equal(out.cpu().numpy(), expected)
         assert found.tolist() == beyond.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dim", "rows", "cols"), [*SHAPES[::2], (2_000_000, 1, 600_000)])
+def test_rounding_while_encoding(
+    dim: int, rows: int, cols: int, family: Family, dtype: torch.dtype
+) -> None:
+    from diffsketch.sketch.kernels import gpu
+
+    sketch, vectors = CountSketch(dim, rows, cols, family), random_vectors(2, dim, dtype=dtype)
+    keys = torch.tensor([[1, -2], [3, 4]])
+    out = torch.full((2, rows * cols), 99, dtype=torch.int8, device="cuda")
+    step = 3 * (dim / cols) ** 0.5 / 8
+    tables, beyond = gpu.encode_and_round(
+        vectors, SEED, step, 4, keys, out, layout=sketch.layout, offset=0
+    )
+    if family == "blocked":
+        assert torch.equal(tables, sketch.encode(vectors, SEED))
+    flat = tables.float().view(2, -1).cpu().numpy()
+    expected, saturated = rounded(flat, step, 4, keys.numpy())
+    assert np.array_equal(out.cpu().numpy(), expected)
+    assert beyond.tolist() == saturated.tolist()
 
 
 @pytest.mark.parametrize(("bits", "ranks"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])

@@ -44,11 +44,10 @@ INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.floa
 _LONG_BLOCK = 256  # from here on a tile lies in a block or two
 _MANY = 4_000_000  # additions from which on hashes for each of them would take longest
 _BUSY = 1024  # programs that occupy the device
-_TILE, _UNROLL = 512, 2
+_TILE = 512
 _QUERY_TILE, _QUERY_WARPS, _QUERY_SPAN = 1024, 4, 4
 _NARROW_TILE, _NARROW_LEAST = 128, 32
 _PER_THREAD = 16
-_NARROW_WARPS = (16, 4)
 _CHUNK = 1024
 _PROGRAMS = 2048  # of one warp: enough for the largest devices; more would cost partial tables
 _PARTS = 8  # partial tables that are added at a time
@@ -123,26 +122,54 @@ class _Case(NamedTuple):
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
+    if layout.family == "pairwise" or not vectors.numel():
+        return _scatter(vectors, seed, layout, offset)
+    return _gather(vectors, seed, layout, offset)
+
+
+def encode_and_round(
+    vectors: Tensor, seed: HashSeed, step: float, bits: int, keys: Tensor, out: Tensor, *,
+    layout: SketchLayout, offset: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `encode` and `round_cells` give, where possible without reading the tables again."""
+    if layout.family == "pairwise" or not vectors.numel() or vectors.dtype == torch.float64:
+        tables = encode(vectors, seed, layout=layout, offset=offset)
+        cells = layout.rows * layout.cols
+        return tables, round_cells(tables.float().view(-1, cells), step, bits, keys, out)
+    counted = _counted(keys, vectors.device)
+    tables = _gather(vectors, seed, layout, offset, rounding=(bits, counted, out, 1 / step))
+    return tables, counted[:, 2]
+
+
+def _gather(
+    vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int,
+    rounding: tuple[int, Tensor, Tensor, float] | None = None,
+) -> Tensor:  # fmt: skip
     dtype, device, length = vectors.dtype, vectors.device, vectors.shape[-1]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    shape = (*vectors.shape[:-1], layout.rows, layout.cols)
-    numbers = vectors.numel()
-    adds = layout.family == "pairwise" or not numbers
-    out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=device)
-    if numbers:
-        case = _Case(layout, numbers // length, offset, length, dtype, device)
+    out = torch.empty((*vectors.shape[:-1], layout.rows, layout.cols), dtype=wide, device=device)
+    case = _Case(layout, vectors.numel() // length, offset, length, dtype, device)
+    bits, keys, cells, inverse = rounding or (0, out, out, 1.0)
+    splits, launch, add = _gather_plan(case, bits)
+    with _on(device):
+        words = _device_words(seed, layout.rows, device)
+        if splits == 1:
+            launch(vectors, out, out, words, keys, cells, numbers=(inverse,))
+        else:
+            partials = out.new_empty((splits - 1) * out.numel())
+            launch(vectors, out, partials, words, out, out, numbers=(1.0,))
+            add(out, partials, keys, cells, numbers=(inverse,))
+    return out
+
+
+def _scatter(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> Tensor:
+    dtype, device, length = vectors.dtype, vectors.device, vectors.shape[-1]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    out = torch.zeros((*vectors.shape[:-1], layout.rows, layout.cols), dtype=wide, device=device)
+    if vectors.numel():
+        case = _Case(layout, vectors.numel() // length, offset, length, dtype, device)
         with _on(device):
-            words = _device_words(seed, layout.rows, device)
-            if adds:
-                _scatter_plan(case)(vectors, out, words)
-            else:
-                splits, launch, add = _gather_plan(case)
-                if splits == 1:
-                    launch(vectors, out, out, words)
-                else:
-                    partials = out.new_empty((splits - 1) * out.numel())
-                    launch(vectors, out, partials, words)
-                    add(out, partials)
+            _scatter_plan(case)(vectors, out, _device_words(seed, layout.rows, device))
     return out
 
 
@@ -235,12 +262,17 @@ def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tenso
         How many cells of each table were beyond the grid; they go to its ends.
     """
     count, cells = tables.shape
-    counted = pad(keys, (0, 1)).to(tables.device, non_blocking=True)
+    counted = _counted(keys, tables.device)
     if tables.numel():
         with _on(tables.device):
             launch = _round_plan(count, cells, bits, out.dtype, tables.device)
             launch(tables, counted, out, numbers=(1 / step,))
     return counted[:, 2]
+
+
+def _counted(keys: Tensor, device: torch.device) -> Tensor:
+    """Pairs of keys on the device, each with a zero after it, to count in."""
+    return pad(keys, (0, 1)).to(device, non_blocking=True)
 
 
 def pack_cells(cells: Tensor, *, bits: int, sum_bits: int) -> Tensor:
@@ -278,7 +310,7 @@ def _scatter_plan(case: _Case) -> _Launch:
 
 
 @lru_cache(maxsize=1024)
-def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
+def _gather_plan(case: _Case, bits: int) -> tuple[int, _Launch, _Launch]:
     """Number of parts that the runs are split into, and the launches that add in them and up."""
     layout, items = case.layout, case.items
     geometry, size = layout.geometry, layout.rows * layout.cols
@@ -298,21 +330,23 @@ def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
     spare = max(_SPARE * case.length * items, _LEAST_SPARE / 4) // (size * items)
     splits = int(max(1, min(wanted, spare + 1, run_count)))
     per_split = triton.cdiv(run_count, splits)
-    if is_wide:
-        kernel, warps, last = encode_wide_kernel, 1, _UNROLL
-    else:
-        warps = _NARROW_WARPS[tiles * items * splits >= _BUSY]
-        last = max(1, min(warps * 32 * _PER_THREAD // tile, triton.next_power_of_2(per_split)))
-        kernel = encode_narrow_kernel
+    constants: tuple[Any, ...] = (case.block, tile, case.index, _accumulator(case.dtype))
+    constants += (bits if splits == 1 else 0,)
+    kernel, warps = encode_wide_kernel, 1
+    if not is_wide:
+        kernel, warps = encode_narrow_kernel, 4 if tiles * items * splits >= _BUSY else 8
+        at_once = min(warps * 32 * _PER_THREAD // tile, triton.next_power_of_2(per_split))
+        constants += (max(1, at_once),)
     sizes = (
         case.offset, case.end, geometry.slots, layout.cols, layout.rows, geometry.runs,
         first_run, run_count, per_split, tiles,
     )  # fmt: skip
-    accumulator = _accumulator(case.dtype)
-    constants = (case.block, tile, case.index, accumulator, last)
     launch = _Launch(kernel, (tiles * items, splits), sizes, constants, num_warps=warps)
-    chunks, constants = triton.cdiv(size, _CHUNK // _PARTS), (_CHUNK // _PARTS, _PARTS)
-    add = _Launch(add_partials_kernel, (chunks * items, 1), (size, chunks, splits - 1), constants)
+    chunks = triton.cdiv(size, _CHUNK // _PARTS)
+    add = _Launch(
+        add_partials_kernel, (chunks * items, 1), (size, chunks, splits - 1),
+        (_CHUNK // _PARTS, _PARTS, bits),
+    )  # fmt: skip
     return splits, launch, add
 
 
@@ -323,20 +357,19 @@ def _query_plan(case: _Case, mean: bool, residual: bool) -> tuple[bool, _Launch]
     network = () if mean else tuple(k for pair in median_network(layout.rows) for k in pair)
     is_wide = layout.family == "blocked" and case.block >= _LONG_BLOCK
     common = (layout.rows, network, mean, case.index, _accumulator(case.dtype))
+    last: tuple[Any, ...]
     if is_wide:
-        tile, (first, count) = min(case.block, _QUERY_TILE), case.blocks
+        tile = min(case.block, _QUERY_TILE)
         span = min(case.block // tile, _QUERY_SPAN if case.length * case.items >= _MANY else 1)
-        tiles = count * (case.block // (span * tile))
-        sizes = (case.offset, case.end, layout.cols, runs, first, tiles)
-        constants = (case.block, tile, *common, residual, span)
-        kernel, warps = query_wide_kernel, _QUERY_WARPS
+        tiles = case.blocks[1] * (case.block // (span * tile))
+        kernel, last = query_wide_kernel, (span, residual)
     else:
         tile = 512 if layout.rows <= _SMALL_SORT else 128
         tiles = triton.cdiv(case.length, tile)
-        sizes = (case.offset, case.end, runs, layout.cols, tiles)
-        constants = (case.block, tile, *common, layout.family == "pairwise")
-        kernel, warps = query_narrow_kernel, 4
-    return is_wide, _Launch(kernel, (tiles * case.items, 1), sizes, constants, num_warps=warps)
+        kernel, last = query_narrow_kernel, (layout.family == "pairwise",)
+    sizes = (case.offset, case.end, layout.cols, runs, tiles)
+    grid, constants = (tiles * case.items, 1), (case.block, tile, *common, *last)
+    return is_wide, _Launch(kernel, grid, sizes, constants, num_warps=_QUERY_WARPS)
 
 
 @lru_cache(maxsize=1024)
@@ -344,9 +377,7 @@ def _round_plan(
     tables: int, cells: int, bits: int, dtype: torch.dtype, device: torch.device  # noqa: ARG001
 ) -> _Launch:  # fmt: skip
     chunks = triton.cdiv(cells, _CHUNK)
-    return _Launch(
-        round_kernel, (chunks * tables, 1), (cells, chunks), (bits, _CHUNK), enable_fp_fusion=False
-    )
+    return _Launch(round_kernel, (chunks * tables, 1), (cells, chunks), (_CHUNK, bits))
 
 
 @lru_cache(maxsize=1024)

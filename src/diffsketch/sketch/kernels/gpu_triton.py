@@ -17,8 +17,8 @@ import triton.language as tl
 
 # Sizes differ from sketch to sketch; a kernel compiled anew for each would cost seconds.
 _SIZES = [
-    "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "first_block",
-    "per_split", "tiles", "size", "chunks", "partials", "bias", "count", "words",
+    "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "per_split",
+    "tiles", "size", "chunks", "partials", "bias", "count", "words",
 ]  # fmt: skip
 
 
@@ -78,21 +78,92 @@ def _piece(
 
 
 @triton.jit
-def _part(out_ptr, part_ptr, item, split, size):
-    """Where a split's sums go: the first one's to the table, the others' to partial tables."""
+def _find(
+    keys, turn, first_run, runs, first_col, cols, slots, offset, end,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """Part of a run in a tile's columns: whether it is whole in one block, and where it begins."""
+    run = first_run + turn
+    run = tl.where(run >= runs, run - runs, run)
+    word = _shift_word(keys, run, cols)
+    place = first_col - (word & 0x7FFFFFFF).to(tl.int32)
+    place = tl.where(place < 0, place + cols, place).to(tl.uint32)
+    slot = (place // BLOCK).to(tl.int32)
+    into = (place % BLOCK).to(tl.int32)
+    block = slot.to(INDEX) * runs + run
+    base = block * BLOCK + into
+    inside = (into + TILE <= BLOCK) & (slot < slots) & (base >= offset) & (base + TILE <= end)
+    return inside, block, into, word & 0x80000000, run, slot, place
+
+
+@triton.jit
+def _pieces(
+    x_ptr, signs, found, here, runs, cols, slots, offset, end, lane,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The same where the tile ends in another block of the run, or after its last one in a gap."""
+    _, block, into, flip, run, slot, place = found
+    is_last = slot >= slots - 1
+    cut = tl.where(here & (slot < slots), BLOCK - into, 0)
+    begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
+    begin = tl.where(here, begin, TILE)
+    after = tl.where(is_last, run, block + runs).to(INDEX)
+    zero = into * 0
+    first = _piece(
+        x_ptr, signs, block, into, flip, zero, cut, offset, end, lane, BLOCK, INDEX, ACC, True
+    )  # fmt: skip
+    return first + _piece(
+        x_ptr, signs, after, -begin, flip, begin, zero + TILE, offset, end, lane,
+        BLOCK, INDEX, ACC, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store(
+    out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, size, cell, values, here,
+    BITS: tl.constexpr,
+):  # fmt: skip
+    """Sums of the first split to the table, of the others to partial tables; rounded if to bits."""
     if split == 0:
         destination = out_ptr + item * size
     else:
         destination = part_ptr + (item * (tl.num_programs(1) - 1) + split - 1) * size
-    return destination
+    tl.store(destination + cell, values, mask=here)
+    if BITS > 0:
+        _round(cells_ptr + item * size, keys_ptr, inverse, item, cell, values, here, BITS)
+
+
+@triton.jit
+def _round(cells_ptr, keys_ptr, inverse, item, cell, values, here, BITS: tl.constexpr):
+    """Round to the whole numbers of a grid, at random, by a table's two keys.
+
+    How many were beyond it is added to the number after the keys.
+    """
+    keys_ptr += 3 * item
+    one, two = _keys(keys_ptr, 0)
+    drawn = (_mix64(cell, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
+    scaled = tl.inline_asm_elementwise(  # lest it is fused with the addition
+        "mul.rn.f32 $0, $1, $2;",
+        "=f,f,f",
+        [values, inverse],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    k = tl.floor(scaled + (drawn - 0.5))
+    kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
+    tl.store(cells_ptr + cell, kept.to(cells_ptr.dtype.element_ty), mask=here)
+    beyond = tl.sum(tl.ravel(((k != kept) & here).to(tl.int32)), axis=0)
+    if beyond > 0:
+        tl.atomic_add(keys_ptr + 2, beyond.to(tl.int64), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def encode_wide_kernel(
-    x_ptr, out_ptr, part_ptr, words_ptr,
+    x_ptr, out_ptr, part_ptr, words_ptr, keys_ptr, cells_ptr, inverse,
     offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-    UNROLL: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     split = tl.program_id(1)
@@ -106,51 +177,48 @@ def encode_wide_kernel(
     total = tl.zeros([TILE], dtype=ACC)
     stop = tl.minimum(run_count, (split + 1) * per_split)
     zero = row * 0
-    for start in range(split * per_split, stop, UNROLL):
-        for u in tl.static_range(UNROLL):
-            here = start + u < stop
-            run = first_run + start + u
-            run = tl.where(run >= runs, run - runs, run)
-            word = _shift_word(keys, run, cols)
-            flip = word & 0x80000000
-            place = first_col - (word & 0x7FFFFFFF).to(tl.int32)
-            place = tl.where(place < 0, place + cols, place).to(tl.uint32)
-            slot = (place // BLOCK).to(tl.int32)
-            into = (place % BLOCK).to(tl.int32)
-            block = slot.to(INDEX) * runs + run
-            base = block * BLOCK + into
-            inside = (into + TILE <= BLOCK) & (slot < slots) & (base >= offset)
-            if here & inside & (base + TILE <= end):
-                total += _piece(
-                    x_ptr, signs, block, into, flip, zero, zero, offset, end, lane,
-                    BLOCK, INDEX, ACC, False,
-                )  # fmt: skip
-            else:
-                # The tile ends in another block of the run, or after its last one in a gap.
-                is_last = slot >= slots - 1
-                cut = tl.where(here & (slot < slots), BLOCK - into, 0)
-                begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
-                begin = tl.where(here, begin, TILE)
-                after = tl.where(is_last, run, block + runs).to(INDEX)
-                total += _piece(
-                    x_ptr, signs, block, into, flip, zero, cut, offset, end, lane,
-                    BLOCK, INDEX, ACC, True,
-                )  # fmt: skip
-                total += _piece(
-                    x_ptr, signs, after, -begin, flip, begin, zero + TILE, offset, end, lane,
-                    BLOCK, INDEX, ACC, True,
-                )  # fmt: skip
-    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
-    column = first_col + lane
-    tl.store(destination + row.to(tl.int64) * cols + column, total, mask=column < cols)
+    for start in range(split * per_split, stop, 2):  # two runs at a time, while memory answers
+        a = _find(
+            keys, start, first_run, runs, first_col, cols, slots, offset, end, BLOCK, TILE, INDEX
+        )  # fmt: skip
+        b = _find(
+            keys, start + 1, first_run, runs, first_col, cols, slots, offset, end,
+            BLOCK, TILE, INDEX,
+        )  # fmt: skip
+        both = start + 1 < stop
+        if both & a[0] & b[0]:
+            one = _piece(
+                x_ptr, signs, a[1], a[2], a[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
+            two = _piece(
+                x_ptr, signs, b[1], b[2], b[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
+            total += one
+            total += two
+        else:
+            total += _pieces(
+                x_ptr, signs, a, start < stop, runs, cols, slots, offset, end, lane,
+                BLOCK, TILE, INDEX, ACC,
+            )  # fmt: skip
+            total += _pieces(
+                x_ptr, signs, b, both, runs, cols, slots, offset, end, lane,
+                BLOCK, TILE, INDEX, ACC,
+            )  # fmt: skip
+    cell = row.to(tl.int64) * cols + first_col + lane
+    _store(
+        out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, rows.to(tl.int64) * cols,
+        cell, total, first_col + lane < cols, BITS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def encode_narrow_kernel(
-    x_ptr, out_ptr, part_ptr, words_ptr,
+    x_ptr, out_ptr, part_ptr, words_ptr, keys_ptr, cells_ptr, inverse,
     offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-    RUNS: tl.constexpr,
+    BITS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """The same sum, `RUNS` runs at once."""
     pid = tl.program_id(0)
@@ -181,14 +249,16 @@ def encode_narrow_kernel(
         step, phase = _sequence(signs, block)
         phase += step * into.to(tl.uint32) + (word & 0x80000000)
         total += _signed(x, phase, ACC)
-    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
-    cells = destination + row.to(tl.int64) * cols + column
-    tl.store(cells, tl.sum(total, axis=0)[None, :], mask=column < cols)
+    _store(
+        out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, rows.to(tl.int64) * cols,
+        row.to(tl.int64) * cols + column, tl.sum(total, axis=0)[None, :], column < cols, BITS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def add_partials_kernel(
-    out_ptr, part_ptr, size, chunks, partials, CHUNK: tl.constexpr, PARTS: tl.constexpr
+    out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, size, chunks, partials,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     item = (tl.program_id(0) // chunks).to(tl.int64)
     i = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -199,7 +269,10 @@ def add_partials_kernel(
     for p in range(0, partials, PARTS):
         here = (p + part < partials) & (i < size)
         total += tl.load(part_ptr + (p + part).to(tl.int64) * size + i, mask=here, other=0.0)
-    tl.store(out_ptr + item * size + i, tl.sum(total, axis=0)[None, :], mask=i < size)
+    _store(
+        out_ptr, out_ptr, keys_ptr, cells_ptr, inverse, item, 0, size, i,
+        tl.sum(total, axis=0)[None, :], i < size, BITS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -227,10 +300,10 @@ def _combine(values, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constex
 @triton.jit(do_not_specialize=_SIZES)
 def query_wide_kernel(
     table_ptr, out_ptr, other_ptr, words_ptr, scale,
-    offset, end, cols, runs, first_block, tiles,
+    offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, RESIDUAL: tl.constexpr,
-    SPAN: tl.constexpr,
+    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, SPAN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Estimates to `out`; with `RESIDUAL`, `scale` times what they miss of `other` is added."""
     item = (tl.program_id(0) // tiles).to(tl.int64)
@@ -238,7 +311,7 @@ def query_wide_kernel(
     table_ptr += item * ROWS * cols
     out_ptr += item * (end - offset)
     into = (tile % (BLOCK // (SPAN * TILE))) * (SPAN * TILE)
-    block = first_block + (tile // (BLOCK // (SPAN * TILE))).to(INDEX)
+    block = offset // BLOCK + (tile // (BLOCK // (SPAN * TILE))).to(INDEX)
     run = block % runs
     words = (_shift_word(_keys(words_ptr, 2), run, cols),)
     for j in tl.static_range(1, ROWS):
@@ -311,7 +384,7 @@ def _wide_cell(table_ptr, row, start, cols, lane, WRAP: tl.constexpr, ACC: tl.co
 
 @triton.jit(do_not_specialize=_SIZES)
 def query_narrow_kernel(
-    table_ptr, out_ptr, words_ptr, offset, end, runs, cols, tiles,
+    table_ptr, out_ptr, words_ptr, offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
     MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, PAIRWISE: tl.constexpr,
 ):  # fmt: skip
@@ -377,24 +450,12 @@ def scatter_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def round_kernel(
-    x_ptr, keys_ptr, out_ptr, inverse, size, chunks,
-    BITS: tl.constexpr, CHUNK: tl.constexpr,
+    x_ptr, keys_ptr, cells_ptr, inverse, size, chunks, CHUNK: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """Cells to the whole numbers of a grid, at random.
-
-    How many were beyond it is added to the number after the two keys of a table.
-    """
-    table = (tl.program_id(0) // chunks).to(tl.int64)
+    item = (tl.program_id(0) // chunks).to(tl.int64)
     i = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    one, two = _keys(keys_ptr, 3 * table)
-    x = tl.load(x_ptr + table * size + i, mask=i < size, other=0.0)
-    drawn = (_mix64(i, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
-    k = tl.floor(x * inverse + (drawn - 0.5))
-    kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
-    tl.store(out_ptr + table * size + i, kept.to(out_ptr.dtype.element_ty), mask=i < size)
-    beyond = tl.sum(((k != kept) & (i < size)).to(tl.int32), axis=0)
-    if beyond > 0:
-        tl.atomic_add(keys_ptr + 3 * table + 2, beyond.to(tl.int64), sem="relaxed")
+    x = tl.load(x_ptr + item * size + i, mask=i < size, other=0.0)
+    _round(cells_ptr + item * size, keys_ptr, inverse, item, i, x, i < size, BITS)
 
 
 @triton.jit(do_not_specialize=_SIZES)
