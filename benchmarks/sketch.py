@@ -263,9 +263,8 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
         sketch.query(table, seed, out=out, validate=validate)
 
     def encode_few() -> None:
-        gpu.encode_and_round(
-            vector, seed, step, FEW_BITS, keys, cells, layout=sketch.layout, offset=0
-        )
+        made = sketch.encode(vector, seed)
+        gpu.round_cells(made.view(1, -1), step, FEW_BITS, keys, cells.view(1, -1))
 
     yield "encode", lambda: sketch.encode(vector, seed)
     yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))

@@ -44,7 +44,7 @@ INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.floa
 _LONG_BLOCK = 256  # from here on a tile lies in a block or two
 _MANY = 4_000_000  # additions from which on hashes for each of them would take longest
 _BUSY = 1024  # programs that occupy the device
-_TILE = 512
+_TILE, _FEW_ROWS = 512, 2
 _QUERY_TILE, _QUERY_WARPS, _QUERY_SPAN = 1024, 4, 4
 _NARROW_TILE, _NARROW_LEAST = 128, 32
 _PER_THREAD = 16
@@ -122,54 +122,27 @@ class _Case(NamedTuple):
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
-    if layout.family == "pairwise" or not vectors.numel():
-        return _scatter(vectors, seed, layout, offset)
-    return _gather(vectors, seed, layout, offset)
-
-
-def encode_and_round(
-    vectors: Tensor, seed: HashSeed, step: float, bits: int, keys: Tensor, out: Tensor, *,
-    layout: SketchLayout, offset: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What `encode` and `round_cells` give, where possible without reading the tables again."""
-    if layout.family == "pairwise" or not vectors.numel() or vectors.dtype == torch.float64:
-        tables = encode(vectors, seed, layout=layout, offset=offset)
-        cells = layout.rows * layout.cols
-        return tables, round_cells(tables.float().view(-1, cells), step, bits, keys, out)
-    counted = _counted(keys, vectors.device)
-    tables = _gather(vectors, seed, layout, offset, rounding=(bits, counted, out, 1 / step))
-    return tables, counted[:, 2]
-
-
-def _gather(
-    vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int,
-    rounding: tuple[int, Tensor, Tensor, float] | None = None,
-) -> Tensor:  # fmt: skip
     dtype, device, length = vectors.dtype, vectors.device, vectors.shape[-1]
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    out = torch.empty((*vectors.shape[:-1], layout.rows, layout.cols), dtype=wide, device=device)
-    case = _Case(layout, vectors.numel() // length, offset, length, dtype, device)
-    bits, keys, cells, inverse = rounding or (0, out, out, 1.0)
-    splits, launch, add = _gather_plan(case, bits)
+    shape = (*vectors.shape[:-1], layout.rows, layout.cols)
+    numbers = vectors.numel()
+    adds = layout.family == "pairwise" or not numbers
+    out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=device)
+    if not numbers:
+        return out
+    case = _Case(layout, numbers // length, offset, length, dtype, device)
     with _on(device):
         words = _device_words(seed, layout.rows, device)
+        if adds:
+            _scatter_plan(case)(vectors, out, words)
+            return out
+        splits, launch, add = _gather_plan(case)
         if splits == 1:
-            launch(vectors, out, out, words, keys, cells, numbers=(inverse,))
+            launch(vectors, out, out, words)
         else:
             partials = out.new_empty((splits - 1) * out.numel())
-            launch(vectors, out, partials, words, out, out, numbers=(1.0,))
-            add(out, partials, keys, cells, numbers=(inverse,))
-    return out
-
-
-def _scatter(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> Tensor:
-    dtype, device, length = vectors.dtype, vectors.device, vectors.shape[-1]
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    out = torch.zeros((*vectors.shape[:-1], layout.rows, layout.cols), dtype=wide, device=device)
-    if vectors.numel():
-        case = _Case(layout, vectors.numel() // length, offset, length, dtype, device)
-        with _on(device):
-            _scatter_plan(case)(vectors, out, _device_words(seed, layout.rows, device))
+            launch(vectors, out, partials, words)
+            add(out, partials)
     return out
 
 
@@ -262,17 +235,12 @@ def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tenso
         How many cells of each table were beyond the grid; they go to its ends.
     """
     count, cells = tables.shape
-    counted = _counted(keys, tables.device)
+    counted = pad(keys, (0, 1)).to(tables.device, non_blocking=True)  # zeros, to count in
     if tables.numel():
         with _on(tables.device):
             launch = _round_plan(count, cells, bits, out.dtype, tables.device)
             launch(tables, counted, out, numbers=(1 / step,))
     return counted[:, 2]
-
-
-def _counted(keys: Tensor, device: torch.device) -> Tensor:
-    """Pairs of keys on the device, each with a zero after it, to count in."""
-    return pad(keys, (0, 1)).to(device, non_blocking=True)
 
 
 def pack_cells(cells: Tensor, *, bits: int, sum_bits: int) -> Tensor:
@@ -310,12 +278,14 @@ def _scatter_plan(case: _Case) -> _Launch:
 
 
 @lru_cache(maxsize=1024)
-def _gather_plan(case: _Case, bits: int) -> tuple[int, _Launch, _Launch]:
+def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
     """Number of parts that the runs are split into, and the launches that add in them and up."""
     layout, items = case.layout, case.items
     geometry, size = layout.geometry, layout.rows * layout.cols
     first_run, run_count = case.runs
     tile = min(case.block, _TILE)
+    if layout.rows > _FEW_ROWS and size * items >= 2 * _TILE * _BUSY:
+        tile = min(case.block, 2 * _TILE)  # the cache is the limit, not the memory: fewer hashes
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
     many = layout.rows * case.length * items >= _MANY or tiles * items >= _BUSY
     is_wide = case.block >= _LONG_BLOCK and many
@@ -331,7 +301,6 @@ def _gather_plan(case: _Case, bits: int) -> tuple[int, _Launch, _Launch]:
     splits = int(max(1, min(wanted, spare + 1, run_count)))
     per_split = triton.cdiv(run_count, splits)
     constants: tuple[Any, ...] = (case.block, tile, case.index, _accumulator(case.dtype))
-    constants += (bits if splits == 1 else 0,)
     kernel, warps = encode_wide_kernel, 1
     if not is_wide:
         kernel, warps = encode_narrow_kernel, 4 if tiles * items * splits >= _BUSY else 8
@@ -345,7 +314,7 @@ def _gather_plan(case: _Case, bits: int) -> tuple[int, _Launch, _Launch]:
     chunks = triton.cdiv(size, _CHUNK // _PARTS)
     add = _Launch(
         add_partials_kernel, (chunks * items, 1), (size, chunks, splits - 1),
-        (_CHUNK // _PARTS, _PARTS, bits),
+        (_CHUNK // _PARTS, _PARTS),
     )  # fmt: skip
     return splits, launch, add
 
@@ -376,8 +345,10 @@ def _query_plan(case: _Case, mean: bool, residual: bool) -> tuple[bool, _Launch]
 def _round_plan(
     tables: int, cells: int, bits: int, dtype: torch.dtype, device: torch.device  # noqa: ARG001
 ) -> _Launch:  # fmt: skip
-    chunks = triton.cdiv(cells, _CHUNK)
-    return _Launch(round_kernel, (chunks * tables, 1), (cells, chunks), (_CHUNK, bits))
+    chunks = min(triton.cdiv(cells, _CHUNK), triton.cdiv(_PROGRAMS, tables))
+    return _Launch(
+        round_kernel, (chunks * tables, 1), (cells, chunks), (_CHUNK, bits), enable_fp_fusion=False
+    )
 
 
 @lru_cache(maxsize=1024)

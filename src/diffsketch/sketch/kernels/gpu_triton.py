@@ -18,7 +18,7 @@ import triton.language as tl
 # Sizes differ from sketch to sketch; a kernel compiled anew for each would cost seconds.
 _SIZES = [
     "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "per_split",
-    "tiles", "size", "chunks", "partials", "bias", "count", "words",
+    "tiles", "chunks", "partials", "bias",
 ]  # fmt: skip
 
 
@@ -119,51 +119,20 @@ def _pieces(
 
 
 @triton.jit
-def _store(
-    out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, size, cell, values, here,
-    BITS: tl.constexpr,
-):  # fmt: skip
-    """Sums of the first split to the table, of the others to partial tables; rounded if to bits."""
+def _part(out_ptr, part_ptr, item, split, size):
+    """Where a split's sums go: the first one's to the table, the others' to partial tables."""
     if split == 0:
         destination = out_ptr + item * size
     else:
         destination = part_ptr + (item * (tl.num_programs(1) - 1) + split - 1) * size
-    tl.store(destination + cell, values, mask=here)
-    if BITS > 0:
-        _round(cells_ptr + item * size, keys_ptr, inverse, item, cell, values, here, BITS)
-
-
-@triton.jit
-def _round(cells_ptr, keys_ptr, inverse, item, cell, values, here, BITS: tl.constexpr):
-    """Round to the whole numbers of a grid, at random, by a table's two keys.
-
-    How many were beyond it is added to the number after the keys.
-    """
-    keys_ptr += 3 * item
-    one, two = _keys(keys_ptr, 0)
-    drawn = (_mix64(cell, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
-    scaled = tl.inline_asm_elementwise(  # lest it is fused with the addition
-        "mul.rn.f32 $0, $1, $2;",
-        "=f,f,f",
-        [values, inverse],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=1,
-    )
-    k = tl.floor(scaled + (drawn - 0.5))
-    kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
-    tl.store(cells_ptr + cell, kept.to(cells_ptr.dtype.element_ty), mask=here)
-    beyond = tl.sum(tl.ravel(((k != kept) & here).to(tl.int32)), axis=0)
-    if beyond > 0:
-        tl.atomic_add(keys_ptr + 2, beyond.to(tl.int64), sem="relaxed")
+    return destination
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def encode_wide_kernel(
-    x_ptr, out_ptr, part_ptr, words_ptr, keys_ptr, cells_ptr, inverse,
+    x_ptr, out_ptr, part_ptr, words_ptr,
     offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-    BITS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     split = tl.program_id(1)
@@ -206,19 +175,17 @@ def encode_wide_kernel(
                 x_ptr, signs, b, both, runs, cols, slots, offset, end, lane,
                 BLOCK, TILE, INDEX, ACC,
             )  # fmt: skip
-    cell = row.to(tl.int64) * cols + first_col + lane
-    _store(
-        out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, rows.to(tl.int64) * cols,
-        cell, total, first_col + lane < cols, BITS,
-    )  # fmt: skip
+    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
+    column = first_col + lane
+    tl.store(destination + row.to(tl.int64) * cols + column, total, mask=column < cols)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def encode_narrow_kernel(
-    x_ptr, out_ptr, part_ptr, words_ptr, keys_ptr, cells_ptr, inverse,
+    x_ptr, out_ptr, part_ptr, words_ptr,
     offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-    BITS: tl.constexpr, RUNS: tl.constexpr,
+    RUNS: tl.constexpr,
 ):  # fmt: skip
     """The same sum, `RUNS` runs at once."""
     pid = tl.program_id(0)
@@ -249,16 +216,14 @@ def encode_narrow_kernel(
         step, phase = _sequence(signs, block)
         phase += step * into.to(tl.uint32) + (word & 0x80000000)
         total += _signed(x, phase, ACC)
-    _store(
-        out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, item, split, rows.to(tl.int64) * cols,
-        row.to(tl.int64) * cols + column, tl.sum(total, axis=0)[None, :], column < cols, BITS,
-    )  # fmt: skip
+    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
+    cells = destination + row.to(tl.int64) * cols + column
+    tl.store(cells, tl.sum(total, axis=0)[None, :], mask=column < cols)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def add_partials_kernel(
-    out_ptr, part_ptr, keys_ptr, cells_ptr, inverse, size, chunks, partials,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
+    out_ptr, part_ptr, size, chunks, partials, CHUNK: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     item = (tl.program_id(0) // chunks).to(tl.int64)
     i = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -269,10 +234,7 @@ def add_partials_kernel(
     for p in range(0, partials, PARTS):
         here = (p + part < partials) & (i < size)
         total += tl.load(part_ptr + (p + part).to(tl.int64) * size + i, mask=here, other=0.0)
-    _store(
-        out_ptr, out_ptr, keys_ptr, cells_ptr, inverse, item, 0, size, i,
-        tl.sum(total, axis=0)[None, :], i < size, BITS,
-    )  # fmt: skip
+    tl.store(out_ptr + item * size + i, tl.sum(total, axis=0)[None, :], mask=i < size)
 
 
 @triton.jit
@@ -450,12 +412,30 @@ def scatter_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def round_kernel(
-    x_ptr, keys_ptr, cells_ptr, inverse, size, chunks, CHUNK: tl.constexpr, BITS: tl.constexpr
+    x_ptr, keys_ptr, out_ptr, inverse, size, chunks, CHUNK: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
+    """Cells to the whole numbers of a grid, at random, by the two keys of their table.
+
+    How many were beyond it is added to the number after the keys.
+    """
     item = (tl.program_id(0) // chunks).to(tl.int64)
-    i = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(x_ptr + item * size + i, mask=i < size, other=0.0)
-    _round(cells_ptr + item * size, keys_ptr, inverse, item, i, x, i < size, BITS)
+    first = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK
+    x_ptr += item * size
+    out_ptr += item * size
+    keys_ptr += item * 3
+    one, two = _keys(keys_ptr, 0)
+    beyond = tl.zeros([CHUNK], dtype=tl.int32)
+    for start in range(first, size, chunks * CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        x = tl.load(x_ptr + i, mask=i < size, other=0.0)
+        drawn = (_mix64(i, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
+        k = tl.floor(x * inverse + (drawn - 0.5))
+        kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
+        tl.store(out_ptr + i, kept.to(out_ptr.dtype.element_ty), mask=i < size)
+        beyond += ((k != kept) & (i < size)).to(tl.int32)
+    count = tl.sum(beyond.to(tl.int64), axis=0)
+    if count > 0:
+        tl.atomic_add(keys_ptr + 2, count, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=_SIZES)
