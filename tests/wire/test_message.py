@@ -88,8 +88,8 @@ def test_other_types_shapes_and_values_are_not_repaired() -> None:
             pack(torch.tensor([1.0, value]), real(2))
     with pytest.raises(ArgumentError, match=r"torch\.float32 in this format, got torch\.float64"):
         pack(torch.zeros(2, dtype=torch.float64), real(2))
-    with pytest.raises(ArgumentError, match=r"torch\.int64 in this format, got torch\.int32"):
-        Message(LEVELS, torch.zeros(3, dtype=torch.int32), **ABOUT, sender=0)
+    with pytest.raises(ArgumentError, match=r"torch\.int64 in this format, got torch\.uint8"):
+        Message(LEVELS, torch.zeros(3, dtype=torch.uint8), **ABOUT, sender=0)
     with pytest.raises(MismatchError, match=r"shape \(2, 2\), got \(4,\)"):
         Message(TABLE, torch.zeros(4), **ABOUT, sender=0)
 

@@ -115,6 +115,10 @@ class Noise(ABC):
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         """1 with the probability given for each place, else 0 (int64)."""
 
+    @abstractmethod
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """64 random bits in each place, as int64."""
+
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
         check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
@@ -394,6 +398,13 @@ class SimulatedNoise(Noise):
             self._rng.random(out=row)
         values = torch.from_numpy((uniform < chances).astype(np.int64))
         return values.reshape(shape).to(probabilities.device)
+
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """64 random bits in each place, as int64."""
+        values = np.empty(self._size(shape), np.int64)
+        for row in self._each(values):
+            row[:] = self._rng.integers(-(2**63), 2**63, row.size)
+        return torch.from_numpy(values).reshape(shape)
 
     def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
         rows, cells = self._size(shape)

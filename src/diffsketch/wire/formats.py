@@ -24,6 +24,9 @@ HEADER_BYTES = 48
 
 Cells: TypeAlias = Literal["float32", "unsigned", "signed"]
 
+WHOLE_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of tensors of whole numbers. Sums are int64."""
+
 _OWN_CODES = 128  # codes from here on are hashes of the names of users' own methods
 
 
@@ -112,10 +115,10 @@ class MessageFormat:
 
 def check_cells(cells: Tensor, layout: MessageFormat) -> None:
     """Raise unless the cells have the format's type and shape."""
-    dtype = torch.float32 if layout.cells == "float32" else torch.int64
-    if not isinstance(cells, Tensor) or cells.dtype != dtype:
+    kinds = (torch.float32,) if layout.cells == "float32" else WHOLE_TYPES
+    if not isinstance(cells, Tensor) or cells.dtype not in kinds:
         kind = cells.dtype if isinstance(cells, Tensor) else type(cells).__name__
-        raise ArgumentError(f"cells must be a tensor of {dtype} in this format, got {kind}")
+        raise ArgumentError(f"cells must be a tensor of {kinds[-1]} in this format, got {kind}")
     if tuple(cells.shape) != layout.shape:
         raise MismatchError(f"cells must have the shape {layout.shape}, got {tuple(cells.shape)}")
 
@@ -138,7 +141,7 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
         wrong = least if least < low else most
         raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
     words = np.empty(-(-layout.payload_bytes // 8), np.uint64)
-    pack_words(values, layout.bits, words)
+    pack_words(values.astype(np.int64, copy=False), layout.bits, words)
     return words.astype("<u8", copy=False).tobytes()[: layout.payload_bytes]
 
 
@@ -165,3 +168,54 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
         half = layout.limits[1]
         cells = (cells ^ half) - half
     return torch.from_numpy(cells).reshape(layout.shape)
+
+
+WORD_BITS = 32
+"""Bits of the words that collectives sum: int32 is the smallest type that all of them know."""
+
+
+@dataclass(frozen=True)
+class SumPacking:
+    """Several cells in each word of a sum: fields of a word, which never run into one another.
+
+    Args:
+        bits: Of a cell of the sum.
+        lowest: The smallest number in a cell of a message; it is subtracted, so that fields are
+            never negative.
+        count: Messages of the sum.
+
+    >>> packing = SumPacking(bits=6, lowest=-8, count=4)
+    >>> words = packing.pack(torch.tensor([-8, 7, 0, 1, 2, 3, -1], dtype=torch.int8))
+    >>> len(words), packing.unpack(4 * words, 7).tolist()
+    (2, [-32, 28, 0, 4, 8, 12, -4])
+    """
+
+    bits: int
+    lowest: int
+    count: int
+
+    @property
+    def fields(self) -> int:
+        """Cells in a word."""
+        return WORD_BITS // self.bits
+
+    def words(self, cells: int) -> int:
+        """Words that so many cells take."""
+        return -(-cells // self.fields)
+
+    def _shifts(self, like: Tensor) -> Tensor:
+        return torch.arange(self.fields, dtype=torch.int32, device=like.device) * self.bits
+
+    def pack(self, cells: Tensor) -> Tensor:
+        """Pack one message's cells `(cells,)` into words, int32."""
+        raised = torch.zeros(
+            self.words(len(cells)) * self.fields, dtype=torch.int32, device=cells.device
+        )
+        torch.sub(cells.to(torch.int32), self.lowest, out=raised[: len(cells)])
+        shifted = raised.view(-1, self.fields) << self._shifts(cells)
+        return shifted.sum(dim=1, dtype=torch.int32)
+
+    def unpack(self, words: Tensor, cells: int) -> Tensor:
+        """Unpack so many cells of the sum, int32, from the sum of the words of all messages."""
+        fields = (words[:, None] >> self._shifts(words)) & ((1 << self.bits) - 1)
+        return fields.view(-1)[:cells] + self.count * self.lowest
