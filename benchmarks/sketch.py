@@ -269,10 +269,11 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
     yield "encode", lambda: sketch.encode(vector, seed)
     yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))
     yield "encode, few bits", encode_few
-    packed = gpu.pack_cells(cells, bits=FEW_BITS, sum_bits=SUM_BITS)
+    lowest = -(1 << (FEW_BITS - 1))
+    packed = gpu.pack_cells(cells, bits=SUM_BITS, lowest=lowest)
 
     def query_few() -> None:
-        gpu.unpack_cells(packed, table, bits=FEW_BITS, sum_bits=SUM_BITS, added=1)
+        gpu.unpack_cells(packed, table, bits=SUM_BITS, lowest=lowest)
         query()
 
     yield "query", query

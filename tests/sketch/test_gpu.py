@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -11,6 +10,7 @@ from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family, mix64
+from diffsketch.wire.formats import SumPacking
 from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -141,17 +141,13 @@ def test_streams_share_a_seed() -> None:
     assert torch.equal(table, expected)
 
 
-def rounded(
-    tables: npt.NDArray[np.float32], step: float, bits: int, keys: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Whole numbers and how many were beyond their limits, by the definition."""
+def rounded(tables: torch.Tensor, step: float, keys: torch.Tensor) -> torch.Tensor:
+    """Whole numbers by the definition, without limits."""
     cell = np.arange(tables.shape[1], dtype=np.uint64)
-    words = [mix64(cell, *pair) for pair in keys.view(np.uint64)]
+    words = [mix64(cell, *pair) for pair in keys.numpy().view(np.uint64)]
     drawn = (np.stack(words) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-    scaled = tables * np.float32(1 / step)
-    k = np.floor(scaled + (drawn - np.float32(0.5))).astype(np.int64)
-    kept = k.clip(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    return kept, (k != kept).sum(axis=1)
+    scaled = tables.cpu().numpy() * np.float32(1 / step)
+    return torch.from_numpy(np.floor(scaled + (drawn - np.float32(0.5)))).long()
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
@@ -159,38 +155,38 @@ def rounded(
 def test_rounding_of_cells(cells: int, bits: int) -> None:
     from diffsketch.sketch.kernels import gpu
 
-    tables = random_vectors(3, cells)
+    tables, step = random_vectors(3, cells), 4 / ((1 << bits) - 1)
     keys = torch.from_numpy(np.random.default_rng(bits).integers(-(2**63), 2**63, (3, 2)))
-    kind, step = torch.int16 if bits > 8 else torch.int8, 4 / ((1 << bits) - 1)
-    out = torch.empty((3, cells), dtype=kind, device="cuda")
-    expected, beyond = rounded(tables.cpu().numpy(), step, bits, keys.numpy())
-    for given in (keys, keys.cuda()):
-        out.fill_(99)
-        found = gpu.round_cells(tables, step, bits, given, out)
-        assert np.array_equal(out.cpu().numpy(), expected)
-        assert found.tolist() == beyond.tolist()
+    kind, half = torch.int16 if bits > 8 else torch.int8, 1 << (bits - 1)
+    expected = rounded(tables, step, keys)
+    kept = expected.clamp(-half, half - 1)
+    for extra, given in ((0, keys), (3, keys.cuda())):
+        out = torch.full((3, cells + extra), 99, dtype=kind, device="cuda")
+        found = gpu.round_cells(tables, step, bits, given, out[:, :cells])
+        assert torch.equal(out[:, :cells].cpu().long(), kept)
+        assert (out[:, cells:] == 99).all()
+        assert torch.equal(found.cpu(), (expected != kept).sum(dim=1))
 
 
-@pytest.mark.parametrize(("bits", "ranks"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])
-@pytest.mark.parametrize("count", [1, 9, 102_400, 100_001])
-def test_sums_of_packed_cells(count: int, bits: int, ranks: int) -> None:
+@pytest.mark.parametrize(("bits", "count"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])
+@pytest.mark.parametrize("cells", [1, 9, 102_400, 100_001])
+def test_sums_of_packed_cells(cells: int, bits: int, count: int) -> None:
     from diffsketch.sketch.kernels import gpu
 
-    kind, sum_bits = torch.int16 if bits > 8 else torch.int8, bits + (ranks - 1).bit_length()
-    low, high = -(1 << (bits - 1)), 1 << (bits - 1)
-    cells = torch.randint(low, high, (ranks, count), dtype=kind, device="cuda")
-    words = [gpu.pack_cells(some, bits=bits, sum_bits=sum_bits) for some in cells]
-    assert len(words[0]) == -(-count // (32 // sum_bits))
-    first = words[0].cpu().numpy().view(np.uint32)
-    places = np.arange(count) // len(first) * sum_bits
-    there = first[np.arange(count) % len(first)] >> places.astype(np.uint32)
-    mask = np.uint32((1 << sum_bits) - 1)
-    assert np.array_equal((there & mask).astype(np.int64) + low, cells[0].cpu().numpy())
-    total = torch.stack(words).sum(dim=0, dtype=torch.int32)
+    kind, lowest = torch.int16 if bits > 8 else torch.int8, -(1 << (bits - 1))
+    packing = SumPacking(bits + (count - 1).bit_length(), lowest, count)
+    messages = torch.randint(lowest, -lowest, (count, cells), dtype=kind, device="cuda")
+    total = torch.zeros(packing.words(cells), dtype=torch.int32, device="cuda")
+    for message in messages:
+        words = gpu.pack_cells(message, bits=packing.bits, lowest=lowest)
+        assert torch.equal(words, packing.pack(message))
+        total += words
+    expected = packing.unpack(total, cells)
+    assert torch.equal(expected, messages.sum(dim=0, dtype=torch.int32))
     for dtype in (torch.int32, torch.int64, torch.float32):
-        out = torch.empty(count, dtype=dtype, device="cuda")
-        gpu.unpack_cells(total, out, bits=bits, sum_bits=sum_bits, added=ranks)
-        assert torch.equal(out.long(), cells.sum(dim=0))
+        out = torch.empty(cells, dtype=dtype, device="cuda")
+        gpu.unpack_cells(total, out, bits=packing.bits, lowest=count * lowest)
+        assert torch.equal(out.int(), expected)
 
 
 def test_devices_do_not_mix() -> None:

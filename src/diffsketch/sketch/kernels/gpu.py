@@ -227,50 +227,31 @@ def is_finite(table: Tensor) -> bool:
 
 
 def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
-    """Round cells at random to whole numbers `k`, which stand for `(k + 0.5) * step`.
-
-    Args:
-        tables: `(tables, cells)`, float32, without NaN.
-        step: Of the grid.
-        bits: Of a number.
-        keys: `(tables, 2)`, int64: what each table's random numbers follow from; on any device.
-        out: Like the tables, int8 or int16.
-
-    Returns:
-        How many cells of each table were beyond the grid; they go to its ends.
-    """
-    count, cells = tables.shape
+    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
     counted = pad(keys, (0, 1)).to(tables.device, non_blocking=True)  # zeros, to count in
     if tables.numel():
         with _on(tables.device):
-            launch = _round_plan(count, cells, bits, out.dtype, tables.device)
+            launch = _round_plan(*tables.shape, out.stride(0), bits, out.dtype, tables.device)
             launch(tables, counted, out, numbers=(1 / step,))
     return counted[:, 2]
 
 
-def pack_cells(cells: Tensor, *, bits: int, sum_bits: int) -> Tensor:
-    """Whole numbers of so many bits, made non-negative, in words whose sums keep them apart.
+def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Cells `(cells,)`, int8 or int16, less the lowest number, in words, int32.
 
-    Word `i` of `n` holds the cells `i`, `n + i`, `2 * n + i` and so on, each in `sum_bits` bits
-    from the lowest on.
+    A word has as many fields of so many bits as fit, from the lowest bits on.
     """
-    per_word, count = 32 // sum_bits, cells.numel()
-    words = -(-count // per_word)
+    launch, words = _pack_plan(cells.numel(), bits, lowest, cells.dtype, cells.device)
     out = torch.empty(words, dtype=torch.int32, device=cells.device)
     with _on(cells.device):
-        launch = _pack_plan(
-            pack_kernel, 1 << (bits - 1), count, sum_bits, cells.dtype, cells.device
-        )
         launch(cells, out)
     return out
 
 
-def unpack_cells(words: Tensor, out: Tensor, *, bits: int, sum_bits: int, added: int) -> Tensor:
-    """Write the sums of cells that `added` summed words of `pack_cells` hold to `out`."""
-    bias = added << (bits - 1)
+def unpack_cells(words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Write the fields of words, and the lowest number added, to `out`: int32, int64, float32."""
     with _on(words.device):
-        launch = _pack_plan(unpack_kernel, bias, out.numel(), sum_bits, out.dtype, words.device)
-        launch(words, out)
+        _unpack_plan(out.numel(), bits, lowest, out.dtype, words.device)(words, out)
     return out
 
 
@@ -347,22 +328,24 @@ def _query_plan(case: _Case, mean: bool, residual: bool) -> tuple[bool, _Launch]
 
 
 @lru_cache(maxsize=1024)
-def _round_plan(
-    tables: int, cells: int, bits: int, dtype: torch.dtype, device: torch.device  # noqa: ARG001
-) -> _Launch:  # fmt: skip
+def _round_plan(tables: int, cells: int, stride: int, bits: int, *_types: object) -> _Launch:
     chunks = min(triton.cdiv(cells, _CHUNK), triton.cdiv(_PROGRAMS, tables))
     return _Launch(
-        round_kernel, (chunks * tables, 1), (cells, chunks), (_CHUNK, bits), enable_fp_fusion=False
-    )
+        round_kernel, (chunks * tables, 1), (cells, stride, chunks), (_CHUNK, bits),
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def _pack_plan(
-    kernel: Any, bias: int, count: int, sum_bits: int, dtype: torch.dtype, device: torch.device  # noqa: ARG001
-) -> _Launch:  # fmt: skip
-    words = triton.cdiv(count, 32 // sum_bits)
+def _pack_plan(cells: int, bits: int, lowest: int, *_types: object) -> tuple[_Launch, int]:
+    words = triton.cdiv(cells, 32 // bits)
     grid = (triton.cdiv(words, _CHUNK), 1)
-    return _Launch(kernel, grid, (bias, count, words), (sum_bits, _CHUNK))
+    return _Launch(pack_kernel, grid, (lowest, cells, words), (bits, _CHUNK)), words
+
+
+@lru_cache(maxsize=1024)
+def _unpack_plan(cells: int, bits: int, lowest: int, *_types: object) -> _Launch:
+    return _Launch(unpack_kernel, (triton.cdiv(cells, _CHUNK), 1), (lowest, cells), (bits, _CHUNK))
 
 
 def _device_words(seed: HashSeed, rows: int, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ import triton.language as tl
 # Sizes differ from sketch to sketch; a kernel compiled anew for each would cost seconds.
 _SIZES = [
     "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "per_split",
-    "tiles", "chunks", "partials", "bias",
+    "tiles", "chunks", "partials", "lowest",
 ]  # fmt: skip
 
 
@@ -412,7 +412,8 @@ def scatter_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def round_kernel(
-    x_ptr, keys_ptr, out_ptr, inverse, size, chunks, CHUNK: tl.constexpr, BITS: tl.constexpr
+    x_ptr, keys_ptr, out_ptr, inverse, size, stride, chunks,
+    CHUNK: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Cells to the whole numbers of a grid, at random, by the two keys of their table.
 
@@ -421,7 +422,7 @@ def round_kernel(
     item = (tl.program_id(0) // chunks).to(tl.int64)
     first = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK
     x_ptr += item * size
-    out_ptr += item * size
+    out_ptr += item * stride
     keys_ptr += item * 3
     one, two = _keys(keys_ptr, 0)
     beyond = tl.zeros([CHUNK], dtype=tl.int32)
@@ -440,26 +441,23 @@ def round_kernel(
 
 @triton.jit(do_not_specialize=_SIZES)
 def pack_kernel(
-    cells_ptr, out_ptr, bias, count, words,
-    SUM_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    cells_ptr, out_ptr, lowest, cells, words, BITS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     word = tl.zeros([CHUNK], dtype=tl.int32)
-    for j in tl.static_range(32 // SUM_BITS):
-        here = (i < words) & (i + j * words < count)
-        cell = tl.load(cells_ptr + i + j * words, mask=here, other=0).to(tl.int32)
-        word |= tl.where(here, cell + bias, 0) << (j * SUM_BITS)
+    for field in tl.static_range(32 // BITS):
+        cell = i * (32 // BITS) + field
+        value = tl.load(cells_ptr + cell, mask=cell < cells, other=0).to(tl.int32) - lowest
+        word |= tl.where(cell < cells, value, 0) << (field * BITS)
     tl.store(out_ptr + i, word, mask=i < words)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def unpack_kernel(
-    words_ptr, out_ptr, bias, count, words,
-    SUM_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    words_ptr, out_ptr, lowest, cells, BITS: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    word = tl.load(words_ptr + i, mask=i < words, other=0).to(tl.uint32, bitcast=True)
-    for j in tl.static_range(32 // SUM_BITS):
-        here = (i < words) & (i + j * words < count)
-        total = ((word >> (j * SUM_BITS)) & ((1 << SUM_BITS) - 1)).to(tl.int64) - bias
-        tl.store(out_ptr + i + j * words, total.to(out_ptr.dtype.element_ty), mask=here)
+    place, field = i // (32 // BITS), (i % (32 // BITS)).to(tl.uint32)
+    word = tl.load(words_ptr + place, mask=i < cells, other=0).to(tl.uint32, bitcast=True)
+    total = ((word >> (field * BITS)) & ((1 << BITS) - 1)).to(tl.int32, bitcast=True) + lowest
+    tl.store(out_ptr + i, total.to(out_ptr.dtype.element_ty), mask=i < cells)
