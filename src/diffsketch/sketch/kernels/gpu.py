@@ -86,7 +86,7 @@ class _Launch:
 
 
 class _Case(NamedTuple):
-    """What a launch follows from."""
+    """Sizes and types that a launch follows from."""
 
     layout: SketchLayout
     items: int

@@ -136,7 +136,7 @@ def _whole_or_cut(
 
 @triton.jit
 def _part(out_ptr, part_ptr, item, split, size):
-    """Where a split's sums go: the first one's to the table, the others' to partial tables."""
+    """Destination of a split: the first one adds up the table, the others partial tables."""
     if split == 0:
         destination = out_ptr + item * size
     else:
