@@ -220,7 +220,7 @@ def test_runs_can_be_built(
         experiment = loaded[name, reduced]
         assert experiment.jobs
         for variant in experiment.variants:
-            (job, *_) = experiment.runs(variant)
+            (job, *_) = experiment.jobs_of(variant)
             if job not in seen:
                 seen.add(job)
                 build.build(RunConfig(**variant.settings, seed=0))

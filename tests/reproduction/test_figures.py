@@ -53,7 +53,7 @@ def test_distributions() -> None:
     (measured,) = results_of(replace(experiment, seeds=1)).values()
     second = json.loads(json.dumps(measured))
     second["vectors"][-1]["kurtosis"] += 2.0
-    jobs = experiment.measured(measurement)
+    jobs = experiment.jobs_of(measurement)
     drawn = checked(
         draw_distributions(experiment, dict(zip(jobs, (measured, second), strict=True)))
     )
@@ -84,14 +84,14 @@ def test_drawing_counts_gaps_above_the_bound() -> None:
                             measurements=(plain, sketched))  # fmt: skip
     (measured,) = results_of(replace(experiment, measurements=(sketched,))).values()
     bare = {k: v for k, v in measured.items() if k not in ("theorem2", "error", "variance")}
-    results = {experiment.measured(sketched)[0]: measured, experiment.measured(plain)[0]: bare}
+    results = {experiment.jobs_of(sketched)[0]: measured, experiment.jobs_of(plain)[0]: bare}
     drawn = draw_convergence(experiment, results)
     assert drawn.facts["bound-holds"] == 1
     assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
     assert "every round looked at" in drawn.lead
     checked(drawn)
     broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
-    drawn = draw_convergence(experiment, {**results, experiment.measured(sketched)[0]: broken})
+    drawn = draw_convergence(experiment, {**results, experiment.jobs_of(sketched)[0]: broken})
     places = len(measured["gap"])
     assert drawn.facts["bound-holds"] == pytest.approx(1 - 1 / places)
     assert "every" not in drawn.lead

@@ -122,9 +122,9 @@ def results() -> dict[Any, Any]:
                 measure_local_epsilon(job.settings, seed=job.seed, on_progress=lambda _: None)
             )
         )
-        for job in whole.measured(MEASURED)
+        for job in whole.jobs_of(MEASURED)
     }
-    (job,) = whole.measured(AUDITED)
+    (job,) = whole.jobs_of(AUDITED)
     found[job] = {
         "title": "DiffSketch", "change": "largest", "adversary": "knows", "confidence": 0.99,
         "claimed": {"epsilon": 0.2, "delta": 1e-5, "basis": "claimed", **WORDS},
@@ -136,7 +136,7 @@ def results() -> dict[Any, Any]:
 
 def test_histogram(results: dict[Any, Any]) -> None:
     drawn = checked(draw_local_epsilon(experiment("local-epsilon"), results))
-    tables = [results[job]["tables"] for job in experiment("local-epsilon").measured(MEASURED)]
+    tables = [results[job]["tables"] for job in experiment("local-epsilon").jobs_of(MEASURED)]
     shares = [table[0]["needs_noise"]["1"] for table in tables]
     assert drawn.facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2)
     assert drawn.facts["needs-noise/7x112/none/1"] == 1  # nothing is claimed there
@@ -149,7 +149,7 @@ def test_histogram(results: dict[Any, Any]) -> None:
     assert sum(value or 0.0 for value in first.y) == pytest.approx(1.0)
     assert [mark.value for mark in histogram.marks] == [0.1, 1.0]
     # Only with messages of other seeds do the shares change.
-    (job, *_) = experiment("local-epsilon").measured(MEASURED)
+    (job, *_) = experiment("local-epsilon").jobs_of(MEASURED)
     other = json.loads(json.dumps(results[job]))
     other["tables"][0]["needs_noise"]["1"] += 0.5
     facts = draw_local_epsilon(experiment("local-epsilon"), {**results, job: other}).facts

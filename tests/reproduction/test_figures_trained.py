@@ -52,7 +52,7 @@ def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
     experiment = experiment_of("made-up", "curves", seeds=seeds, variants=variants, options=options)
     results: dict[Job, Any] = {}
     for variant in variants:
-        results |= dict(zip(experiment.runs(variant), runs[variant.name], strict=True))
+        results |= dict(zip(experiment.jobs_of(variant), runs[variant.name], strict=True))
     return checked(draw_curves(experiment, results))
 
 
@@ -249,12 +249,12 @@ def correction_of(off: float, shared: float, control: float) -> Figure:
     )
     results: dict[Job, Any] = {}
     for variant in variants:
-        for seed, job in enumerate(experiment.runs(variant)):
+        for seed, job in enumerate(experiment.jobs_of(variant)):
             size = MESSAGE + MASK * (variant.name != "off")
             config = {"correction": variant.name, "workers": 10}
             found = curve(accuracies[variant.name] + 0.02 * seed, size=size)
             results[job] = run_of(found, method="sketch", config=config)
-    for seed, job in enumerate(experiment.measured(measurement)):
+    for seed, job in enumerate(experiment.jobs_of(measurement)):
         value = control + 0.02 * seed
         results[job] = {
             "curve": curve(value, size=MESSAGE + MASK), "accuracy": value, "dim": 7850,
@@ -297,7 +297,7 @@ def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) 
     results: dict[Job, Any] = {}
     for variant in variants:
         value, size = accuracies[variant.name]
-        for seed, job in enumerate(experiment.runs(variant)):
+        for seed, job in enumerate(experiment.jobs_of(variant)):
             last, message = value + 0.02 * seed, 48 + 4 * size
             curve = curve_of([0.0, last / 2, last], up=10 * message, down=0)
             method = str(variant.settings["method"])

@@ -10,13 +10,11 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from diffsketch.errors import DiffSketchError
-from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.reproduction.figures import Fact
+from diffsketch.privacy.claim import Basis, Scope, rounded_up
+from diffsketch.reproduction.figures import COORDINATE, Fact
 
 OURS = "DiffSketch"
 BARE = f"{OURS} without padding"
-COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
-"""The scope of the paper's epsilons."""
 _CLEAR = 2.0  # standard errors
 
 

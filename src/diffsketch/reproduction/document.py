@@ -213,7 +213,7 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
             for one in variants
         ],
         "measured": [
-            (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
+            (one.name, one.kind, len(experiment.jobs_of(one)), listed(one.settings))
             for one in experiment.measurements
         ],
         "paper-values": list(experiment.paper.items()),
@@ -358,13 +358,13 @@ def records(
             {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
              "seed": job.seed, "key": job.key, **_run_record(results[job])}
             for variant in experiment.variants
-            for job in experiment.runs(variant)
+            for job in experiment.jobs_of(variant)
         ]  # fmt: skip
         measurements = [
             {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
              "seed": job.seed, "key": job.key, "result": results[job]}
             for item in experiment.measurements
-            for job in experiment.measured(item)
+            for job in experiment.jobs_of(item)
         ]  # fmt: skip
         experiments[experiment.name] = {
             "place": experiment.place,

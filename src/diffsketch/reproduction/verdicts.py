@@ -17,7 +17,6 @@ from diffsketch.pages.exhibits import Exhibit, Table
 from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit
 from diffsketch.reproduction import rules
 from diffsketch.reproduction.claims import (
-    COORDINATE,
     SPECS,
     Cases,
     ClaimVerdict,
@@ -29,7 +28,7 @@ from diffsketch.reproduction.claims import (
     Verdicts,
     meaning,
 )
-from diffsketch.reproduction.figures import Fact
+from diffsketch.reproduction.figures import COORDINATE, SECURE_SUM, Fact
 
 RULES: dict[str, Callable[[Statement, Facts], Cases | Graded]] = {
     name.replace("_", "-"): rule
@@ -39,15 +38,14 @@ RULES: dict[str, Callable[[Statement, Facts], Cases | Graded]] = {
 """The rules by name: all public functions of `rules`."""
 
 _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
-_SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 _DELTA = 1e-5
 _MEANINGS = {
     "claimed": meaning(Basis.CLAIMED),
     "proven": meaning(Basis.PROVEN),
     "proven_delta": meaning(Basis.PROVEN, delta=_DELTA),
     "measured_client": meaning(Basis.MEASURED, _CLIENT),
-    "claimed_sum": meaning(Basis.CLAIMED, _SECURE_SUM),
-    "proven_sum": meaning(Basis.PROVEN, _SECURE_SUM, delta=_DELTA),
+    "claimed_sum": meaning(Basis.CLAIMED, SECURE_SUM),
+    "proven_sum": meaning(Basis.PROVEN, SECURE_SUM, delta=_DELTA),
     "audited": f"(claimed, and measured lower bounds; {COORDINATE}; one round, the audit's delta)",
     "client": str(_CLIENT),
 }
