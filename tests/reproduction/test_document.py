@@ -12,9 +12,8 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
 from diffsketch.pages.page import pictures_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from diffsketch.reproduction.claims import ClaimVerdict, Standing
+from diffsketch.reproduction.claims import ClaimVerdict, Standing, count_standings, statements
 from diffsketch.reproduction.document import document, write_document
-from diffsketch.reproduction.verdicts import count_standings, statements
 
 EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
                   Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip

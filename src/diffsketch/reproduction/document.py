@@ -16,10 +16,9 @@ from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, check_page
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import Verdicts
+from diffsketch.reproduction.claims import Verdicts, claim_tables, count_standings, summary_text
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
-from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
 _TRUE = "What is true: "
 _NOT_SAID = ("evaluate_every",)  # not less of anything

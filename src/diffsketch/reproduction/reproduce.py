@@ -19,7 +19,7 @@ from diffsketch.app.session import Interrupts, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.pages.page import pictures_of, write_page
-from diffsketch.reproduction.claims import Standing
+from diffsketch.reproduction.claims import Standing, count_standings, judged
 from diffsketch.reproduction.document import (
     command_of,
     notice_of,
@@ -41,7 +41,6 @@ from diffsketch.reproduction.experiments import (
 )
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.jobs import JobsOutcome, State, Store, do_jobs
-from diffsketch.reproduction.verdicts import count_standings, judged
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
