@@ -196,7 +196,7 @@ class Experiment:
     @property
     def named_jobs(self) -> list[tuple[str, Job]]:
         """All jobs with the names of their variants and measurements."""
-        parts = (*self.variants, *self.measurements)
+        parts: tuple[Variant | Measurement, ...] = (*self.variants, *self.measurements)
         return [(part.name, job) for part in parts for job in self.jobs_of(part)]
 
     @property
