@@ -16,10 +16,9 @@ from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, check_page
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import Verdicts
+from diffsketch.reproduction.claims import Verdicts, claim_tables, count_standings, summary_text
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
-from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
 _TRUE = "What is true: "
 _NOT_SAID = ("evaluate_every",)  # not less of anything
@@ -213,7 +212,7 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
             for one in variants
         ],
         "measured": [
-            (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
+            (one.name, one.kind, len(experiment.jobs_of(one)), listed(one.settings))
             for one in experiment.measurements
         ],
         "paper-values": list(experiment.paper.items()),
@@ -358,13 +357,13 @@ def records(
             {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
              "seed": job.seed, "key": job.key, **_run_record(results[job])}
             for variant in experiment.variants
-            for job in experiment.runs(variant)
+            for job in experiment.jobs_of(variant)
         ]  # fmt: skip
         measurements = [
             {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
              "seed": job.seed, "key": job.key, "result": results[job]}
             for item in experiment.measurements
-            for job in experiment.measured(item)
+            for job in experiment.jobs_of(item)
         ]  # fmt: skip
         experiments[experiment.name] = {
             "place": experiment.place,
