@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -147,10 +146,9 @@ def test_a_changed_plan_or_one_at_work_is_refused(compared: Path) -> None:
         plan.write_text(changed)
         assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", compared))
     plan.write_text(content)
-    lock = locked(compared)
-    said = refused(invoke("compare", "--resume", compared))
+    with locked(compared):
+        said = refused(invoke("compare", "--resume", compared))
     assert "out: another process is writing to it" in said
-    os.close(lock)
     done("compare", "--resume", compared)
 
 

@@ -338,14 +338,16 @@ def test_nothing_is_locked_or_changed(
     def refuse(*_: object) -> None:
         raise AssertionError("a lock was taken")
 
+    leftover = stopped / f".checkpoint.safetensors.{os.getpid() + 1}.tmp"
+    leftover.write_bytes(b"half")  # that another process may be writing now
     before = tree(compared), tree(stopped)
-    lock = locked(stopped)  # a process that writes keeps nobody from reading
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    try:
+    with locked(stopped):  # a process that writes keeps nobody from reading
+        monkeypatch.setattr(fcntl, "flock", refuse)
         page_of_runs([compared, stopped])
-    finally:
-        os.close(lock)
     assert (tree(compared), tree(stopped)) == before
+    leftover.unlink()
+    with pytest.raises(AssertionError, match="a lock was taken"):  # so the check can fail
+        locked(stopped).__enter__()
 
 
 def test_interrupted_and_under_way(
@@ -371,11 +373,8 @@ def test_interrupted_and_under_way(
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell")
 def test_the_kernel_tells_who_writes(stopped: Path) -> None:
-    lock = locked(stopped)
-    try:
+    with locked(stopped):
         assert read_run(stopped).outcome == "under way"
-    finally:
-        os.close(lock)
     assert read_run(stopped).outcome == "interrupted"
 
 

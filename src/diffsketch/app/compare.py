@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
 import statistics
 from collections import Counter
@@ -240,13 +239,13 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
-            directory = RunDirectory.open(member.path)
+            opened = RunDirectory.open(member.path)
         elif stop():
             return Result(member.name, member.seed, None, {}, [])
         else:
             built = build(member.config)
-            directory = RunDirectory.create(member.path, built.config, command=command)
-        with directory:
+            opened = RunDirectory.create(member.path, built.config, command=command)
+        with opened as directory:
             _check_member(member, directory)
             if not directory.finished:
                 session(
@@ -444,8 +443,8 @@ def _run(
     jobs: int,
     command: list[str],
 ) -> int:
-    members, lock = members_of(contenders, seeds, path), locked(path)
-    try:
+    members = members_of(contenders, seeds, path)
+    with locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
         with (
@@ -474,8 +473,6 @@ def _run(
             return interrupts.exit_status
         rows = rows_of(results)
         paths = write_results(results, rows, path)
-    finally:
-        os.close(lock)
     for part in report(rows, seeds=seeds):
         console.print(part, highlight=False)
     for file in paths:

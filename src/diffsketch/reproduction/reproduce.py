@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,13 +272,10 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
                 f"got output={shown!r}"
             )
     prepare_output(output)
-    lock = locked(output)
-    try:
+    with locked(output):
         content = json.dumps({"format": FORMAT, "reduced": reduced}).encode() + b"\n"
         replace_file(mark, content)
         yield
-    finally:
-        os.close(lock)
 
 
 def _count(number: int, word: str) -> str:
