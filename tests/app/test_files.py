@@ -22,7 +22,6 @@ from diffsketch.app.files import (
     RunDirectory,
     check_versions,
     free_name,
-    has_run,
     look,
     pack,
     read_metrics,
@@ -103,45 +102,37 @@ def test_every_changed_or_missing_byte_is_noticed() -> None:
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 
 
-@pytest.fixture
-def metrics_path(tmp_path: Path) -> Path:
-    return tmp_path / "metrics.jsonl"
-
-
-def test_restored_to_what_it_was(metrics_path: Path) -> None:
-    with Metrics(metrics_path) as metrics:
-        metrics.append({"round": 0})
-        metrics.append({"round": 1, "loss": 0.1})
-        state = metrics.state()
-        before = metrics_path.read_bytes()
-        metrics.append({"round": 2})
+def test_restored_to_what_it_was(tmp_path: Path) -> None:
+    metrics_path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(metrics_path)
+    metrics.append({"round": 0})
+    metrics.append({"round": 1, "loss": 0.1})
+    state, before = metrics.state(), metrics_path.read_bytes()
+    metrics.append({"round": 2})
     metrics_path.write_bytes(metrics_path.read_bytes() + b'{"half')  # killed while it wrote
-    with Metrics(metrics_path) as metrics:
-        metrics.restore(state)
-        assert metrics_path.read_bytes() == before
-        assert metrics.state() == state
-        metrics.append({"round": 2})
+    metrics = Metrics(metrics_path)
+    metrics.restore(state)
+    assert metrics_path.read_bytes() == before
+    assert metrics.state() == state
+    metrics.append({"round": 2})
     assert [one["round"] for one in read_metrics(metrics_path)] == [0, 1, 2]
-    with Metrics(metrics_path) as metrics:
-        metrics.restore(None)
-        with pytest.raises(ValueError, match="JSON"):
-            metrics.append({"loss": math.nan})
+    metrics = Metrics(metrics_path)
+    metrics.restore(None)
+    with pytest.raises(ValueError, match="JSON"):
+        metrics.append({"loss": math.nan})
     assert metrics_path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
-def test_damage_is_noticed_and_kept(metrics_path: Path, damage: str) -> None:
-    with Metrics(metrics_path) as metrics:
-        metrics.append({"round": 0})
-        state = metrics.state()
-    content = metrics_path.read_bytes()
+def test_damage_is_noticed_and_kept(tmp_path: Path, damage: str) -> None:
+    metrics_path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(metrics_path)
+    metrics.append({"round": 0})
+    state, content = metrics.state(), metrics_path.read_bytes()
     damaged = content[:-2] if damage == "shorter" else content.replace(b"0", b"7")
     metrics_path.write_bytes(damaged)
-    with (
-        Metrics(metrics_path) as metrics,
-        pytest.raises(DataError, match=r"metrics\.jsonl: damaged"),
-    ):
-        metrics.restore(state)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged"):
+        Metrics(metrics_path).restore(state)
     assert metrics_path.read_bytes() == damaged
 
 
@@ -248,24 +239,6 @@ def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(OSError, match="not implemented"):
         begin(tmp_path)
-
-
-def test_what_there_is_to_see(tmp_path: Path) -> None:
-    assert not has_run(tmp_path)
-    begin(tmp_path)
-    assert has_run(tmp_path)
-    files = look(tmp_path)
-    assert (files.path, files.config, files.command) == (tmp_path, CONFIG, "diffsketch run")
-    assert files.checkpoint.read_bytes() == b"content"
-    assert files.times() == {"training": 0.5, "total": 1.0}
-    assert (files.finished, files.summary()) == (False, None)
-    with RunDirectory.open(tmp_path) as directory:
-        assert (directory.config, directory.times()) == (files.config, files.times())
-        assert (files.identity, files.start) == (directory.identity, directory.start)
-        directory.write_results(model=b"model", summary={"accuracy": 0.5})
-    assert (files.finished, files.summary()) == (True, {"accuracy": 0.5})
-    (tmp_path / "command.txt").unlink()
-    assert files.command == ""  # for the record only
 
 
 def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:

@@ -181,48 +181,38 @@ class Metrics:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._new = not path.exists()
-        # Appending: two programs could never write over each other's lines.
-        self._stream = path.open("ab", buffering=0)
-        self._digest = hashlib.sha256()
-        self._length = 0
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        self._path, self._content = path, b""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line; if that fails, half of it may be there, which `restore` removes."""
         line = json.dumps(dict(record), allow_nan=False).encode() + b"\n"
-        written = self._stream.write(line)
-        if written != len(line):
-            self._stream.write(line[written:])  # a full disk says so the second time
-        self._digest.update(line)
-        self._length += len(line)
+        # Appending: two programs could never write over each other's lines.
+        with self._path.open("ab") as stream:
+            stream.write(line)
+        self._content += line
 
     def state(self) -> dict[str, Any]:
         """Length and digest of the file, after it is safely on the disk."""
-        os.fsync(self._stream.fileno())
-        return {"bytes": self._length, "sha256": self._digest.hexdigest()}
+        with self._path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        return {"bytes": len(self._content), "sha256": hashlib.sha256(self._content).hexdigest()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Cut the file back to what it was, or to nothing; a `DataError` if it was changed."""
-        length = 0 if state is None else int(state["bytes"])
+        if state is None:
+            self._path.write_bytes(b"")
+            return
+        if not self._path.exists():
+            raise DataError(f"{self._path}: missing: the checkpoint was made with it")
+        length = int(state["bytes"])
         content = self._path.read_bytes()[:length]
-        digest = hashlib.sha256(content)
-        if state is not None and (len(content), digest.hexdigest()) != (length, state["sha256"]):
-            if self._new:
-                self._path.unlink()
-                raise DataError(f"{self._path}: missing: the checkpoint was made with it")
+        if len(content) != length or hashlib.sha256(content).hexdigest() != state["sha256"]:
             raise DataError(
                 f"{self._path}: damaged: its first {length:,} bytes are not those that the "
                 "checkpoint was made with; it was not changed"
             )
-        self._stream.truncate(length)
-        self._digest, self._length = digest, length
+        os.truncate(self._path, length)
+        self._content = content
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import errno
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import safetensors.torch
 import torch
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,6 +24,7 @@ from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
 from diffsketch.app.files import Metrics, RunDirectory, finite
 from diffsketch.app.settings import RunConfig
+from diffsketch.app.terminal import Interrupts, LastingConsole
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
@@ -35,7 +33,6 @@ from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, RoundResult
 
 EXIT_DIVERGED = 2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 _LINE_SECONDS, _BAR_SECONDS = 5.0, 0.1
 _FALL = 0.05  # of accuracy below its best
@@ -50,37 +47,6 @@ _ENDED = {
 
 class CheckpointFailed(DiffSketchError):  # noqa: N818 - it says what happened
     """A file of the run could not be written. The last checkpoint is as it was."""
-
-
-class Interrupts:
-    """While it is open, the first signal is noted and the second acts as it did before.
-
-    Guarantees (`tests/app/test_session.py`): handlers are as before afterwards. Outside of the
-    main thread, where Python handles no signals, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None  # the one that came
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    @property
-    def exit_status(self) -> int:
-        """Exit status of a program that the signal has ended: 130 for Ctrl-C."""
-        return 128 + self.signal if self.signal is not None else 0
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.signal = number
-        self.__exit__()
 
 
 def bytes_in_words(count: float) -> str:
@@ -167,10 +133,11 @@ class TrainingSession:
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
     """
 
-    def __init__(self, built: Built, directory: RunDirectory, *, metrics: Metrics) -> None:
+    def __init__(self, built: Built, directory: RunDirectory) -> None:
         self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
-        self._built, self._metrics, self._delta = built, metrics, directory.config.delta
+        self._built, self._metrics = built, Metrics(directory.metrics)
+        self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
         self._restore()
@@ -370,7 +337,7 @@ Show: TypeAlias = Callable[[TrainingSession], None]
 
 
 @contextmanager
-def progress_display(console: Console, *, rounds: int) -> Iterator[Show]:
+def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
     """A function to call after each round: a bar on a terminal, elsewhere a line now and then."""
     bar_shown = console.is_terminal
     last, pause = (0.0, _BAR_SECONDS) if bar_shown else (time.monotonic(), _LINE_SECONDS)
@@ -391,7 +358,7 @@ def progress_display(console: Console, *, rounds: int) -> Iterator[Show]:
             # A line of its own, so that nothing is cut off in a narrow terminal.
             live.update(Group(bar, Text(line)))
         else:
-            print_line(console, f"round {done:,}/{session.rounds:,} | {line}")
+            console.print_line(f"round {done:,}/{session.rounds:,} | {line}")
 
     with live if bar_shown else nullcontext():
         yield show
@@ -404,11 +371,6 @@ def progress_line(session: TrainingSession) -> str:
         parts += [f"loss {progress.loss:.4g}", f"accuracy {progress.accuracy:.1%}"]
     up, down = bytes_in_words(progress.bytes_up), bytes_in_words(progress.bytes_down)
     return " | ".join([*parts, f"up {up}, down {down}", session.shown_epsilon().text("short")])
-
-
-def print_line(console: Console, text: str) -> None:
-    """Print a line unwrapped and without markup, so that it can be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
@@ -453,7 +415,7 @@ def _sentence(text: str) -> str:
 def start(
     config: RunConfig,
     output: Path | None,
-    console: Console,
+    console: LastingConsole,
     *,
     command: list[str],
     overwrite: bool = False,
@@ -467,48 +429,37 @@ def start(
             return _session_on(console, built, directory)
 
 
-def resume(path: Path, console: Console) -> int:
+def resume(path: Path, console: LastingConsole) -> int:
     """Continue a run until it ends; the exit status."""
     with RunDirectory.open(path) as directory:
         summary = directory.summary()
         if summary is not None and directory.finished:
-            print_line(console, f"The run in {path} is finished: there is nothing to continue.")
-            for part in report(summary, directory.times()):
-                console.print(part, highlight=False)
+            console.print_line(f"The run in {path} is finished: there is nothing to continue.")
+            console.show(*report(summary, directory.times()))
             return 0
         with threads(directory.config.threads):
             return _session_on(console, build(directory.config), directory)
 
 
-def session(
-    built: Built, directory: RunDirectory, *, show: Show, stop: Callable[[], bool]
-) -> Ending:
-    """Train until the run ends or is interrupted; if it ends, write its results."""
-    with Metrics(directory.metrics) as metrics:
-        return TrainingSession(built, directory, metrics=metrics).run(show=show, stop=stop)
-
-
-def _session_on(console: Console, built: Built, directory: RunDirectory) -> int:
+def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:
     with (
         Interrupts() as interrupts,
         progress_display(console, rounds=built.config.rounds or 0) as show,
         warnings_in_lines(console),
     ):
-        ending = session(built, directory, show=show, stop=lambda: interrupts.signal is not None)
+        training = TrainingSession(built, directory)
+        ending = training.run(show=show, stop=lambda: interrupts.signal is not None)
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
-        print_line(console, f"{_sentence(ending.reason)} {again}")
+        console.print_line(f"{_sentence(ending.reason)} {again}")
         return interrupts.exit_status
-    for part in report(directory.summary() or {}, directory.times()):
-        console.print(part, highlight=False)
-    for name in files.SHOWN:
-        if (directory.path / name).exists():
-            print_line(console, f"Wrote {directory.path / name}")
+    written = [path for name in files.SHOWN if (path := directory.path / name).exists()]
+    console.show(*report(directory.summary() or {}, directory.times()), wrote=written)
     return EXIT_DIVERGED if ending.kind == "diverged" else 0
 
 
 @contextmanager
-def warnings_in_lines(console: Console) -> Iterator[None]:
+def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
     """Print warnings of workers that are left out as lines, the first few of them."""
     shown = 0
 
@@ -516,9 +467,9 @@ def warnings_in_lines(console: Console) -> Iterator[None]:
         nonlocal shown
         shown += 1
         if shown <= _MOST_WARNINGS or not issubclass(category, NonFiniteUpdate):
-            print_line(console, f"warning: {message}")
+            console.print_line(f"warning: {message}")
         if shown == _MOST_WARNINGS:
-            print_line(console, "warning: more of these are counted, but not shown")
+            console.print_line("warning: more of these are counted, but not shown")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", NonFiniteUpdate)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as PrintedTable
 
 from diffsketch.app.files import locked, read_json, versions
-from diffsketch.app.session import Interrupts
+from diffsketch.app.terminal import Interrupts
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.pages.page import pictures_of, write_page
