@@ -48,7 +48,7 @@ from diffsketch.app.settings import (
     read_toml,
     with_task_defaults,
 )
-from diffsketch.app.terminal import Interrupts, LastingConsole
+from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
@@ -456,7 +456,7 @@ def _run(
                 quiet=(NonFiniteUpdate,),  # counted in the summary
             )
         if any(result.summary is None for result in results):
-            console.print_line(f"Interrupted. Continue with: diffsketch compare --resume {path}")
+            print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
             return interrupts.exit_status
         rows = rows_of(results)
         paths = write_results(results, rows, path)

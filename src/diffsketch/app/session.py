@@ -24,7 +24,7 @@ from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
 from diffsketch.app.files import Metrics, RunDirectory, finite
 from diffsketch.app.settings import RunConfig
-from diffsketch.app.terminal import Interrupts, LastingConsole
+from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
@@ -358,7 +358,7 @@ def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
             # A line of its own, so that nothing is cut off in a narrow terminal.
             live.update(Group(bar, Text(line)))
         else:
-            console.print_line(f"round {done:,}/{session.rounds:,} | {line}")
+            print_line(console, f"round {done:,}/{session.rounds:,} | {line}")
 
     with live if bar_shown else nullcontext():
         yield show
@@ -434,7 +434,7 @@ def resume(path: Path, console: LastingConsole) -> int:
     with RunDirectory.open(path) as directory:
         summary = directory.summary()
         if summary is not None and directory.finished:
-            console.print_line(f"The run in {path} is finished: there is nothing to continue.")
+            print_line(console, f"The run in {path} is finished: there is nothing to continue.")
             console.show(*report(summary, directory.times()))
             return 0
         with threads(directory.config.threads):
@@ -451,7 +451,7 @@ def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) 
         ending = training.run(show=show, stop=lambda: interrupts.signal is not None)
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
-        console.print_line(f"{_sentence(ending.reason)} {again}")
+        print_line(console, f"{_sentence(ending.reason)} {again}")
         return interrupts.exit_status
     written = [path for name in files.SHOWN if (path := directory.path / name).exists()]
     console.show(*report(directory.summary() or {}, directory.times()), wrote=written)
@@ -467,9 +467,9 @@ def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
         nonlocal shown
         shown += 1
         if shown <= _MOST_WARNINGS or not issubclass(category, NonFiniteUpdate):
-            console.print_line(f"warning: {message}")
+            print_line(console, f"warning: {message}")
         if shown == _MOST_WARNINGS:
-            console.print_line("warning: more of these are counted, but not shown")
+            print_line(console, "warning: more of these are counted, but not shown")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", NonFiniteUpdate)

@@ -41,16 +41,17 @@ class LastingConsole(Console):
                 task, completed=done, description=f"{title} {what}"
             )
 
-    def print_line(self, text: str) -> None:
-        """Print a line unwrapped and without markup, so that it can be copied."""
-        self.print(text, highlight=False, markup=False, soft_wrap=True)
-
     def show(self, *parts: Any, wrote: Iterable[Path | str] = ()) -> None:
         """Print tables and texts, then the names of files, each in a line."""
         for part in parts:
             self.print(part, highlight=False)
         for path in wrote:
-            self.print_line(f"Wrote {path}")
+            print_line(self, f"Wrote {path}")
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line unwrapped and without markup, so that it can be copied."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Interrupts:
