@@ -255,8 +255,10 @@ def compare(
     config: Path | None = option(
         r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
     ),
-    seeds: int = option("How many seeds, from --seed on, each method is run with.", default=1),
-    jobs: int = option("Processes at a time.", default=1),
+    seeds: int = option(
+        "How many seeds, from --seed on, each method is run with.", default=1, ge=1
+    ),
+    jobs: int = option("Processes at a time.", default=1, ge=1),
     output: Path | None = option(
         "Directory for comparison.json, comparison.csv and all runs; new or empty.",
         means="the first free of runs/compare, -2, -3, ...",

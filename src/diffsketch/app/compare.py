@@ -49,7 +49,7 @@ from diffsketch.app.settings import (
     with_task_defaults,
 )
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
 
@@ -64,7 +64,7 @@ _COLUMNS = (
 _ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
 
 
-Rows: TypeAlias = Mapping[str, Mapping[str, Value]]
+Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
 """Rows of the table by name, in their order: settings for any seed."""
 
 
@@ -142,7 +142,7 @@ def contenders_of(
     each: Sequence[tuple[str, Mapping[str, Value]]],
     *,
     fields_of: Mapping[str, frozenset[str]],
-) -> Rows:
+) -> Contenders:
     """The rows of the comparison, each with a name of its own.
 
     A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
@@ -184,7 +184,7 @@ def has_plan(directory: Path) -> bool:
     return (directory / _PLAN).is_file()
 
 
-def write_plan(contenders: Rows, seeds: Sequence[int], directory: Path) -> None:
+def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
     runs = [{"name": name, "settings": dict(own)} for name, own in contenders.items()]
     for half in leftovers(directory, [_PLAN]):
@@ -193,7 +193,7 @@ def write_plan(contenders: Rows, seeds: Sequence[int], directory: Path) -> None:
     replace_file(directory / _PLAN, sealed(data))
 
 
-def read_plan(directory: Path) -> tuple[Rows, list[int]]:
+def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
     """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
     path = directory / _PLAN
     try:
@@ -211,7 +211,7 @@ def read_plan(directory: Path) -> tuple[Rows, list[int]]:
     return runs, seeds
 
 
-def members_of(contenders: Rows, seeds: Sequence[int], directory: Path) -> list[Member]:
+def members_of(contenders: Contenders, seeds: Sequence[int], directory: Path) -> list[Member]:
     """All runs of a comparison, those with the same seed together."""
     return [
         Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(own, seed))
@@ -387,7 +387,6 @@ def start(
     command: list[str],
 ) -> int:
     """Compare runs with shared settings and their own, with so many seeds; the exit status."""
-    check(seeds >= 1, "seeds", "be a whole number >= 1", seeds)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
     if first + seeds > _SEED_END:
@@ -395,7 +394,6 @@ def start(
             f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
             f"seeds={seeds} and seed={first}"
         )
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders = contenders_of(common, each, fields_of=settings_of_methods())
     for name, own in contenders.items():  # so that a mistake is found before anything is run
         try:
@@ -418,13 +416,12 @@ def start(
 
 def resume(path: Path, console: LastingConsole, *, jobs: int, command: list[str]) -> int:
     """Continue a comparison; the exit status."""
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders, seeds = read_plan(path)
     return _run(contenders, seeds, path, console, jobs=jobs, command=command)
 
 
 def _run(
-    contenders: Rows,
+    contenders: Contenders,
     seeds: Sequence[int],
     path: Path,
     console: LastingConsole,
