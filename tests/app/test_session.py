@@ -439,10 +439,12 @@ SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 
 def status(done: int) -> Any:
     """A session after so many rounds, as far as a display looks at it."""
-    progress = RunProgress(bytes_up=1_234_000, bytes_down=567, loss=0.5, accuracy=0.875)
+    simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
+    progress = RunProgress(loss=0.5, accuracy=0.875)
     return SimpleNamespace(
-        round_index=done, rounds=10, progress=progress, shown_epsilon=lambda: SPENT
-    )
+        round_index=done, rounds=10, simulation=simulation, progress=progress,
+        shown_epsilon=lambda: SPENT,
+    )  # fmt: skip
 
 
 def shown(**options: Any) -> str:

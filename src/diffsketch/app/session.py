@@ -75,8 +75,6 @@ def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
 class RunProgress:
     """Sums over all rounds so far and the last evaluation: kept in checkpoints."""
 
-    bytes_up: int = 0  # with headers, like those down
-    bytes_down: int = 0
     messages: int = 0
     validated: int = 0  # messages that their workers checked by Theorem 1
     noised: int = 0  # validated messages that needed noise
@@ -90,8 +88,6 @@ class RunProgress:
 
     def add(self, result: RoundResult) -> None:
         """Count a round."""
-        self.bytes_up += result.bytes_up
-        self.bytes_down += result.bytes_down
         self.messages += result.summed.count
         self.left_out += len(result.left_out)
         self.downloads += result.downloads
@@ -236,8 +232,8 @@ class TrainingSession:
             "round": simulation.round_index,
             "loss": finite(loss),
             "accuracy": accuracy,
-            "bytes_up": progress.bytes_up,
-            "bytes_down": progress.bytes_down,
+            "bytes_up": simulation.bytes_up,
+            "bytes_down": simulation.bytes_down,
             "epsilon": self._epsilon.to_json(),
             "noised_share": progress.noised_share,
             "left_out": progress.left_out,
@@ -295,7 +291,7 @@ class TrainingSession:
         simulation, progress, config = self.simulation, self.progress, self.directory.config
         method, claim = simulation.method, simulation.claim
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
-        up, down = progress.bytes_up, progress.bytes_down
+        up, down = simulation.bytes_up, simulation.bytes_down
         whole_numbers = {}
         if isinstance(method, SketchSkellam):  # as they are where they were not given
             whole_numbers = {
@@ -369,7 +365,8 @@ def progress_line(session: TrainingSession) -> str:
     progress, parts = session.progress, []
     if progress.loss is not None and progress.accuracy is not None:
         parts += [f"loss {progress.loss:.4g}", f"accuracy {progress.accuracy:.1%}"]
-    up, down = bytes_in_words(progress.bytes_up), bytes_in_words(progress.bytes_down)
+    sent = (session.simulation.bytes_up, session.simulation.bytes_down)
+    up, down = map(bytes_in_words, sent)
     return " | ".join([*parts, f"up {up}, down {down}", session.shown_epsilon().text("short")])
 
 
