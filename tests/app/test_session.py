@@ -24,7 +24,6 @@ from diffsketch.app import session as progress
 from diffsketch.app.build import build
 from diffsketch.app.files import RunDirectory
 from diffsketch.app.session import (
-    RunProgress,
     TrainingSession,
     progress_display,
 )
@@ -440,11 +439,10 @@ SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 def status(done: int) -> Any:
     """A session after so many rounds, as far as a display looks at it."""
     simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
-    progress = RunProgress(loss=0.5, accuracy=0.875)
+    curve = [{"loss": 0.5, "accuracy": 0.875}]
     return SimpleNamespace(
-        round_index=done, rounds=10, simulation=simulation, progress=progress,
-        shown_epsilon=lambda: SPENT,
-    )  # fmt: skip
+        round_index=done, rounds=10, simulation=simulation, curve=curve, shown_epsilon=lambda: SPENT
+    )
 
 
 def shown(**options: Any) -> str:

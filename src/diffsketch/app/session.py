@@ -73,18 +73,13 @@ def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
 
 @dataclass
 class RunProgress:
-    """Sums over all rounds so far and the last evaluation: kept in checkpoints."""
+    """Sums over all rounds so far: kept in checkpoints."""
 
     messages: int = 0
     validated: int = 0  # messages that their workers checked by Theorem 1
     noised: int = 0  # validated messages that needed noise
     left_out: int = 0  # or zeros, since vectors were not finite
     downloads: int = 0  # without compression, a vector each time
-    evaluated: int = -1  # the last round after which the model was
-    loss: float | None = None
-    accuracy: float | None = None
-    first_loss: float | None = None
-    best_accuracy: float = 0.0
 
     def add(self, result: RoundResult) -> None:
         """Count a round."""
@@ -99,20 +94,6 @@ class RunProgress:
     def noised_share(self) -> float | None:
         """Share of the validated messages that needed noise."""
         return self.noised / self.validated if self.validated else None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the loss is not a finite number."""
-        return self.loss is not None and not math.isfinite(self.loss)
-
-    @property
-    def diverging(self) -> bool:
-        """Whether it diverged, or both loss and accuracy are worse than they were."""
-        if self.loss is None or self.accuracy is None or self.first_loss is None:
-            return False
-        # Not by the loss alone: a confident model may have a large one.
-        fell = self.accuracy < self.best_accuracy - _FALL
-        return self.diverged or (self.loss > self.first_loss and fell)
 
 
 class Ending(NamedTuple):
@@ -132,6 +113,7 @@ class TrainingSession:
     def __init__(self, built: Built, directory: RunDirectory) -> None:
         self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
+        self.curve: list[dict[str, Any]] = []  # measurements so far
         self._built, self._metrics = built, Metrics(directory.metrics)
         self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
@@ -145,6 +127,11 @@ class TrainingSession:
     def round_index(self) -> int:
         """Rounds that are done."""
         return self.simulation.round_index
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last loss is not a finite number."""
+        return self.curve[-1]["loss"] is None
 
     def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
         """Do the rounds that are left and save them; at the end, write model and summary."""
@@ -184,7 +171,7 @@ class TrainingSession:
             self._evaluate()
         if self._saved_round is None:
             self._save()  # so that rounds without a checkpoint mean that it was lost
-        while self.round_index < self.rounds and not progress.diverged:
+        while self.round_index < self.rounds and not self.diverged:
             if stop():
                 return Ending("interrupted", f"interrupted after {self._after()}")
             before = time.monotonic()
@@ -205,7 +192,7 @@ class TrainingSession:
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
                 self._save()
         self._evaluate()
-        if progress.diverged:
+        if self.diverged:
             return Ending("diverged", f"the loss after {self._after()} is not a finite number")
         return Ending("finished")
 
@@ -224,7 +211,7 @@ class TrainingSession:
     def _evaluate(self) -> None:
         """Measure the model and add a line, unless this round has one."""
         simulation, progress = self.simulation, self.progress
-        if progress.evaluated == simulation.round_index:
+        if self.curve and self.curve[-1]["round"] == simulation.round_index:
             return
         loss, accuracy = simulation.evaluate()
         self._epsilon = simulation.epsilon(self._delta)
@@ -241,11 +228,7 @@ class TrainingSession:
         moving = {"drift": simulation.drift, "clip": simulation.clip}
         record |= {name: value for name, value in moving.items() if value is not None}
         self._metrics.append(record)
-        progress.evaluated = simulation.round_index
-        progress.loss, progress.accuracy = loss, accuracy
-        progress.best_accuracy = max(progress.best_accuracy, accuracy)
-        if progress.first_loss is None:
-            progress.first_loss = loss
+        self.curve.append(record)
 
     def _save(self) -> None:
         now = time.monotonic()
@@ -279,7 +262,7 @@ class TrainingSession:
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
         self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
-        self.progress = RunProgress(**saved)
+        self.curve, self.progress = files.read_metrics(directory.metrics), RunProgress(**saved)
         self._saved_round = self.round_index
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
@@ -290,6 +273,11 @@ class TrainingSession:
         """
         simulation, progress, config = self.simulation, self.progress, self.directory.config
         method, claim = simulation.method, simulation.claim
+        first, last = self.curve[0], self.curve[-1]
+        best = max(one["accuracy"] for one in self.curve)
+        # Not by the loss alone: a confident model may have a large one.
+        worse = None not in (first["loss"], last["loss"]) and last["loss"] > first["loss"]
+        fell = last["accuracy"] < best - _FALL
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
         whole_numbers = {}
@@ -301,12 +289,12 @@ class TrainingSession:
         return {
             "outcome": ending.kind,
             "reason": ending.reason,
-            "diverging": progress.diverging,
+            "diverging": self.diverged or (worse and fell),
             "rounds": simulation.round_index,
             "planned_rounds": config.rounds,
-            "loss": finite(progress.loss),
-            "accuracy": progress.accuracy,
-            "best_accuracy": progress.best_accuracy,
+            "loss": last["loss"],
+            "accuracy": last["accuracy"],
+            "best_accuracy": best,
             "dim": method.dim,
             "message_bytes": method.wire_bytes,
             **whole_numbers,
@@ -362,12 +350,11 @@ def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
 
 def progress_line(session: TrainingSession) -> str:
     """Loss, accuracy, bytes and epsilon with its basis."""
-    progress, parts = session.progress, []
-    if progress.loss is not None and progress.accuracy is not None:
-        parts += [f"loss {progress.loss:.4g}", f"accuracy {progress.accuracy:.1%}"]
-    sent = (session.simulation.bytes_up, session.simulation.bytes_down)
-    up, down = map(bytes_in_words, sent)
-    return " | ".join([*parts, f"up {up}, down {down}", session.shown_epsilon().text("short")])
+    last, simulation = session.curve[-1], session.simulation
+    loss = "not finite" if last["loss"] is None else f"{last['loss']:.4g}"
+    up, down = bytes_in_words(simulation.bytes_up), bytes_in_words(simulation.bytes_down)
+    measured = f"loss {loss} | accuracy {last['accuracy']:.1%} | up {up}, down {down}"
+    return f"{measured} | {session.shown_epsilon().text('short')}"
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
