@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,12 +24,11 @@ from diffsketch.app import session as progress
 from diffsketch.app.build import build
 from diffsketch.app.files import RunDirectory
 from diffsketch.app.session import (
-    Interrupts,
-    RunProgress,
+    TrainingSession,
     progress_display,
-    session,
 )
 from diffsketch.app.settings import RunConfig, describe, read_settings
+from diffsketch.app.terminal import Interrupts, LastingConsole
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
@@ -440,16 +438,17 @@ SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 
 def status(done: int) -> Any:
     """A session after so many rounds, as far as a display looks at it."""
-    progress = RunProgress(bytes_up=1_234_000, bytes_down=567, loss=0.5, accuracy=0.875)
+    simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
+    curve = [{"loss": 0.5, "accuracy": 0.875}]
     return SimpleNamespace(
-        round_index=done, rounds=10, progress=progress, shown_epsilon=lambda: SPENT
+        round_index=done, rounds=10, simulation=simulation, curve=curve, shown_epsilon=lambda: SPENT
     )
 
 
 def shown(**options: Any) -> str:
     """Ten rounds as a display shows them."""
     stream = io.StringIO()
-    with progress_display(Console(file=stream, width=40, **options), rounds=10) as show:
+    with progress_display(LastingConsole(file=stream, width=40, **options), rounds=10) as show:
         for number in range(1, 11):
             show(status(number))
     return uncoloured(stream.getvalue())
@@ -533,7 +532,7 @@ FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "unifo
 def summary_of(path: Path, **settings: Any) -> dict[str, Any]:
     built = build(RunConfig(workers=6, samples=10, rounds=8, **settings))
     with RunDirectory.create(path, built.config, command=["x"]) as directory:
-        session(built, directory, show=lambda _: None, stop=lambda: False)
+        TrainingSession(built, directory).run(show=lambda _: None, stop=lambda: False)
         return directory.summary() or {}
 
 

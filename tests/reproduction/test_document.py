@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.errors import MismatchError
 from diffsketch.pages.exhibits import Axis, Page, Plot, Section, Series, Table
 from diffsketch.pages.page import pictures_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -106,9 +106,6 @@ def test_all_or_nothing(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_document(PAGE, VERDICTS, tmp_path, pictures=pictures)
     assert not list((tmp_path / "images" / "reproduction").iterdir())
-    twice = Page("P", "L", (SECTION, replace(SECTION, name="other")))
-    with pytest.raises(ArgumentError, match="unique"):
-        write_document(twice, VERDICTS, tmp_path / "new", pictures=pictures)
     with pytest.raises(MismatchError, match="pictures must have one of each plot"):
         write_document(PAGE, VERDICTS, tmp_path / "new", pictures={})
     assert not (tmp_path / "new").exists()

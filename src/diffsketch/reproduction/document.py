@@ -13,7 +13,7 @@ from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, check_page
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_markdown
 from diffsketch.reproduction.claims import Verdicts, claim_tables, count_standings, summary_text
@@ -246,7 +246,6 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
     Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon says
     what it is worth, and text cannot break out of a table.
     """
-    check_page(page)
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
     holds, part, fails, without = count_standings(verdicts).values()
     counted = f"{holds} hold, {part} hold in part, {fails} fail, {without} were not measured"
@@ -307,12 +306,9 @@ def write_document(
     document first.
 
     Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many, or the pictures are those
-            of another page.
+        MismatchError: The pictures are those of another page.
         OSError: A file cannot be written.
     """
-    check_page(page)
     contents: dict[Path, bytes] = {}
     links, outdated = {}, []
     for name in _plots(page):

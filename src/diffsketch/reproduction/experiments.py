@@ -369,7 +369,7 @@ def _less(full: Experiment) -> Experiment:
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
     from diffsketch.app.build import settings_of_methods  # PyTorch comes with it
-    from diffsketch.app.compare import contenders_of
+    from diffsketch.app.compare import config_of, contenders_of
 
     fields_of = settings_of_methods()
     # By number: in different panels there may be the same names.
@@ -379,12 +379,12 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     except DiffSketchError as error:
         raise DataError(f"{path}: [common]: {error}") from error
     found = []
-    for variant, contender in zip(experiment.variants, contenders, strict=True):
+    for variant, (index, own) in zip(experiment.variants, contenders.items(), strict=True):
         try:
-            config = contender.config(0)
+            config = config_of(own, 0)
             whole = with_task_defaults(config, fields=fields_of[config.method])
         except DiffSketchError as error:
-            where = f"{path}: [[run]] {int(contender.name) + 1} ({variant.name})"
+            where = f"{path}: [[run]] {int(index) + 1} ({variant.name})"
             raise DataError(f"{where}: {error}") from error
         kept = {key: value for key, value in whole if value is not None and key != "seed"}
         found.append(replace(variant, settings=kept))

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffsketch.app.compare import Contender, Member, run_one
+from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import threads
@@ -122,7 +122,7 @@ class Store:
         if path.exists() and not has_run(path):
             shutil.rmtree(path)  # of a process that was killed before the run had begun
         there, note = path.exists(), ""
-        member = Member(job.key, job.seed, path, Contender(job.key, job.settings).config(job.seed))
+        member = Member(job.key, job.seed, path, config_of(job.settings, job.seed))
         try:
             found = run_one(member, command=command, tell=tell, stop=stop)
         except (DataError, MismatchError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as PrintedTable
 
 from diffsketch.app.files import locked, read_json, versions
-from diffsketch.app.session import Interrupts, print_line
+from diffsketch.app.terminal import Interrupts, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.pages.page import pictures_of, write_page
@@ -274,13 +273,10 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
                 f"got output={shown!r}"
             )
     prepare_output(output)
-    lock = locked(output)
-    try:
+    with locked(output):
         content = json.dumps({"format": FORMAT, "reduced": reduced}).encode() + b"\n"
         replace_file(mark, content)
         yield
-    finally:
-        os.close(lock)
 
 
 def _count(number: int, word: str) -> str:
