@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -358,8 +358,8 @@ class ClientRegistry:
             data = json.loads(text)
             places = {str(name): int(place) for name, place in data["places"].items()}
             state = _tensor_state(data["accounts"])
-            old, clients = self._accounts, len(data["accounts"]["rounds"])
-            accounts = Participation(clients, old.budget, old.planned).restored(state)
+            clients = len(data["accounts"]["rounds"])
+            accounts = replace(self._accounts, clients=clients).restored(state)
             statements = {name: bytes.fromhex(one) for name, one in data["statements"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"the record must be one of this strategy's: {error}") from error
@@ -381,10 +381,8 @@ class ClientRegistry:
         try:
             return self._after(claim, nodes)
         except BudgetExceeded:
-            old = self._accounts
-            free = Participation(old.clients, None, old.planned).restored(old.state())
-            state = self._after(claim, nodes, free).state()
-            return Participation(old.clients, old.budget, old.planned).restored(state)
+            free = self._after(claim, nodes, replace(self._accounts, budget=None))
+            return self._accounts.restored(free.state())
 
     def _all_paid(self) -> Participation:
         """Accounts with the round that was begun."""
@@ -437,9 +435,8 @@ class ClientRegistry:
 
     def _changed(self, clients: int, change: Callable[[Tensor], Tensor]) -> Participation:
         """Accounts of so many clients, of which each array is changed."""
-        old = self._accounts
         state = {
             name: value if isinstance(value, str) else change(value)
-            for name, value in old.state().items()
+            for name, value in self._accounts.state().items()
         }
-        return Participation(clients, old.budget, old.planned).restored(state)
+        return replace(self._accounts, clients=clients).restored(state)

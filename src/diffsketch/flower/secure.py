@@ -13,12 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.flower.aggregation import (
-    AggregationResult,
-    Exchange,
-    RoundContext,
-    most_common,
-)
+from diffsketch.flower.aggregation import AggregationResult, Exchange, RoundContext, most_common
 from diffsketch.flower.plan import FlowerPlan, find_identities, find_identity
 from diffsketch.flower.records import (
     RECORD,

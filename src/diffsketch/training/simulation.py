@@ -21,12 +21,7 @@ from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
-from diffsketch.training.identity import (
-    difference,
-    run_identity,
-    run_noise_key,
-    tensor_digest,
-)
+from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.rounds import (
     CLIP_BYTES,

@@ -198,7 +198,11 @@ class ClosedForm(Batched):
         weight, bias = self._layout.split(current)
         rows = inputs.flatten(2).float()
         residual = _residual(rows @ weight.mT + bias.unsqueeze(-2), labels, places)
-        return torch.cat([torch.bmm(residual.mT, rows).flatten(1), residual.sum(1)], 1)
+        out = rows.new_empty(len(rows), self.dim)
+        of_weight, of_bias = self._layout.split(out)
+        torch.bmm(residual.mT, rows, out=of_weight)
+        torch.sum(residual, 1, out=of_bias)
+        return out
 
 
 def _residual(scores: Tensor, labels: Tensor, places: Tensor) -> Tensor:
