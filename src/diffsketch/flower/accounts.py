@@ -17,16 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffsketch import files
 from diffsketch.errors import DataError, MismatchError
-from diffsketch.files import (
-    LockBusy,
-    LockLost,
-    LockUnavailable,
-    locked_beside,
-    prepare_output,
-    replace_file,
-    synchronise,
-)
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon
@@ -227,13 +219,13 @@ class ClientLedger:
         if self.path is None:
             yield
             return
-        prepare_output(self.path.parent)
+        files.prepare_output(self.path.parent)
         try:
-            with locked_beside(self.path, wait=wait):
+            with files.locked_beside(self.path, wait=wait):
                 yield
-        except LockLost as error:
+        except files.LockLost as error:
             raise DataError(f"{error}, and another process may have charged as well") from error
-        except (LockBusy, LockUnavailable) as error:
+        except (files.LockBusy, files.LockUnavailable) as error:
             raise DataError(str(error)) from error
 
     def read(self) -> ClientAccount | None:
@@ -250,9 +242,9 @@ class ClientLedger:
     def write(self, account: ClientAccount) -> None:
         """Replace the file, all at once, before anything is sent."""
         if self.path is not None:
-            prepare_output(self.path.parent)
-            replace_file(self.path, account.to_text().encode())
-            synchronise(self.path.parent)  # or a crash could bring the old account back
+            files.prepare_output(self.path.parent)
+            files.replace_file(self.path, account.to_text().encode())
+            files.synchronise(self.path.parent)  # or a crash could bring the old account back
 
     def _account(
         self, claim: Claim, request: Request, remembered: ClientAccount | None

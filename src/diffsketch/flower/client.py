@@ -177,7 +177,7 @@ class _Session:
             answer = self._aggregation.answer(self._message, self._client)
             if answer is not None:
                 return answer
-        record = records.record_in(self._message.content)
+        record = self._message.content.config_records.get(RECORD)
         if record is None:
             # The app may not go on: it would send its arrays as they are.
             reason = "the server does not use SketchStrategy, and this client sends nothing without"

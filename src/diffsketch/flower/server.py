@@ -116,7 +116,7 @@ class ServerState:
         dim = records.length_of(arrays, keep_local)
         self.method = plan.build(dim)  # of the next round
         self._clips: dict[int, float] = {}  # of rounds that were published
-        self._plan, self._text = plan, records.describe_with(plan.describe(dim), keep_local)
+        self._plan, self._text = plan, plan.describe(dim, keep_local)
         planned = self.claim_of(plan.min_replies, 0)
         check_release(self.method, planned)
         name = self.method.name
@@ -486,7 +486,7 @@ class SketchStrategy(Strategy):
             if message.has_content():
                 self._evaluation_bytes[0] += records.content_bytes(message.content)
                 try:
-                    reply = records.reply_in(message.content, self._nonce)
+                    reply = Reply.find(message.content, self._nonce)
                 except WireError as error:
                     _LOG.warning("evaluation refused: %s", error)
                     continue
