@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.experiments import names
-from diffsketch.training.data import ImageDataset
+from diffsketch.training.tasks import Examples
 from tests.app.commands import done, invoke, plain, refused
 
 
@@ -211,7 +211,7 @@ def test_pairwise_family_meets_the_theory(monkeypatch: pytest.MonkeyPatch) -> No
 def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
     images = torch.zeros(count, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="training data must have"):
-        demo.logistic_gradient(ImageDataset(images, torch.zeros(count, dtype=torch.int64)))
+        demo.logistic_gradient(Examples(images, torch.zeros(count, dtype=torch.int64)))
 
 
 def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

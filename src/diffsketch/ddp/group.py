@@ -394,8 +394,7 @@ class GroupMean:
         }
         if self._feedback is not None and self._feedback.memory is not None:
             found["memory"] = self._feedback.memory.clone()
-        accounts = self._accounts.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+        return found | self._accounts.state(_ACCOUNTS)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -467,12 +466,7 @@ class GroupMean:
             sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise MismatchError(f"sent must be what a state has, got {error}") from error
-        paid = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
-        return sent, self._accounts.restored(paid)
+        return sent, self._accounts.restored(state, _ACCOUNTS)
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
