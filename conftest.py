@@ -1,5 +1,6 @@
 """Modules that pytest skips when it looks for doctests, and what all tests share."""
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -7,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Threads that wait for work sleep: two processes whose threads spin take each other's cores, and
+# twice the time. It is read when PyTorch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Triton comes with PyTorch's CUDA builds only; without it this module cannot be imported.
 collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu*.py"]
