@@ -231,6 +231,7 @@ def test_means_are_right_on_average(name: str) -> None:
         assert wrong_seed > FAR
 
 
+@pytest.mark.slow
 def test_the_median_misses_as_rarely_as_it_should() -> None:
     """A row misses by `sqrt(6 / cols)` of the norm in a sixth of cases, three of five in 3.6%.
 
