@@ -71,7 +71,7 @@ def load(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     return loaded
 
 
-def outcome(apply: Any, value: complex = 21) -> tuple[complex, int, int]:
+def outcome(apply: Any, value: Any = 21) -> tuple[Any, int, int]:
     """The result, how often code was found on disk, and how often it was compiled."""
     return apply(value), len(apply.stats.cache_hits), len(apply.stats.cache_misses)
 
@@ -117,7 +117,7 @@ def test_processes_that_compile_at_once_do_not_mix_up(
     kernels: Path, load: Callable[[], Any]
 ) -> None:
     """Each for a type of its own: with an index file, one could be left with the other's code."""
-    values: tuple[complex, ...] = (21, 1.5, np.float32(2.5), 2j)
+    values: tuple[Any, ...] = (21, 1.5, np.float32(2.5), 2j)
     code = (
         "import os, numpy as np; from kernels.kernel import apply\n"
         "for value in (21, 1.5, np.float32(2.5), 2j):\n"
