@@ -38,6 +38,7 @@ def problem(bench: ModuleType) -> Any:
     return bench.Problem(sketch.layout, seed, vector, table, torch.zeros(DIM))
 
 
+@pytest.mark.slow
 def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = f"--sizes {DIM} --repeat 1 --threads 1 --device cpu".split()
