@@ -118,12 +118,23 @@ def test_processes_that_compile_at_once_do_not_mix_up(
 ) -> None:
     """Each for a type of its own: with an index file, one could be left with the other's code."""
     values: tuple[Any, ...] = (21, 1.5, np.float32(2.5), 2j)
-    code = (
-        "import os, numpy as np; from kernels.kernel import apply\n"
-        "for value in (21, 1.5, np.float32(2.5), 2j):\n"
-        "    if os.fork() == 0:\n        apply(value); os._exit(0)\n"
-        "print(*[os.wait()[1] for _ in range(4)])"
-    )
+    code = """
+import multiprocessing, os
+import numpy as np
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from kernels.kernel import apply
+all_are_there = multiprocessing.Barrier(4)
+def wait_after(kind, name):
+    method = getattr(kind, name)
+    setattr(kind, name, lambda *given: (method(*given), all_are_there.wait(60))[0])
+wait_after(FunctionCache, "load_overload")
+wait_after(IndexDataCacheFile, "_load_index")  # where it is used
+for value in (21, 1.5, np.float32(2.5), 2j):
+    if os.fork() == 0:
+        apply(value)
+        os._exit(0)
+print(*[os.wait()[1] for _ in range(4)])
+"""
     assert run(code, kernels.parent).stdout.split() == ["0"] * 4
     assert len(list(kernels.rglob("*.nbc"))) == len(values)
     for value in values:
