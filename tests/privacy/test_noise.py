@@ -446,6 +446,7 @@ def test_binomial_tables_are_exact(trials: int, probability: float) -> None:
     assert distance(wrong, binomial_weight(trials, probability)) > 1e-11
 
 
+@pytest.mark.slow
 def test_weights_of_blocks_are_exact() -> None:
     x = np.arange(-9000, 9001, 90)
     for variance in (8e5, 1e7):

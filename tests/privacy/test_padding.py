@@ -115,6 +115,7 @@ def test_known_values_at_the_papers_sizes(family: Family, sizes: tuple[int, int,
             assert 0.965 * known <= epsilon <= 1.01 * known
 
 
+@pytest.mark.slow
 def test_known_values_of_a_large_table() -> None:
     """Up to 5% smaller for one seed each; 3.00 is the limit of noise that is equal in all cells."""
     for times, family in ((1, "pairwise"), (1, "blocked"), (5, "blocked"), (20, "blocked")):

@@ -43,6 +43,7 @@ def test_gram_is_that_of_the_matrix(dim: int, rows: int, cols: int, family: Fami
                 np.testing.assert_array_equal(found, part @ part.T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gram_in_many_chunks(family: Family) -> None:
     dim = 10_000 if family == "blocked" else 3_000  # chunks are of 512 runs, or coordinates
