@@ -7,6 +7,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -29,6 +30,7 @@ from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
+from diffsketch.methods.plain import RoundedTables
 from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
@@ -37,8 +39,9 @@ from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference
 from diffsketch.training.simulation import NonFiniteUpdate
+from diffsketch.wire.formats import WORD_BITS, SumPacking
 
-_PROTOCOL = 1  # what ranks send each other; another number for another meaning
+_PROTOCOL = 2  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
 
@@ -109,11 +112,6 @@ def check_group_options(
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
     gradients overflow, and noise is all that is left. So there the scale must stay what it is.
     """
-    if method.round_clip is not None:
-        raise ArgumentError(
-            f"clip_quantile must be None in a process group, got method={method.name!r} with a "
-            "clip that moves: simulations and Flower have it"
-        )
     check_release(method, claim)
     trust, proven = claim.scope.trust, isinstance(claim, ProvenClaim)
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
@@ -185,6 +183,10 @@ class GroupMean:
             `account-r.json` beside an `account.json`. It is opened if it is there, and no state
             that is loaded takes rounds out of it. For proven claims.
 
+    Attributes:
+        saturated: How many cells of this rank's last message were beyond the limit of cells with
+            few bits; None for other methods.
+
     Raises:
         ArgumentError: Options do not go together.
         MismatchError: Ranks have different ones, or one of them fails. All ranks raise.
@@ -206,6 +208,7 @@ class GroupMean:
         if not (dist.is_available() and dist.is_initialized()):
             raise ArgumentError("a process group is needed: call init_process_group before")
         self.method, self.group, self.trusted_group = method, group, trusted_group
+        self._first = method  # the method of the first round: a clip may move
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self._key, self._round_index = key, 0
         self._name = secrets.token_hex(8)
@@ -214,6 +217,8 @@ class GroupMean:
         self._account: RankAccount | None = None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
+        self._limit_agreed = False  # of cells of few bits
+        self.saturated: Tensor | None = None
         failure: Exception | None = None
         compared: dict[str, str] = {}
         try:
@@ -239,7 +244,7 @@ class GroupMean:
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
                 "protocol": str(_PROTOCOL),
-                "method": str(method),
+                "method": str(self._first),
                 "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
                 "error_feedback": memory,
                 "budget": str(budget),
@@ -265,14 +270,27 @@ class GroupMean:
     def payload_bytes(self) -> int:
         """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that.
 
-        Cells are summed as float32, or as int32 or int64, whichever holds the sum.
+        Cells are summed as float32; as int32 or int64, whichever holds the sum; or, where sums have
+        few bits, several of them in an int32.
         """
-        cells = math.prod(self.method.total_format.shape) + CELLS_PER_RANK * self.world
-        return cells * self._sum_type.itemsize
+        cells = math.prod(self.method.total_format.shape)
+        if self._packing is not None:
+            cells = self._packing.words(cells)
+        return (cells + CELLS_PER_RANK * self.world) * self._sum_type.itemsize
+
+    @cached_property
+    def _packing(self) -> SumPacking | None:
+        """How several cells share a word of the all-reduce, if all sums surely fit in few bits."""
+        method, claim = self._first, self._first.claim_for(self.world, self._key.seed(0))
+        sure = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
+        bits = method.sum_bits(self.world)
+        if method.message_format.cells != "signed" or not sure or bits > WORD_BITS // 2:
+            return None
+        return SumPacking(bits, method.message_format.limits[0], self.world)
 
     @property
     def _sum_type(self) -> torch.dtype:
-        if not self.method.exact:
+        if self.method.message_format.cells == "float32":
             return torch.float32
         signed = self.method.message_format.cells == "signed"
         few = self.method.sum_bits(self.world) <= (32 if signed else 31)
@@ -305,6 +323,10 @@ class GroupMean:
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
+        except Exception as error:
+            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
+        self._agree_on_limit(vector)
+        try:
             claim = self.method.claim_for(self.world, seed)
             accounts = self._accounts.after(claim, _EVERYONE)
             scale = self._next_scale(claim)
@@ -314,8 +336,7 @@ class GroupMean:
             if self._account is not None:
                 self._account.charge()  # last: what comes now is sent
         except Exception as error:
-            like = vector if isinstance(vector, Tensor) else None
-            self.fail(error, layout=layout, like=like)
+            self.fail(error, layout=layout, like=vector)
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
         self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
@@ -327,8 +348,9 @@ class GroupMean:
             target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
             return target.fill_(math.nan)
         if feedback is not None and finite:
-            feedback.keep(own_vector, mixed, message, seed)
+            feedback.keep(own_vector, mixed, self._own_table(message), seed)
         mean = self.method.decode(total, seed, count=self.world, out=out)
+        self.method = self.method.after(total, count=self.world)
         return mean if scale == 1 else mean.mul_(scale)
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
@@ -337,6 +359,7 @@ class GroupMean:
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
         index, form = self._round_index, self.method.total_format
+        self._agree_on_limit(None, like=like)
         kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
@@ -365,6 +388,7 @@ class GroupMean:
         found: dict[str, Any] = {
             "settings": self._settings(),
             "round_index": self._round_index,
+            "clip": self.method.round_clip or 0.0,
             "sent": json.dumps(self._sent),
             "account": "" if self._account is None else self._account.name,
         }
@@ -392,12 +416,13 @@ class GroupMean:
                 one has sent some of its own; or another rank failed.
             BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
         """
-        round_index, memory, known = 0, None, True
+        round_index, memory, known, method = 0, None, True, self._first
         sent, accounts = self._sent, self._accounts
         try:
             if failure is None:
                 other, paid = self._checked_state(state)
                 round_index, memory = int(state["round_index"]), state.get("memory")
+                method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
                 known = all(self._sent.get(name, 0) >= rounds for name, rounds in other.items())
                 if not known:
                     if own := sum(self._sent.values()):
@@ -414,6 +439,7 @@ class GroupMean:
         settings = {} if failure is not None else {"round_index": str(round_index)}
         self.agree(settings, failure=failure, doing="load its state")
         self._round_index, self._sent, self._accounts = round_index, sent, accounts
+        self.method, self._limit_agreed = method, round_index > 0
         if self._feedback is not None:
             self._feedback.memory = None if memory is None else memory.clone()
 
@@ -424,7 +450,14 @@ class GroupMean:
         if state.get("settings") != self._settings():
             why = difference(self._settings(), str(state.get("settings")))
             raise MismatchError(f"the state must be of the same mean, but {why}")
-        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        needed = (
+            "round_index",
+            "clip",
+            "sent",
+            "account",
+            f"{_ACCOUNTS}rounds",
+            f"{_ACCOUNTS}claim",
+        )
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         memory, shape = state.get("memory"), (self.method.dim,)
@@ -465,6 +498,33 @@ class GroupMean:
             )
         return scale
 
+    def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
+        """Before the first round, choose the limit of rounded cells by the sizes of all vectors.
+
+        A rank that fails has no vector. Nothing is done where something is claimed, as the sizes of
+        vectors are data; the limit then starts where the method says.
+        """
+        method, seed = self.method, self._key.seed(0)
+        if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
+            return
+        self._limit_agreed = True
+        if not isinstance(method.claim_for(self.world, seed), NoClaim):
+            return
+        place = device_of(self.group, self._like if like is None else like)
+        sizes = torch.zeros(2, device=place)
+        limit = None if vector is None else method.limit_for(vector)
+        if limit is not None and math.isfinite(limit):
+            sizes = torch.tensor([math.log2(limit), 1.0], device=place)
+        dist.all_reduce(sizes, group=self.group)
+        total, count = sizes.tolist()
+        if count:
+            self.method = method.at_clip(2 ** (total / count))
+
+    def _own_table(self, message: Tensor) -> Tensor:
+        """The table that a message stands for."""
+        method = self.method
+        return method.mean_table(message, 1) if isinstance(method, RoundedTables) else message
+
     def _encode(
         self, vector: Tensor, seed: HashSeed, claim: Claim
     ) -> tuple[Tensor, RankStatus, bool]:
@@ -472,7 +532,8 @@ class GroupMean:
         method, noise = self.method, release_noise(self.method, claim)
         status, finite = RankStatus.FINE, True
         try:
-            message = method.encode(vector, seed, noise).messages
+            encoded = method.encode(vector, seed, noise)
+            message, self.saturated = encoded.messages, encoded.saturated
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
             zeros = torch.zeros_like(vector, dtype=torch.float32)
@@ -494,17 +555,24 @@ class GroupMean:
 
     def _sum(self, message: Tensor, own: RankReport) -> tuple[Tensor, list[RankReport | None]]:
         """The sum of all messages as it is published, and what all ranks say: one collective."""
-        flat = message.reshape(-1).to(self._sum_type)  # modulo 2**32, if it is a modulo at all
+        flat, packing = message.reshape(-1), self._packing
+        if packing is not None:
+            flat = packing.pack(flat)
+        flat = flat.to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
         payload = torch.cat([flat, control])
         dist.all_reduce(payload, group=self.group)
-        cells = flat.numel()
-        total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
-        return self.method.reduced(total), read_reports(payload[cells:])
+        summed = payload[: flat.numel()]
+        if packing is not None:
+            summed = packing.unpack(summed, message.numel())
+        kind = torch.float32 if message.is_floating_point() else torch.int64
+        total = summed.to(kind).reshape(self.method.total_format.shape)
+        return self.method.reduced(total), read_reports(payload[flat.numel() :])
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
         """Text of all that has to be the same on all ranks in a round."""
-        return f"{_PROTOCOL} {self.method} {seed.fingerprint.hex()} {scale!r} {layout}"
+        clip = self.method.round_clip
+        return f"{_PROTOCOL} {self._first} {clip!r} {seed.fingerprint.hex()} {scale!r} {layout}"
 
     def _settings(self) -> str:
         """Text of all that a state belongs to."""
@@ -512,7 +580,7 @@ class GroupMean:
         if feedback is not None:
             own = f", immediate={feedback.immediate!r}, rank={self.rank}"
         fingerprint = self._key.seed(0).fingerprint.hex()
-        return f"method={self.method}, key={fingerprint}, ranks={self.world}{own}"
+        return f"method={self._first}, key={fingerprint}, ranks={self.world}{own}"
 
 
 def all_reduce_mean(

@@ -115,7 +115,7 @@ def private_mean(
     >>> vectors = torch.full((1000, 500), 0.04)
     >>> found = private_mean(vectors, method)
     >>> found.mean.shape, found.message_bytes
-    (torch.Size([500]), 198)
+    (torch.Size([500]), 154)
     >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
     epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
     >>> again = private_mean(vectors, method)  # noise is never drawn twice
@@ -148,5 +148,5 @@ def private_mean(
     total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     return PrivateMean(
-        mean, claim, count, method.message_format.wire_bytes, method.total_format.wire_bytes
+        mean, claim, count, method.message_format.wire_bytes, method.total_format.sum_bytes
     )

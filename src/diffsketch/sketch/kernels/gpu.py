@@ -140,9 +140,14 @@ def _query(
     return True
 
 
-def largest(values: Tensor, count: int) -> Tensor:
-    """Indices `(..., count)` of the numbers largest in size, in that order."""
-    return values.abs().topk(count, dim=-1).indices
+def top_k(
+    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
+    estimates = tables.new_empty((*tables.shape[:-2], layout.dim))
+    query(tables, seed, estimates, layout=layout, offset=0, mean=mean, validate=False)
+    indices = estimates.abs().topk(count, dim=-1).indices
+    return estimates.gather(-1, indices), indices
 
 
 def is_finite(table: Tensor) -> bool:
