@@ -8,6 +8,7 @@ restored, copied or forked, no two releases share noise.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 
@@ -54,6 +55,15 @@ def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
     if method.exact:
         return SecureNoise()
     return CohortNoise(NoiseKey(secrets.token_bytes(32)), range(messages), round_index=0)
+
+
+def rounding_noise(key: SketchKey, *, worker: int, round_index: int) -> Noise:
+    """Make the source of random roundings of one message of a method that claims nothing.
+
+    They hide nothing, and follow from the key: the same run has the same bits.
+    """
+    digest = hashlib.blake2b(key.secret, digest_size=32, person=b"ds-rounding").digest()
+    return CohortNoise(NoiseKey(digest), [worker], round_index=round_index)
 
 
 @dataclass(frozen=True, eq=False)
