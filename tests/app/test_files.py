@@ -177,6 +177,7 @@ def test_files_of_others_are_never_removed(tmp_path: Path, overwrite: bool) -> N
     assert (tmp_path / "config.toml").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"

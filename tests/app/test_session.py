@@ -80,7 +80,7 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     lines = read_lines(path / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 10, 20, 30]
     # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
-    assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
+    assert [line["bytes_up"] for line in lines] == [n * 4 * 620 for n in (0, 10, 20, 30)]
     assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
     assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
     assert lines[-1]["epsilon"] == {
@@ -95,8 +95,8 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     summary = read(path / "summary.json")
     assert summary["outcome"] == "finished"
     assert summary["rounds"] == summary["planned_rounds"] == 30
-    assert summary["bytes_up"] == 30 * 4 * 664
-    assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
+    assert summary["bytes_up"] == 30 * 4 * 620
+    assert summary["compression_up"] == pytest.approx(4 * 7850 / 620)
     assert 0 <= summary["noised_share"] <= 1
     assert summary["claim"].startswith("Claimed, not proven")
     assert len(summary["assumes"]) == 1
@@ -105,7 +105,7 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     assert set(read(path / "times.json")) == {"training", "total"}
     for text in (
         "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
-        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "compression 50.6x", "620 B for 7,850 numbers", "noise needed", "so this is no guarantee",
         "Simulated: the noise follows from the seed", "do not publish it as a private release",
         f"Wrote {path / 'summary.json'}",
     ):  # fmt: skip
@@ -132,7 +132,7 @@ def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
     before = {item.name: item.stat().st_mtime_ns for item in path.iterdir()}
     printed = plain(done("run", "--resume", path).output)
     assert "is finished: there is nothing to continue" in printed
-    assert "compression 47.3x" in printed
+    assert "compression 50.6x" in printed
     assert {item.name: item.stat().st_mtime_ns for item in path.iterdir()} == before
 
 

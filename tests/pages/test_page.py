@@ -197,6 +197,7 @@ def test_without_pictures(tmp_path: Path) -> None:
     assert "figures/" not in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_pictures_have_the_colours_of_their_page(tmp_path: Path) -> None:
     page = Page("t", "", (Section("s", "S", exhibits=(ACCURACY, ERRORS)),))
     write_page(page, tmp_path)

@@ -142,6 +142,7 @@ def test_shared_discrete_gaussians_need_more() -> None:
     assert excess(alone.event, pair(shared.logs, 1)) > 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "members"), KINDS)
 @pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
 def test_three_rounds(kind: str, members: int, std: float) -> None:
@@ -206,6 +207,7 @@ def test_one_per_cent_too_much_is_found(kind: str, std: float, members: int) -> 
     assert excess(with_more_noise(one.event, 1.01), pair(one.logs, 5)) > 1.001
 
 
+@pytest.mark.slow
 def test_samples() -> None:
     """Central noise on a secret sample, enumerated in both directions."""
     for kind in ("skellam", "gaussian", "laplace"):

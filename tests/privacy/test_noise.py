@@ -388,6 +388,7 @@ def test_tables_are_exact_to_far_below_any_statistic(
     assert distance(wrong, law, *each) > 1e-11  # control: a parameter that is 1e-9 off
 
 
+@pytest.mark.slow
 def test_weights_of_blocks_are_exact() -> None:
     x = np.arange(-9000, 9001, 90)
     for variance in (8e5, 1e7):

@@ -104,6 +104,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", KNOWN)
 def test_known_values_at_the_papers_sizes(family: Family, sizes: tuple[int, int, int]) -> None:
     """Real hashes spread the noise a little more evenly, so epsilon is up to 5% smaller; it varies

@@ -148,6 +148,7 @@ def test_a_target_that_no_sketch_reaches_is_a_value() -> None:
     assert "no vector" in answer.reason
 
 
+@pytest.mark.slow
 @given(
     dim=st.integers(1, 300), rows=st.integers(1, 4), cols=st.integers(2, 60),
     ratio=st.floats(0.02, 1), target=st.floats(0.05, 30),
@@ -428,6 +429,7 @@ def descend(
     return total / rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("rows", "combine"), [(1, "median"), (3, "median"), (3, "mean")])
 def test_absolute_deviations_obey_the_bound_and_need_its_variance(
@@ -460,6 +462,7 @@ def test_absolute_deviations_obey_the_bound_and_need_its_variance(
     assert lower_end(gaps) > expected_gap(problem, rounds, variance=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quadratics_obey_the_bound_unless_hashes_are_reused(family: Family) -> None:
     """Four workers with the strongly convex objective `||x - center||^2 / 2` each."""

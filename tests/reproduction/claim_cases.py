@@ -100,7 +100,7 @@ def masks(plain: float, shared: float, *, fixed: float = 0.6) -> Made:
         "fixed hashes": {"sketch": fixed, "sketch, shared masks": shared},
     })  # fmt: skip
     facts |= {f"{control}no masks": 0.1, f"{control}shared masks": shared,
-              "mask-bytes": 981, "sketch-bytes": 664}  # fmt: skip
+              "mask-bytes": 981, "sketch-bytes": 620}  # fmt: skip
     return {"correction": facts}
 
 

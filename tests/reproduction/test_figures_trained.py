@@ -63,7 +63,7 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
     assert line.x == pytest.approx((10 * 154 / 7850, 20 * 154 / 7850))  # rounds over the ratio
     bytes_axis, rounds_axis = (axis.label for axis in plot.other_x)
     assert line.other_x[rounds_axis] == (10.0, 20.0)
-    assert line.other_x[bytes_axis] == (10 * 664 * 15, 20 * 664 * 15)
+    assert line.other_x[bytes_axis] == (10 * 620 * 15, 20 * 620 * 15)
     assert line.epsilon_text == "1 a round"
     assert line.epsilon.basis is Basis.CLAIMED
     assert line.dashed
@@ -71,7 +71,7 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
     assert facts[f"accuracy/{PANEL}/ours"] == pytest.approx(0.85)
     assert facts[f"spread/{PANEL}/ours"] == pytest.approx(spread)
     assert facts[f"noised/{PANEL}/ours"] == pytest.approx(0.5)
-    assert facts[f"bytes/{PANEL}/ours"] == 20 * 664 * 10
+    assert facts[f"bytes/{PANEL}/ours"] == 20 * 620 * 10
     assert facts[f"seconds/{PANEL}/ours"] == pytest.approx(0.1)
     assert facts[f"paired/{PANEL}/ours - base"] == pytest.approx(0.35)
     assert facts["seeds"] == 2
@@ -177,7 +177,7 @@ def test_equal_communication_is_read_between_evaluations() -> None:
     assert facts[f"at-bytes/{PANEL}/ours"] == 0.9
     assert facts[f"at-bytes/{PANEL}/whole"] is None  # not evaluated so early
     assert facts[f"target/{PANEL}"] == pytest.approx(0.45)
-    assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 664 * 10
+    assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 620 * 10
     assert facts[f"bytes-to/{PANEL}/whole"] == 20 * 31448 * 10
     assert facts[f"padding/{PANEL}/ours"] == 20.0  # in lengths of the vector
 
@@ -257,11 +257,11 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
     assert shared.other_x[axis.label] == (10 * 2 * 1694, 20 * 2 * 1694)  # with the masks
     assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
     assert "Noise, shared masks: 61.0%." in drawn.lead
-    assert "A mask takes 1,030 bytes, the sketch 664." in drawn.lead
+    assert "A mask takes 986 bytes, the sketch 620." in drawn.lead
     assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
     assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
     assert drawn.facts["accuracy/fresh hashes/shared"] == pytest.approx(0.71)
-    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (1030, 664)
+    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (986, 620)
     assert "from 31.0% to 91.0%" in correction_of(0.3, 0.9, 0.6).lead  # the control of this test
 
 

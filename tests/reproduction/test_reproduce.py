@@ -112,6 +112,7 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     assert (output / "data" / "two-all.csv").is_file()
 
 
+@pytest.mark.slow
 def test_a_full_run_judges_once_and_draws_each_picture_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import numpy as np
@@ -225,29 +222,6 @@ def test_planted_errors_are_noticed() -> None:
     for broken in (-vector, vector.roll(1), torch.cat((vector[:-1], -vector[-1:]))):
         with pytest.raises(AssertionError):
             assert_close(cpu.encode(broken, SEED, layout=sketch.layout, offset=0), plain)
-
-
-def test_forked_children_and_other_threads_get_the_same_bits() -> None:
-    """A forked child has none of the pool's threads, and must not wait for them."""
-    sketch, vector = CountSketch(200_000, 3, 4000), random_vectors(200_000)
-    torch.set_num_threads(2)
-    expected = sketch.encode(vector, SEED)
-    with ThreadPoolExecutor(4) as pool:
-        tables = list(pool.map(lambda _: sketch.encode(vector, SEED), range(12)))
-    assert all(torch.equal(table, expected) for table in tables)
-    code = (
-        "import os, torch, diffsketch as d\n"
-        "torch.set_num_threads(2)\n"
-        "s, k = d.CountSketch(200_000, 3, 4000), d.SketchKey.from_integer(1).seed(0)\n"
-        "v = torch.ones(200_000)\n"
-        "t = s.encode(v, k).numpy().tobytes()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    os._exit(0 if s.encode(v, k).numpy().tobytes() == t else 3)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0  # noqa: S603
 
 
 @pytest.mark.parametrize("family", FAMILIES)
