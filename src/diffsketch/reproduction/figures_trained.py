@@ -30,7 +30,7 @@ from diffsketch.reproduction.figures import (
     texts,
 )
 from diffsketch.training.rounds import mask_bytes
-from diffsketch.wire.formats import HEADER_BYTES
+from diffsketch.wire.formats import payload_within
 
 _ACCURACY = Axis("test accuracy", percent=True)
 _UPLOADS = Axis("uploads (rounds / ratio)", log=True)
@@ -95,7 +95,7 @@ class TrainedLine:
         uncompressed = sum(int(one["uncompressed_bytes_up"]) for one in found)
         self.compression = uncompressed / max(1, sum(int(one["bytes_up"]) for one in found))
         # Message over vector in float32: the paper's ratio, without any header.
-        self.share = float((first["message_bytes"] - HEADER_BYTES) / (4 * first["dim"]))
+        self.share = payload_within(first["message_bytes"]) / (4 * first["dim"])
         times = [run.get("times", {}).get("training") for run in runs]
         rounds = sum(one["rounds"] for one in found)
         self.seconds = sum(times) / rounds if rounds and None not in times else None  # of a round
