@@ -43,9 +43,8 @@ INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.floa
 # Tile sizes and warps: the fastest of those tried on an H200.
 _LONG_BLOCK = 256  # from here on a tile lies in a block or two
 _MANY = 4_000_000  # additions from which on hashes for each of them would take longest
-_HUGE = 100_000_000  # additions from which on partial tables cost little
 _BUSY = 1024  # programs that occupy the device
-_TILE = 512
+_TILE, _FEW_ROWS = 512, 2
 _QUERY_TILE, _QUERY_WARPS, _QUERY_SPAN = 1024, 4, 4
 _NARROW_TILE, _NARROW_LEAST = 128, 32
 _PER_THREAD = 16
@@ -271,15 +270,17 @@ def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
     geometry, size = layout.geometry, layout.rows * layout.cols
     first_run, run_count = case.runs
     tile = min(case.block, _TILE)
+    if layout.rows > _FEW_ROWS and size * items >= 2 * _TILE * _BUSY:
+        tile = min(case.block, 2 * _TILE)  # the cache is the limit, not the memory: fewer hashes
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
-    additions = layout.rows * case.length * items
-    is_wide = case.block >= _LONG_BLOCK and (additions >= _MANY or tiles * items >= _BUSY)
+    many = layout.rows * case.length * items >= _MANY or tiles * items >= _BUSY
+    is_wide = case.block >= _LONG_BLOCK and many
     if not is_wide:
         tile = min(_NARROW_TILE, triton.next_power_of_2(layout.cols))
         while tile > _NARROW_LEAST and triton.cdiv(layout.cols, tile) * layout.rows * items < 264:
             tile //= 2
         tiles = triton.cdiv(layout.cols, tile) * layout.rows
-    wanted = (_PROGRAMS if additions < _HUGE else 4 * _PROGRAMS) // (tiles * items)
+    wanted = _PROGRAMS // (tiles * items)
     if not is_wide:  # a second launch takes as long as a program of so many additions
         wanted = min(wanted // 4, triton.cdiv(run_count * tile, 1 << 18))
     spare = max(_SPARE * case.length * items, _LEAST_SPARE / 4) // (size * items)

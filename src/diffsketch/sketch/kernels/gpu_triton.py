@@ -97,41 +97,25 @@ def _find(
 
 
 @triton.jit
-def _whole(
-    x_ptr, signs, found, offset, end, lane,
-    BLOCK: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    zero = found[2] * 0
-    return _piece(
-        x_ptr, signs, found[1], found[2], found[3], zero, zero, offset, end, lane,
-        BLOCK, INDEX, ACC, False,
-    )  # fmt: skip
-
-
-@triton.jit
-def _whole_or_cut(
+def _pieces(
     x_ptr, signs, found, here, runs, cols, slots, offset, end, lane,
     BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    if here & found[0]:
-        part = _whole(x_ptr, signs, found, offset, end, lane, BLOCK, INDEX, ACC)
-    else:
-        # The tile ends in another block of the run, or after its last one in a gap.
-        _, block, into, flip, run, slot, place = found
-        is_last = slot >= slots - 1
-        cut = tl.where(here & (slot < slots), BLOCK - into, 0)
-        begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
-        begin = tl.where(here, begin, TILE)
-        after = tl.where(is_last, run, block + runs).to(INDEX)
-        zero = into * 0
-        part = _piece(
-            x_ptr, signs, block, into, flip, zero, cut, offset, end, lane, BLOCK, INDEX, ACC, True
-        )  # fmt: skip
-        part += _piece(
-            x_ptr, signs, after, -begin, flip, begin, zero + TILE, offset, end, lane,
-            BLOCK, INDEX, ACC, True,
-        )  # fmt: skip
-    return part
+    """The same where the tile ends in another block of the run, or after its last one in a gap."""
+    _, block, into, flip, run, slot, place = found
+    is_last = slot >= slots - 1
+    cut = tl.where(here & (slot < slots), BLOCK - into, 0)
+    begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
+    begin = tl.where(here, begin, TILE)
+    after = tl.where(is_last, run, block + runs).to(INDEX)
+    zero = into * 0
+    first = _piece(
+        x_ptr, signs, block, into, flip, zero, cut, offset, end, lane, BLOCK, INDEX, ACC, True
+    )  # fmt: skip
+    return first + _piece(
+        x_ptr, signs, after, -begin, flip, begin, zero + TILE, offset, end, lane,
+        BLOCK, INDEX, ACC, True,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -161,6 +145,7 @@ def encode_wide_kernel(
     lane = tl.arange(0, TILE)
     total = tl.zeros([TILE], dtype=ACC)
     stop = tl.minimum(run_count, (split + 1) * per_split)
+    zero = row * 0
     for start in range(split * per_split, stop, 2):  # two runs at a time, while memory answers
         a = _find(
             keys, start, first_run, runs, first_col, cols, slots, offset, end, BLOCK, TILE, INDEX
@@ -171,16 +156,22 @@ def encode_wide_kernel(
         )  # fmt: skip
         both = start + 1 < stop
         if both & a[0] & b[0]:
-            one = _whole(x_ptr, signs, a, offset, end, lane, BLOCK, INDEX, ACC)
-            two = _whole(x_ptr, signs, b, offset, end, lane, BLOCK, INDEX, ACC)
+            one = _piece(
+                x_ptr, signs, a[1], a[2], a[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
+            two = _piece(
+                x_ptr, signs, b[1], b[2], b[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
             total += one
             total += two
         else:
-            total += _whole_or_cut(
+            total += _pieces(
                 x_ptr, signs, a, start < stop, runs, cols, slots, offset, end, lane,
                 BLOCK, TILE, INDEX, ACC,
             )  # fmt: skip
-            total += _whole_or_cut(
+            total += _pieces(
                 x_ptr, signs, b, both, runs, cols, slots, offset, end, lane,
                 BLOCK, TILE, INDEX, ACC,
             )  # fmt: skip
