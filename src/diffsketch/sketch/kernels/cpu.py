@@ -263,7 +263,7 @@ def add_residual(
 def _pieces(
     table: Array, seed: HashSeed, layout: SketchLayout, mean: bool
 ) -> tuple[range, Callable[[int, Array], Array]]:
-    """Where pieces of a vector begin, and the function that estimates one, in `scratch`."""
+    """Starts of the pieces of a vector, and the function that estimates one, in `scratch`."""
     is_long = _plan(_PIECE, layout, table.itemsize).kind == "long"
     if is_long and layout.dim > _PIECE:
         table = _padded(table, layout.dim * table.itemsize, layout)
