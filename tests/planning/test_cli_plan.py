@@ -169,3 +169,11 @@ def test_bad_input_is_one_line(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
+    printed = plain(run(["plan", "--dim", "7850", "--workers", "10", "--rounds", "5000",
+                         "--bytes", "8"]))  # fmt: skip
+    assert "3,925x" in printed
+    assert "diffsketch run --method sketch --rows 1 --cols 22 --bits 2" in printed
+    assert "No privacy" in printed

@@ -67,6 +67,11 @@ class CellGrid:
         return (2 * _REACH[self.bits] / ((1 << self.bits) - 1)) ** 2 / 6
 
     @property
+    def kept(self) -> float:
+        """Share of a cell that saturation leaves, on average over Gaussian cells."""
+        return math.erf(_REACH[self.bits] / math.sqrt(2))
+
+    @property
     def type(self) -> torch.dtype:
         """Type of the whole numbers."""
         return torch.int8 if self.bits <= 8 else torch.int16
