@@ -5,7 +5,7 @@
     python -m benchmarks.transformer --params 10M --rows none diloco --json two.json
     python -m benchmarks.transformer --merge one.json two.json --show --json all.json
 
-A byte-level GPT learns Python (`benchmarks.gpt`), from workers that one process plays in turn. Each
+A byte-level GPT learns Python (`benchmarks.gpt`), by workers that one process plays at once. Each
 row is a way to exchange gradients, in every step, or what 15 steps of AdamW did to the weights
 (DiLoCo; an outer step with Nesterov's momentum follows). All rows start from the same weights, draw
 the same sequences, clip gradients to a norm of 1, use AdamW with the same schedule, and are judged
@@ -13,9 +13,9 @@ by the same files that were held out.
 
 *Learning rates* are tuned in the same way for each row: the best of three after fewer steps, with a
 seed of its own, and then the best outer step where a row has several. *Bytes* are those of one
-worker, payload only where a format has no name: up is its message, down what it receives. Sums are
-received as one sum, with the bits that it needs; messages that cannot be added (top-k) are received
-from all others. "x" is the bytes of float32 gradients in every step over these.
+worker, for ours with the header: up is its message, down what it receives. Sums are received as one
+sum, with the bits that it needs; messages that cannot be added (top-k), from all others. "x" is the
+bytes of float32 gradients in every step over these.
 
 *The private row* hides a whole silo of 8, with epsilon 8 at delta 1e-5 over all rounds (proven, for
 adding or removing one; Gaussian noise on whole numbers that a secure sum shares out). Its clip is
@@ -55,6 +55,7 @@ from benchmarks.report import print_table
 from benchmarks.timing import environment
 from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, PowerSGD, TopK
 from diffsketch.ddp.feedback import ErrorFeedback
+from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.methods.release import release_noise
@@ -245,14 +246,15 @@ class Bench:
         shape = (setting.steps, setting.workers, setting.sequences)
         starts = draw_starts(self.text, self.model.size.context, shape, generator)
         rates = schedule(setting.steps, setting.rate)
-        if row.every == 1:
-            rounds = every_step(trainer, exchange, center, starts, rates)
-        else:
-            rounds = local_steps(trainer, exchange, center, starts, rates, row.every, outer)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - began
+        try:
+            if row.every == 1:
+                every_step(trainer, exchange, center, starts, rates)
+            else:
+                local_steps(trainer, exchange, center, starts, rates, row.every, outer)
+        except ArgumentError:  # ours refuse to send what is not finite
+            center.fill_(math.nan)
         loss = trainer.held_out_loss(center, batches=self._batches)
+        seconds, rounds = time.perf_counter() - began, setting.steps // row.every
         return {
             "rate": setting.rate, "outer": outer if row.every > 1 else None, "seed": setting.seed,
             "steps": setting.steps, "loss": loss if math.isfinite(loss) else None,
@@ -263,7 +265,7 @@ class Bench:
 
 def every_step(
     trainer: Trainer, exchange: Exchange, center: Tensor, starts: Tensor, rates: Sequence[float]
-) -> int:
+) -> None:
     """Exchange gradients in every step; all workers have the same weights, which `center` gets."""
     trainer.restart(center)
     for batches, rate in zip(starts, rates, strict=True):
@@ -271,7 +273,6 @@ def every_step(
         trainer.grads.copy_(exchange.mean(trainer.grads))
         trainer.step(rate)
     center.copy_(trainer.weights[0])
-    return len(rates)
 
 
 def local_steps(
@@ -282,15 +283,14 @@ def local_steps(
     rates: Sequence[float],
     every: int,
     outer: tuple[float, float],
-) -> int:
+) -> None:
     """Exchange what so many steps of each worker did to the weights; steps left over are not made.
 
     The outer step is that of `torch.optim.SGD` with Nesterov's momentum.
     """
-    (outer_rate, momentum), rounds = outer, len(rates) // every
-    speed = torch.zeros_like(center)
+    (outer_rate, momentum), speed = outer, torch.zeros_like(center)
     trainer.restart(center)
-    for first in range(0, rounds * every, every):
+    for first in range(0, len(rates) - every + 1, every):
         for step in range(first, first + every):
             trainer.backward(starts[step])
             trainer.step(rates[step])
@@ -298,7 +298,6 @@ def local_steps(
         speed.mul_(momentum).add_(change)
         center.sub_(change.add(speed, alpha=momentum), alpha=outer_rate)
         trainer.weights.copy_(center)
-    return rounds
 
 
 def tune(bench: Bench, row: Row, setting: Setting, rates: Sequence[float]) -> list[dict[str, Any]]:

@@ -129,14 +129,14 @@ def test_power_iteration_finds_a_low_rank(peers: Any) -> None:
 def test_outer_steps_are_those_of_sgd(bench: Any, gpt: Any, peers: Any) -> None:
     """Workers take steps by themselves, and SGD takes one on the mean of what they did."""
     model, text = gpt.GPT(gpt.Size(1, 8, 2, 6)), random_text(gpt)
-    starts = gpt.draw_starts(text, 6, (4, WORKERS, 2), torch.Generator().manual_seed(5))
+    starts = gpt.draw_starts(text, 6, (5, WORKERS, 2), torch.Generator().manual_seed(5))
     for worker in range(WORKERS):  # each has a part of the text
         own = starts[:, worker]
         assert 300 * worker <= own.min() <= own.max() < 300 * worker + 293
     center, expected = model.initial(1), torch.nn.Parameter(model.initial(1))
     trainer, exchange = gpt.Trainer(model, text, WORKERS, 2), peers.Dense(model.dim)
-    rates = [0.01] * 4
-    assert bench.local_steps(trainer, exchange, center, starts, rates, 2, (0.7, 0.6)) == 2
+    rates = [0.01] * 5  # the last one is left over
+    bench.local_steps(trainer, exchange, center, starts, rates, 2, (0.7, 0.6))
     outer = torch.optim.SGD([expected], lr=0.7, momentum=0.6, nesterov=True)
     trainer.restart(expected.detach())
     for first in (0, 2):
@@ -168,7 +168,7 @@ def test_runs_in_pieces(
     bench: Any, gpt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of both kinds train, pieces add up, and nothing is run twice."""
-    parts = [Path(module.__file__).read_bytes() for module in (ast, typing, json.decoder)]
+    parts = [Path(module.__file__ or "").read_bytes() for module in (ast, typing, json.decoder)]
     train, held_out = (torch.frombuffer(bytearray(data), dtype=torch.uint8)
                        for data in (parts[0] + parts[1], parts[2]))  # fmt: skip
     monkeypatch.setattr(bench, "installed_sources", lambda _: gpt.Text(train, held_out, 3, ""))
