@@ -27,7 +27,7 @@ from diffsketch.methods import (
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, estimate_alpha, estimate_sigma
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms import Quantizer
+from diffsketch.privacy.clipping import Quantizer
 from diffsketch.sketch import HashSeed, SketchKey
 
 DIM, WORKERS = 40, 12

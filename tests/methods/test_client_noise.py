@@ -19,8 +19,7 @@ from diffsketch.methods.client_noise import ClientNoise, flag_share, next_clip
 from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, SecureNoise
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import FlaggedBound
-from diffsketch.privacy.mechanisms import Quantizer
+from diffsketch.privacy.clipping import FlaggedBound, Quantizer
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
 

@@ -31,7 +31,8 @@ from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.privacy.accounting.accountant import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey

@@ -12,7 +12,7 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import PlainSketch, TableMethod
 from diffsketch.privacy.claim import Claim, NoClaim, Unit
-from diffsketch.privacy.mechanisms import NormBound
+from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.theorems import query_variance
 from diffsketch.sketch.hashing import HashSeed
 

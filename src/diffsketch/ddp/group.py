@@ -31,7 +31,7 @@ from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.methods.release import check_release, release_noise
+from diffsketch.methods.release import check_release, release_noise, rounding_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
@@ -280,7 +280,7 @@ class GroupMean:
 
     @cached_property
     def _packing(self) -> SumPacking | None:
-        """How several cells share a word of the all-reduce, if all sums surely fit in few bits."""
+        """Packing of several cells into a word, if all sums surely fit in few bits."""
         method, claim = self._first, self._first.claim_for(self.world, self._key.seed(0))
         sure = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
         bits = method.sum_bits(self.world)
@@ -529,7 +529,11 @@ class GroupMean:
         self, vector: Tensor, seed: HashSeed, claim: Claim
     ) -> tuple[Tensor, RankStatus, bool]:
         """The message, with the server's noise at rank 0; its status; whether it is finite."""
-        method, noise = self.method, release_noise(self.method, claim)
+        method = self.method
+        if isinstance(claim, NoClaim):
+            noise = rounding_noise(self._key, worker=self.rank, round_index=self._round_index)
+        else:
+            noise = release_noise(method, claim)
         status, finite = RankStatus.FINE, True
         try:
             encoded = method.encode(vector, seed, noise)

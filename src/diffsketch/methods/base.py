@@ -135,7 +135,7 @@ class Method(ABC):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of one message, header included."""
+        """Bytes of one message in an agreed round, header included."""
         return self.message_format.wire_bytes
 
     @property
@@ -386,7 +386,7 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
         ArgumentError: The method has no such setting, lacks one that it needs, or refuses a value.
 
     >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7, "cols": 22}).wire_bytes
-    664
+    620
     >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7})
     Traceback (most recent call last):
         ...

@@ -36,9 +36,9 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.clipping import CoordinateQuantizer
-from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism, PaddedGaussian
-from diffsketch.privacy.mechanisms.padding import padded_tables
+from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer
+from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
+from diffsketch.privacy.mechanisms.padding import PaddedGaussian, padded_tables
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
 from diffsketch.sketch.count_sketch import Combine, CountSketch

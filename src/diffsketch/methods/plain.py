@@ -332,7 +332,7 @@ class PlainSketch(RoundedTables):
 
     >>> method = PlainSketch(dim=7850, rows=7, cols=22)
     >>> method.wire_bytes, round(method.compression, 1)
-    (664, 47.3)
+    (620, 50.6)
     >>> PlainSketch(dim=7850, rows=1, cols=128, bits=4).message_format.payload_bytes
     65
     """

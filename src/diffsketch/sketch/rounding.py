@@ -91,8 +91,7 @@ class CellGrid:
         out = torch.empty(shape, dtype=self.type, device=tables.device)
         kernels, keys = kernels_for(tables.device), draws[:, :2].contiguous()
         saturated = kernels.round_cells(tables, self.step, self.bits, keys, out[:, :cells])
-        norms = torch.linalg.vector_norm(tables, dim=1).double() / math.sqrt(cells)
-        out[:, cells:] = self._sizes(norms, draws[:, 2].to(tables.device))
+        self._write_sizes(out[:, cells:], torch.linalg.vector_norm(tables, dim=1), cells, draws)
         return out, saturated
 
     def mean(self, total: Tensor, count: int | float) -> Tensor:
@@ -103,19 +102,20 @@ class CellGrid:
         """The best limits for tables whose cells have these root mean squares, float64."""
         return (rms * _REACH[self.bits]).clamp(*_LIMITS)
 
-    def _sizes(self, rms: Tensor, draws: Tensor) -> Tensor:
-        """Whole numbers `(tables, size_cells)` of the limits that tables want.
+    def _write_sizes(self, out: Tensor, norms: Tensor, cells: int, draws: Tensor) -> None:
+        """Write the whole numbers `(tables, size_cells)` of the limits that tables want.
 
         The wanted limit over the present one, in half octaves, is rounded at random to one of 16
-        values. Its digits in base `2**bits` are the cells.
+        values. Its digits in base `2**bits` are the cells. On a device, few operations that take
+        no time themselves: each costs the host microseconds.
         """
-        chance = draws.double() / 2.0**64 + 0.5
-        place = (2 * torch.log2(self.wanted(rms) / self.limit) + (_SIZES - 1) / 2 + chance).floor()
-        place, digits, base = place.clamp(0, _SIZES - 1).long(), [], 2**self.bits
-        for _ in range(self.size_cells):
-            digits.append(place % base - base // 2)
-            place = place // base
-        return torch.stack(digits, dim=1)
+        middle = (_SIZES - 1) / 2 + 2 * math.log2(_REACH[self.bits] / self.limit / cells**0.5)
+        chance = (draws[:, 2].double() / 2.0**64 + (0.5 + middle)).to(out.device, non_blocking=True)
+        place = chance.add_(norms.double().log2_(), alpha=2).floor_().clamp_(0, _SIZES - 1)
+        base = 2**self.bits
+        for digit in range(self.size_cells):
+            out[:, digit] = place.remainder(base).sub_(base // 2)
+            place = place.div_(base).floor_()
 
     def next_limit(self, sizes: Tensor, count: int | float) -> float:
         """The limit of the next round, from the sum of `count` messages' size cells."""

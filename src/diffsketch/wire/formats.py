@@ -20,7 +20,15 @@ from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, che
 from diffsketch.wire.kernels import pack_words, unpack_words
 
 HEADER_BYTES = 48
-"""Size of every message's header; `diffsketch.wire.message` lays it out."""
+"""Size of the full header of a message; `diffsketch.wire.message` lays it out."""
+
+COUNT_BYTES = 4
+"""Size of the number of messages in a sum, in an agreed round."""
+
+CHECKSUM_BYTES = 4
+"""Size of the header of a worker's message in an agreed round, but for short ones."""
+
+_SHORT = 64  # bytes of cells up to which that checksum has two bytes
 
 Cells: TypeAlias = Literal["float32", "unsigned", "signed"]
 
@@ -55,9 +63,9 @@ class MessageFormat:
             the one in 128 pairs that share a code.
 
     >>> MessageFormat("sketch", dim=7850, shape=(7, 22), cells="float32", bits=32).wire_bytes
-    664
+    620
     >>> MessageFormat("cpsgd", dim=7850, shape=(7850,), cells="unsigned", bits=4).wire_bytes
-    3973
+    3929
     """
 
     method: str
@@ -108,9 +116,33 @@ class MessageFormat:
         return -(-self.cell_count * self.bits // 8)
 
     @property
-    def wire_bytes(self) -> int:
-        """Bytes of a message, header included."""
+    def full_bytes(self) -> int:
+        """Bytes of a message with a full header."""
         return HEADER_BYTES + self.payload_bytes
+
+    @property
+    def checksum_bytes(self) -> int:
+        """Bytes of the header of a worker's message in an agreed round: its checksum."""
+        return 2 if self.payload_bytes <= _SHORT else CHECKSUM_BYTES
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of a worker's message in an agreed round, header included."""
+        return self.checksum_bytes + self.payload_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a sum in an agreed round: that of a message, and how many are in it."""
+        return COUNT_BYTES + self.wire_bytes
+
+
+def payload_within(message_bytes: int) -> int:
+    """Bytes of cells that a message of so many bytes has room for, in an agreed round.
+
+    >>> payload_within(8), payload_within(66), payload_within(67), payload_within(1000)
+    (6, 64, 64, 996)
+    """
+    return max(min(message_bytes - 2, _SHORT), message_bytes - CHECKSUM_BYTES)
 
 
 def check_cells(cells: Tensor, layout: MessageFormat) -> None:
@@ -146,14 +178,15 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
 
 
 def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
-    """Unpack the cells of a message that has the right length, into memory of their own.
+    """Unpack the cells at the end of a message of the right length, into memory of their own.
 
     Whole numbers are within their `limits`, because that is how many bits are read; signed ones
     are in two's complement. A `WireError` if a cell is not finite, or the last byte is not filled
     up with zeros.
     """
     if layout.cells == "float32":
-        floats = np.frombuffer(data, "<f4", offset=HEADER_BYTES).astype(np.float32)
+        start = len(data) - layout.payload_bytes
+        floats = np.frombuffer(data, "<f4", offset=start).astype(np.float32)
         if not np.isfinite(floats).all():
             raise WireError("message has cells that are not finite")
         return torch.from_numpy(floats).reshape(layout.shape)
@@ -161,7 +194,8 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     if used and data[-1] >> used:
         raise WireError("message has other bits than zeros after its last cell")
     words = np.zeros(-(-layout.payload_bytes // 8), "<u8")
-    words.view(np.uint8)[: layout.payload_bytes] = np.frombuffer(data, np.uint8, -1, HEADER_BYTES)
+    payload = np.frombuffer(data, np.uint8, -1, len(data) - layout.payload_bytes)
+    words.view(np.uint8)[: layout.payload_bytes] = payload
     cells = np.empty(layout.cell_count, np.int64)
     unpack_words(words.astype(np.uint64, copy=False), layout.bits, cells)
     if layout.cells == "signed":
