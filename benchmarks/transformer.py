@@ -474,7 +474,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, help="150 for small, else 2010")
-    parser.add_argument("--tuning-steps", type=int, help="60 for small, else 300; 0: no tuning")
+    parser.add_argument("--tuning-steps", type=int, help="75 for small, else 1005; 0: no tuning")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--sequences", type=int, help="of a worker's batch: 8 for small, else 16")
@@ -487,7 +487,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="run nothing, show what was merged")
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args(arguments)
-    defaults = {"steps": (150, 2010), "tuning_steps": (60, 300), "sequences": (8, 16)}
+    defaults = {"steps": (150, 2010), "tuning_steps": (75, 1005), "sequences": (8, 16)}
     for name, (small, large) in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, small if options.params == "small" else large)
