@@ -388,6 +388,12 @@ def plan(
     if epsilon is None:
         if as_json or code:
             raise ArgumentError("--epsilon must be given with --json and --code")
+        given = (trust, unit, relation, sampling, delta, norm, population)
+        if given != ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None):
+            raise ArgumentError(
+                "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
+                "--norm and --population: bare sketches have no privacy to choose"
+            )
         sizes = logic.sketch_sizes(dim, each, message_bytes, spread=spread)
         LastingConsole().show(*logic.report_sizes(sizes, rounds=rounds))
         return

@@ -66,19 +66,33 @@ def test_limits_follow_the_tables(bits: int, factor: float) -> None:
     """From far off to what the tables want, in few rounds; all from sums of messages."""
     tables = factor * torch.randn(8, 500, generator=torch.Generator().manual_seed(2))
     grid = CellGrid(bits, 1.0)
-    wanted = float(grid.wanted(tables.square().mean(dim=1).sqrt().double()).mean())
+    wanted = float(grid.best_limit(tables.square().mean(dim=1).sqrt().double()).mean())
     for index in range(12):
         messages, _ = grid.round(tables, draws(8, index))
         grid = CellGrid(bits, grid.next_limit(messages.sum(dim=0)[500:], 8))
     assert wanted / 1.5 < grid.limit < wanted * 1.5
 
 
-def test_zeros_shrink_the_limit_and_stay_near_zero() -> None:
+def test_zeros_stay_near_zero() -> None:
     grid = CellGrid(4, 1.0)
     messages, saturated = grid.round(torch.zeros(1, 100), draws(1))
     assert set(messages[0, :100].tolist()) == {-1, 0}
     assert not saturated
-    assert grid.next_limit(messages[0, 100:], 1) < 0.1
+
+
+def test_tables_of_zeros_leave_the_limit_to_the_others() -> None:
+    """And to themselves, where there are no others."""
+    tables = torch.randn(10, 500, generator=torch.Generator().manual_seed(4))
+    tables[5:] = 0
+    grid = CellGrid(4, 2.6)
+    for index in range(20):
+        messages, _ = grid.round(tables, draws(10, index))
+        grid = CellGrid(4, grid.next_limit(messages.sum(dim=0)[500:], 10))
+    assert 2.0 < grid.limit < 3.4
+    for index in range(20):
+        messages, _ = grid.round(torch.zeros_like(tables), draws(10, index))
+        limit = grid.next_limit(messages.sum(dim=0)[500:], 10)
+        assert 0.7 < limit / grid.limit < 1.4
 
 
 @pytest.mark.parametrize(

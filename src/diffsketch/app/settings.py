@@ -162,7 +162,9 @@ class RunConfig(Options):
         "Bits of a cell on the wire.", means="32 for a bare sketch, else the fewest", ge=1, le=62
     )
     cell_limit: float | None = _method(
-        "Largest cell of few bits in the first round.", means="1e-6, from which it grows", gt=0
+        "Limit of a rounded cell in the first round, with --bits below 32.",
+        means="1e-6, from which it grows",
+        gt=0,
     )
     granularity: float | None = _method(
         "Width of a step of whole numbers.", means="by --bits", gt=0

@@ -85,7 +85,7 @@ class ErrorFeedback:
         self._limit = None if isinstance(method, PlainSketch) else NormBound(method.clip)
         variance = query_variance(method.sketch, combine=method.combine)
         if isinstance(method, PlainSketch) and method.grid is not None:
-            variance *= 1 + method.grid.share
+            variance *= 1 + method.grid.rounding_share
         if immediate is None:
             immediate = min(1.0, math.sqrt(_VARIANCE / max(variance, _VARIANCE)))
         check(0 < immediate <= 1, "immediate", "be in (0, 1]", immediate)

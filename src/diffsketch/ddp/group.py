@@ -36,7 +36,7 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.sketch.rounding import WORD_BITS, SumPacking
+from diffsketch.sketch.rounding import LIMITS, WORD_BITS, SumPacking
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference
 from diffsketch.training.simulation import NonFiniteUpdate
@@ -138,7 +138,8 @@ def check_group_options(
 class GroupMean:
     """The mean of the vectors of all processes of a group, by a method, round after round.
 
-    Each round is one all-reduce of the method's message, with two more cells for each rank
+    Each round is one all-reduce of the method's message (before the first one of cells with few
+    bits there is one more, of two numbers), with two more cells for each rank
     (`diffsketch.ddp.agreement`). All processes make the object, at the same point of their
     program, and call `mean` together.
 
@@ -159,7 +160,8 @@ class GroupMean:
     then fails.
 
     *Noise* comes from the operating system, anew for every message (`diffsketch.methods.release`),
-    and is exact where the claim is proven. Under central trust rank 0 adds the server's to its own
+    and is exact where the claim is proven; random roundings where nothing is claimed follow from
+    the key. Under central trust rank 0 adds the server's to its own
     message. Going back to an older state repeats hashes, which are public, and never noise.
 
     Guarantees (`tests/ddp/test_group.py`): the means of a simulation with the same keys, to
@@ -323,15 +325,15 @@ class GroupMean:
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
-        except Exception as error:
-            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
-        self._agree_on_limit(vector)
-        try:
             claim = self.method.claim_for(self.world, seed)
             accounts = self._accounts.after(claim, _EVERYONE)
             scale = self._next_scale(claim)
             own_vector = vector if scale == 1 else vector / scale
             mixed = own_vector if feedback is None else feedback.mixed(own_vector)
+        except Exception as error:
+            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
+        self._agree_on_limit(mixed)
+        try:
             message, status, finite = self._encode(mixed, seed, claim)
             if self._account is not None:
                 self._account.charge()  # last: what comes now is sent
@@ -476,7 +478,7 @@ class GroupMean:
             raise MismatchError(
                 f"vector must have the shape ({self.method.dim},), got {tuple(vector.shape)}"
             )
-        self._like = vector
+        self._like = vector.new_empty(0)
         if out is not None:
             check_out(out, self.method.dim, device=vector.device)
 
@@ -493,10 +495,11 @@ class GroupMean:
         return scale
 
     def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
-        """Before the first round, choose the limit of rounded cells by the sizes of all vectors.
+        """Before the first round, choose the limit of rounded cells by what all ranks will encode.
 
-        A rank that fails has no vector. Nothing is done where something is claimed, as the sizes of
-        vectors are data; the limit then starts where the method says.
+        A rank that fails has nothing, and one whose vector is zero or not finite has no say.
+        Nothing is done where something is claimed, as the sizes of vectors are data; the limit then
+        starts where the method says.
         """
         method, seed = self.method, self._key.seed(0)
         if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
@@ -507,12 +510,13 @@ class GroupMean:
         place = device_of(self.group, self._like if like is None else like)
         sizes = torch.zeros(2, device=place)
         limit = None if vector is None else method.limit_for(vector)
-        if limit is not None and math.isfinite(limit):
+        if limit is not None:
             sizes = torch.tensor([math.log2(limit), 1.0], device=place)
         dist.all_reduce(sizes, group=self.group)
         total, count = sizes.tolist()
         if count:
-            self.method = method.at_clip(2 ** (total / count))
+            low, high = LIMITS
+            self.method = method.at_clip(min(max(2 ** (total / count), low), high))
 
     def _own_table(self, message: Tensor) -> Tensor:
         """The table that a message stands for."""
@@ -528,7 +532,7 @@ class GroupMean:
             noise = rounding_noise(self._key, worker=self.rank, round_index=self._round_index)
         else:
             noise = release_noise(method, claim)
-        status, finite = RankStatus.FINE, True
+        status, finite, self.saturated = RankStatus.FINE, True, None
         try:
             encoded = method.encode(vector, seed, noise)
             message, self.saturated = encoded.messages, encoded.saturated

@@ -52,7 +52,7 @@ class FlowerPlan:
         ArgumentError: No such method or setting, or a number out of range.
 
     >>> FlowerPlan("sketch", {"rows": 7, "cols": 22}).build(7850).wire_bytes
-    664
+    620
     >>> FlowerPlan.parse("sketch-gaussian", "rows=1 clip=1.5 trust=central", cohort=3).settings
     {'rows': 1, 'clip': 1.5, 'trust': 'central'}
     """

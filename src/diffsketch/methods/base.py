@@ -100,7 +100,7 @@ class Method(ABC):
 
     @property
     def round_clip(self) -> float | None:
-        """The round's clip, for methods that find it as they go (`after`); None for the others."""
+        """The round's clip, or limit of rounded cells, where that moves (`after`); else None."""
         return None
 
     def at_clip(self, clip: float) -> Self:
@@ -130,7 +130,7 @@ class Method(ABC):
 
     @property
     def exact(self) -> bool:
-        """True if messages are whole numbers, whose noise `SecureNoise` draws exactly."""
+        """True if noise is drawn in whole numbers, exactly with `SecureNoise`."""
         return self.message_format.cells != "float32"
 
     @property

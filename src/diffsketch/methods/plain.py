@@ -22,7 +22,7 @@ from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.rounding import CELL_BITS, CellGrid
 from diffsketch.wire.formats import MessageFormat
 
-MANY = 4096  # messages that a sum in clear has room for, whatever cohort is given
+MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
 
 
 class LinearMethod(Method):
@@ -209,7 +209,7 @@ class TableMethod(LinearMethod):
 class RoundedTables(TableMethod):
     """Tables whose cells may be rounded to few bits (`CellGrid`).
 
-    Rounding to 4 bits adds 3% to the variance of the cells, and a sketch's own variance is far
+    Rounding to 4 bits adds 2% to the variance of the cells, and a sketch's own variance is far
     larger. So at equal bytes, eight times as many cells of 4 bits have an eighth of its error.
 
     The arguments of every `TableMethod`, and:
@@ -239,6 +239,17 @@ class RoundedTables(TableMethod):
     @property
     def _together(self) -> int:
         return self.cohort or MANY
+
+    @property
+    def most_messages(self) -> int | None:
+        """The cohort, if cells have few bits and it was given."""
+        return None if self.grid is None else self.cohort
+
+    def claim_for(self, present: int, seed: HashSeed) -> Claim:
+        """State what one round guarantees if so many workers contributed, as many as fit."""
+        if self.most_messages is not None:
+            check_whole("present", present, least=1, most=self.most_messages)
+        return super().claim_for(present, seed)
 
     @cached_property
     def grid(self) -> CellGrid | None:
@@ -296,11 +307,14 @@ class RoundedTables(TableMethod):
         return replace(encoded, messages=messages, saturated=saturated)
 
     def limit_for(self, vector: Tensor) -> float | None:
-        """The `cell_limit` that suits a vector, up to a factor of 1.1 or so; None for float32."""
+        """The `cell_limit` that suits a vector, nearly.
+
+        None for float32, and for a vector that is zero or not finite.
+        """
         if self.grid is None:
             return None
         rms = torch.linalg.vector_norm(vector.detach()).double() / math.sqrt(self.cols)
-        return float(self.grid.wanted(rms))
+        return float(self.grid.best_limit(rms)) if 0 < float(rms) < math.inf else None
 
     def mean_table(self, total: Tensor, count: int | float) -> Tensor:
         """Compute the table of the mean from the published sum: float32."""
@@ -318,7 +332,9 @@ class RoundedTables(TableMethod):
         if self.grid is None:
             return RelativeError(recovery)
         kept, cells = self.grid.kept, vectors.norm**2 / self.cols
-        rounding = noise_error(vectors, self.grid.share * cells / vectors.count, rows=self.rows)
+        rounding = noise_error(
+            vectors, self.grid.rounding_share * cells / vectors.count, rows=self.rows
+        )
         return RelativeError(recovery * kept**2 + (1 - kept) ** 2, rounding=rounding, kept=kept)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:

@@ -15,7 +15,7 @@ from diffsketch.sketch.hashing import MAX_COLS
 from diffsketch.sketch.rounding import CELL_BITS
 from diffsketch.wire.formats import payload_within
 
-_MIN_KEPT = 0.9  # of the mean: what saturation takes, steps of training lack
+_MIN_KEPT = 0.9  # of the mean: saturation shortens it, and with it the steps of training
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def sketch_sizes(
         spread: As in `PlanRequest`.
 
     Raises:
-        ArgumentError: No message is that small.
+        ArgumentError: No sketch fits into so few bytes.
 
     >>> best = sketch_sizes(7850, 10, 8)[0].method
     >>> best.bits, best.cols, best.wire_bytes, round(best.compression)
@@ -71,7 +71,7 @@ def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text,
         title="Bare sketches, best first", title_justify="left", box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
     )  # fmt: skip
-    for name in ("bits", "rows", "columns", "bytes", "ratio", "error", "of it rounding"):
+    for name in ("bits", "rows", "columns", "bytes", "ratio", "error", "rounding"):
         table.add_column(name, justify="right", no_wrap=True)
     for index, size in enumerate(sizes):
         method, error = size.method, size.error
@@ -80,8 +80,11 @@ def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text,
             f"{method.compression:,.4g}x", f"{error.total:.3g}", f"{error.rounding:.3g}",
             style="bold" if index == 0 else None,
         )  # fmt: skip
-    best, error = sizes[0].method, sizes[0].error.total
-    over = f" Over {rounds:,} rounds with fresh hashes it is {error / rounds:.3g}."
+    best, predicted = sizes[0].method, sizes[0].error.total
+    bias = (1 - sizes[0].error.kept) ** 2  # of saturated cells, which no average takes away
+    over = (
+        f" Over {rounds:,} rounds with fresh hashes it is {bias + (predicted - bias) / rounds:.3g}."
+    )
     settings = f"rows=1, cols={best.cols}, bits={best.bits}"
     return (
         table,
@@ -91,7 +94,7 @@ def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text,
         ),
         Text.assemble(
             ("Best: ", "bold"),
-            f"{best.bits} bits a cell. The predicted error is {error:.3g}."
+            f"{best.bits} bits a cell. The predicted error is {predicted:.3g}."
             f"{over if rounds > 1 else ''}",
         ),
         Text.assemble(

@@ -14,10 +14,14 @@ from diffsketch.sketch.kernels import kernels_for
 CELL_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Bits that a rounded cell may have."""
 
-# Largest value of the grid over the cells' root mean square. Cells are sums of many coordinates
-# and so nearly Gaussian: a smaller number saturates more of them, a larger one rounds coarser.
+# Largest value of the grid over the root mean square of Gaussian cells: a smaller number saturates
+# more of them, a larger one rounds coarser. Cells are sums of many coordinates, and so nearly
+# Gaussian; the fewer there are in a cell, the more cells stand out. So a cell's size is measured by
+# the fourth root of the mean fourth power, which large cells move more than the mean square.
 _REACH = {1: 1.2, 2: 1.7, 3: 2.2, 4: 2.6, 5: 3.0, 6: 3.3, 7: 3.6, 8: 4.0, 16: 6.0}
-_LIMITS = 1e-30, 1e30
+LIMITS = 1e-30, 1e30
+"""Smallest and largest limit of a grid."""
+
 _SIZES = 16  # values of a table's own size, in half octaves around the limit: 4 bits
 
 
@@ -29,8 +33,8 @@ class CellGrid:
     sums of rounded tables are as unbiased as sums of tables. Only cells beyond the limit are not,
     and they are counted.
 
-    A message has some cells more than its table (`size_cells`), which say how large the sender
-    would like the limit to be. From their sum everybody has the next limit (`next_limit`).
+    A message has some cells more than its table (`size_cells`), which say which limit suits the
+    sender's table. From their sum everybody has the next limit (`next_limit`).
 
     Guarantees (`tests/sketch/test_rounding.py`): the same whole numbers on the CPU and CUDA, for
     the same keys; unbiased within the limit; limits follow tables that grow or shrink.
@@ -53,7 +57,7 @@ class CellGrid:
     def __post_init__(self) -> None:
         check(self.bits in CELL_BITS, "bits", "be 1 to 8, or 16", self.bits)
         check_positive("limit", self.limit)
-        low, high = _LIMITS
+        low, high = LIMITS
         check(low <= self.limit <= high, "limit", f"be in [{low:g}, {high:g}]", self.limit)
 
     @property
@@ -62,7 +66,7 @@ class CellGrid:
         return 2 * self.limit / ((1 << self.bits) - 1)
 
     @property
-    def share(self) -> float:
+    def rounding_share(self) -> float:
         """Variance of the rounding over the mean square of the cells, at the limit they want."""
         return (2 * _REACH[self.bits] / ((1 << self.bits) - 1)) ** 2 / 6
 
@@ -86,7 +90,8 @@ class CellGrid:
 
         Args:
             tables: In contiguous memory.
-            draws: `(tables, 3)`, int64: random numbers that decide, other ones for each message.
+            draws: `(tables, 3)`, int64: random numbers, fresh for each message. Two are the key of
+                the roundings, the third rounds the size.
 
         Returns:
             The messages, `(tables, cells + size_cells)`, and how many cells of each saturated.
@@ -96,27 +101,32 @@ class CellGrid:
         out = torch.empty(shape, dtype=self.type, device=tables.device)
         kernels, keys = kernels_for(tables.device), draws[:, :2].contiguous()
         saturated = kernels.round_cells(tables, self.step, self.bits, keys, out[:, :cells])
-        self._write_sizes(out[:, cells:], torch.linalg.vector_norm(tables, dim=1), cells, draws)
+        # In units of the limit, lest fourth powers overflow or vanish.
+        norms = torch.linalg.vector_norm(tables * (1 / self.limit), ord=4, dim=1)
+        self._write_sizes(out[:, cells:], norms, cells, draws)
         return out, saturated
 
     def mean(self, total: Tensor, count: int | float) -> Tensor:
         """Cells of the mean table, float32, from the sum of `count` rounded ones."""
         return total.float().mul_(self.step / count).add_(self.step / 2)
 
-    def wanted(self, rms: Tensor) -> Tensor:
-        """The best limits for tables whose cells have these root mean squares, float64."""
-        return (rms * _REACH[self.bits]).clamp(*_LIMITS)
+    def best_limit(self, rms: Tensor) -> Tensor:
+        """The best limits for tables whose Gaussian cells have these root mean squares, float64."""
+        return (rms * _REACH[self.bits]).clamp(*LIMITS)
 
     def _write_sizes(self, out: Tensor, norms: Tensor, cells: int, draws: Tensor) -> None:
         """Write the whole numbers `(tables, size_cells)` of the limits that tables want.
 
-        The wanted limit over the present one, in half octaves, is rounded at random to one of 16
-        values. Its digits in base `2**bits` are the cells. On a device, few operations that take
-        no time themselves: each costs the host microseconds.
+        `norms` are those of order 4, in units of the limit; of Gaussian numbers the mean fourth
+        power is 3. The wanted limit over the present one, in half octaves, is rounded at random to
+        one of 16 values. Its digits in base `2**bits` are the cells. A table of zeros asks for no
+        other limit. Few operations: on a device, each launch costs microseconds.
         """
-        middle = (_SIZES - 1) / 2 + 2 * math.log2(_REACH[self.bits] / self.limit / cells**0.5)
+        middle = (_SIZES - 1) / 2 + 2 * math.log2(_REACH[self.bits] / (3 * cells) ** 0.25)
         chance = (draws[:, 2].double() / 2.0**64 + (0.5 + middle)).to(out.device, non_blocking=True)
-        place = chance.add_(norms.double().log2_(), alpha=2).floor_().clamp_(0, _SIZES - 1)
+        steps = norms.double().log2_().mul_(2)
+        steps = torch.where(norms > 0, steps, (_SIZES - 1) / 2 - middle)
+        place = chance.add_(steps).floor_().clamp_(0, _SIZES - 1)
         base = 2**self.bits
         for digit in range(self.size_cells):
             out[:, digit] = place.remainder(base).sub_(base // 2)
@@ -127,7 +137,7 @@ class CellGrid:
         base, steps = 2**self.bits, 0.0
         for place, digit in enumerate(sizes.tolist()):
             steps += base**place * (digit / count + base // 2)
-        low, high = _LIMITS
+        low, high = LIMITS
         factor = 2 ** ((min(max(steps, 0), _SIZES - 1) - (_SIZES - 1) / 2) / 2)
         return min(max(self.limit * factor, low), high)
 
@@ -168,7 +178,7 @@ class SumPacking:
     def pack(self, cells: Tensor) -> Tensor:
         """Pack one message's cells `(cells,)`, whole numbers, into words, int32."""
         if cells.dtype not in (torch.int8, torch.int16):
-            cells = cells.to(torch.int16)  # a message has fewer bits than half a word
+            cells = cells.to(torch.int16)  # a message has at most half the bits of a word
         kernels = kernels_for(cells.device)
         return kernels.pack_cells(cells.contiguous(), bits=self.bits, lowest=self.lowest)
 

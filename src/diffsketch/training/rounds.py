@@ -472,6 +472,11 @@ class NoiseControl(Method):
     name: ClassVar[str] = "noise-control"
     inner: Method
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        moves = self.inner.round_clip is not None
+        check(not moves, "inner", "have no clip or limit that moves", self.inner)
+
     @property
     def message_format(self) -> MessageFormat:
         """Format of the inner method's messages."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_whole
 from diffsketch.methods.base import Encoded, Method
+from diffsketch.methods.plain import RoundedTables
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
@@ -200,10 +201,12 @@ class Simulation:
             raise MismatchError(
                 f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
             )
-        if not sampler.fixed_size and method.message_format.cells == "unsigned":
+        rounded = isinstance(method, RoundedTables) and method.grid is not None
+        if not sampler.fixed_size and (rounded or method.message_format.cells == "unsigned"):
             raise ArgumentError(
-                "poisson sampling is not for messages of unsigned numbers: they are decoded by how "
-                f"many messages there are, which is secret, got method={method.name!r}"
+                "poisson sampling is not for messages of unsigned numbers or cells of few bits: "
+                "they are decoded by how many messages there are, which is secret, got "
+                f"method={method.name!r}"
             )
         fresh = self.hashes == "fresh"
         self.server.check_options(method, step=self.algorithm.step, fresh=fresh)

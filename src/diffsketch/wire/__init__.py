@@ -1,4 +1,4 @@
-"""Messages as bytes: a header of 48 bytes, and the cells packed to their bits.
+"""Messages as bytes: a header (48 bytes, or 2 or 4 in an agreed round), and packed cells.
 
 `Message` is what travels, and `Inbox` collects and sums the messages of a round. What arrives is
 taken apart with `struct` and NumPy and never unpickled; what is not exactly as expected is refused

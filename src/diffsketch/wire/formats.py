@@ -26,7 +26,7 @@ COUNT_BYTES = 4
 """Size of the number of messages in a sum, in an agreed round."""
 
 CHECKSUM_BYTES = 4
-"""Size of the header of a worker's message in an agreed round, but for short ones."""
+"""Size of the header of a worker's message in an agreed round, except for short messages."""
 
 _SHORT = 64  # bytes of cells up to which that checksum has two bytes
 

@@ -1,7 +1,7 @@
 """Computing sketches: Numba for the CPU, Triton for CUDA devices, on checked tensors.
 
-`cpu_statistics` and `cpu_gram` are apart from `Kernels`: order statistics of many vectors, and the
-products of a sketch's matrix with itself.
+`sketch.statistics` and `sketch.gram` are apart from `Kernels`: order statistics of many vectors,
+and the products of a sketch's matrix with itself.
 """
 
 from __future__ import annotations
