@@ -6,9 +6,9 @@ import json
 import math
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from diffsketch.ddp.agreement import (
     CELLS_PER_RANK,
     RankReport,
     RankStatus,
+    SavedByState,
     check_reports,
     control_cells,
     device_of,
@@ -26,6 +27,7 @@ from diffsketch.ddp.agreement import (
     read_reports,
 )
 from diffsketch.ddp.feedback import ErrorFeedback
+from diffsketch.ddp.weights import check_between, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
@@ -41,6 +43,10 @@ from diffsketch.training.simulation import NonFiniteUpdate
 _PROTOCOL = 1  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
+
+
+Reports: TypeAlias = dict[int, RankReport | None]
+"""What the ranks whose messages are in a sum say of it; None where that makes no sense."""
 
 
 class Scaler(Protocol):
@@ -137,7 +143,7 @@ def check_group_options(
         )
 
 
-class GroupMean:
+class GroupMean(SavedByState):
     """The mean of the vectors of all processes of a group, by a method, round after round.
 
     Each round is one all-reduce of the method's message, with two more cells for each rank
@@ -203,10 +209,8 @@ class GroupMean:
         scaler: Scaler | None = None,
         account_file: str | Path | None = None,
     ) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
         self.method, self.group, self.trusted_group = method, group, trusted_group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world = self._join(group)
         self._key, self._round_index = key, 0
         self._name = secrets.token_hex(8)
         self._sent = {self._name: 0}  # rounds, by the object that sent them
@@ -250,6 +254,13 @@ class GroupMean:
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
         self.agree(compared, failure=failure)
+
+    @staticmethod
+    def _join(group: Any) -> tuple[int, int]:
+        """This process's rank in the group, and how many there are."""
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ArgumentError("a process group is needed: call init_process_group before")
+        return dist.get_rank(group), dist.get_world_size(group)
 
     @property
     def round_index(self) -> int:
@@ -302,6 +313,17 @@ class GroupMean:
                 length. All ranks raise.
             ArgumentError: The vector or `out` is of another type. The others raise as well.
         """
+        return self.begin(vector, layout=layout, out=out)()
+
+    def begin(
+        self, vector: Tensor, *, layout: str = "", out: Tensor | None = None
+    ) -> Callable[[], Tensor]:
+        """Send this rank's message of a round; the function that is returned waits for the mean.
+
+        Arguments and errors are those of `mean`: what a rank finds by itself is raised here, and
+        what it learns of the others by the function. Call it once, on all ranks, before the next
+        round begins, and leave the vector alone until then.
+        """
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
@@ -320,16 +342,27 @@ class GroupMean:
         self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
         own = RankReport.of(index, self._settings_of(seed, layout, scale), status)
-        total, reports = self._sum(message, own)
-        check_reports(reports, own, rank=self.rank)
-        all_finite = all(report and report.status is RankStatus.FINE for report in reports)
-        if not all_finite or (total.is_floating_point() and not is_finite(total)):
-            target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
-            return target.fill_(math.nan)
-        if feedback is not None and finite:
-            feedback.keep(own_vector, mixed, message, seed)
-        mean = self.method.decode(total, seed, count=self.world, out=out)
-        return mean if scale == 1 else mean.mul_(scale)
+        wait = self._send(message, own)
+
+        def finish() -> Tensor:
+            total, reports = wait()
+            check_reports(reports, own, rank=self.rank)
+            all_finite = all(one and one.status is RankStatus.FINE for one in reports.values())
+            if not all_finite or (total.is_floating_point() and not is_finite(total)):
+                target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
+                return target.fill_(math.nan)
+            if feedback is not None and finite and self.rank in reports:
+                feedback.keep(own_vector, mixed, message, seed)
+            mean = self._decoded(total, seed, count=len(reports), out=out)
+            return mean if scale == 1 else mean.mul_(scale)
+
+        return finish
+
+    def _decoded(
+        self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
+    ) -> Tensor:
+        """The mean of a round whose sum is known."""
+        return self.method.decode(total, seed, count=count, out=out)
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
         """Take part in a round with zeros, so that all ranks raise, and raise the error.
@@ -342,8 +375,8 @@ class GroupMean:
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
         settings = self._settings_of(self._key.seed(index), layout, 1.0)
         try:
-            _, reports = self._sum(zeros, RankReport.of(index, settings, RankStatus.FAILED))
-            if any(report is None or report.status is not RankStatus.FAILED for report in reports):
+            _, reports = self._send(zeros, RankReport.of(index, settings, RankStatus.FAILED))()
+            if any(one is None or one.status is not RankStatus.FAILED for one in reports.values()):
                 self._round_index = index + 1
         except Exception as lost:  # the group is broken, which must not hide why
             error.add_note(f"the other ranks could not be told: {lost}")
@@ -492,15 +525,25 @@ class GroupMean:
             message = message + central.to(message.device)
         return message, status, finite
 
-    def _sum(self, message: Tensor, own: RankReport) -> tuple[Tensor, list[RankReport | None]]:
-        """The sum of all messages as it is published, and what all ranks say: one collective."""
+    def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
+        """Begin the round's one collective.
+
+        The function that is returned waits for the sum of all messages as it is published, and
+        what all ranks say.
+        """
         flat = message.reshape(-1).to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
         payload = torch.cat([flat, control])
-        dist.all_reduce(payload, group=self.group)
-        cells = flat.numel()
-        total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
-        return self.method.reduced(total), read_reports(payload[cells:])
+        work = dist.all_reduce(payload, group=self.group, async_op=True)
+
+        def wait() -> tuple[Tensor, Reports]:
+            if work is not None:  # as it is where this process is not of the group
+                work.wait()
+            cells = flat.numel()
+            total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
+            return self.method.reduced(total), dict(enumerate(read_reports(payload[cells:])))
+
+        return wait
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
         """Text of all that has to be the same on all ranks in a round."""
@@ -526,7 +569,8 @@ def all_reduce_mean(
 
     Args:
         tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
-            order on all ranks.
+            order on all ranks. Of a DTensor, such as a gradient of `fully_shard`, those that this
+            rank holds: the group must then be of ranks that hold the same part.
         mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds, which
             counts what they cost. Or a method, for a single round: ranks then make up a key for
             its hashes and compare their options, by two small gathers, and nothing is counted.
@@ -556,13 +600,14 @@ def all_reduce_mean(
                     "tensors must be dense and of a floating type, got a "
                     f"{tensor.dtype} tensor with the layout {tensor.layout}"
                 )
-        flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
+            if isinstance(tensor, sharded_kinds()[1]):
+                check_between(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
+        parts = [local_part(tensor) for tensor in tensors]
+        flat = [part.reshape(-1).to(torch.float32) for part in parts]
         vector = torch.cat(flat) if flat else torch.zeros(0)
     except Exception as error:
         mean.fail(error)
     found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
     with torch.no_grad():
-        for tensor, part in zip(
-            tensors, torch.split(found, [len(one) for one in flat]), strict=True
-        ):
-            tensor.copy_(part.view(tensor.shape))
+        for part, values in zip(parts, torch.split(found, [len(one) for one in flat]), strict=True):
+            part.copy_(values.view(part.shape))
