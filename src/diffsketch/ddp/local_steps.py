@@ -29,7 +29,7 @@ from diffsketch.ddp.agreement import SavedByState, device_of, fail_together
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import with_compression
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
-from diffsketch.ddp.weights import LocalWeights, Piece, bits_digest, check_between, write
+from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_between
 from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
 from diffsketch.methods.base import Method, build_method, is_finite, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
@@ -49,8 +49,7 @@ _NOTHING, _MEAN, _NOT_FINITE, _FAILED = range(4)
 class _Fragment:
     """A part of the weights that is exchanged by itself, and its exchange that is under way."""
 
-    pieces: list[Piece]
-    momentum: Tensor
+    index: int
     offset: int  # it is sent in steps that leave this remainder
     mean: GroupMean | None  # None where another rank of the machine sends
     at: int | None = None  # step in which the exchange under way was begun
@@ -58,11 +57,6 @@ class _Fragment:
     wait: Callable[[], Tensor] | None = None
     found: Tensor | None = None
     failure: Exception | None = None
-
-    @property
-    def dim(self) -> int:
-        """Numbers in the fragment."""
-        return len(self.momentum)
 
 
 class LocalSteps(SavedByState):
@@ -78,9 +72,9 @@ class LocalSteps(SavedByState):
 
     and every rank goes on from `x`. Its optimizer keeps its own state.
 
-    *Bytes.* An exchange costs a rank `payload_bytes`, at most a `compression`-th of one float32
-    copy of the weights; `bytes_per_step` is that over `every`. Against float32 gradients in every
-    step, it is `every` times as much: 15 steps and a compression of 32 make 480.
+    *Bytes.* An exchange costs a rank `payload_bytes`: a `compression`-th of one float32 copy of
+    the weights, and 8 bytes for each rank. `bytes_per_step` is that over `every`: against float32
+    gradients in every step, 15 steps and a compression of 32 send 480 times less.
 
     *Machines of several ranks.* The model may be in `DistributedDataParallel` over the ranks of a
     machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
@@ -174,14 +168,17 @@ class LocalSteps(SavedByState):
         self._every, self._delay, self._group = every, delay, group
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
         self._inside: list[dist.ProcessGroup] = []
+        self._sends = True
         name = method if isinstance(method, str) else method.name
         if error_feedback is None:
             error_feedback = name == "sketch"
         failure: Exception | None = None
-        cuts: list[list[Piece]] = []
         try:
+            if not isinstance(group, StoreGroup) and not dist.is_initialized():
+                raise ArgumentError("a process group is needed: call init_process_group before")
             self._weights = LocalWeights(model)
             self._inside = self._weights.inside
+            self._sends = not self._weights.replicas or dist.get_rank(self._inside[0]) == 0
             check_whole("every", every, least=1)
             check_whole("fragments", fragments, least=1, most=min(every, self._weights.dim))
             check_whole("delay", delay, least=0, most=every - 1)
@@ -190,18 +187,15 @@ class LocalSteps(SavedByState):
             if (seed is None) == (key is None):
                 raise ArgumentError("seed or key must be given, and not both")
             secret = SketchKey.from_integer(seed) if seed is not None else key
-            cuts = self._weights.pieces(fragments)
-            methods = [
-                self._method_for(method, sum(one.end - one.begin for one in cut), compression,
-                                 settings)
-                for cut in cuts
-            ]  # fmt: skip
-            self._check_between(model, methods[0], fragments)
+            dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
+            methods: list[Method] = []
+            if self._sends:
+                methods = [self._method_for(method, dim, compression, settings) for dim in dims]
+                self._check_between(model, methods[0], fragments)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        self._sends = not (self._inside and self._weights.replicas) or (
-            dist.get_rank(self._inside[0]) == 0
-        )
+        if self._inside and not isinstance(group, StoreGroup) and dist.get_rank(group) >= 0:
+            check_between(group, self._inside)  # all ranks see it: no collective would go well
         means: list[GroupMean] = []
         if self._sends:
             try:
@@ -220,21 +214,16 @@ class LocalSteps(SavedByState):
                 failure = error
         self._told(_NOTHING, failure, "start")
         self._share_first_weights(means)
-        kinds = [torch.promote_types(one.dtype, torch.float32) for one in self._weights.parts]
-        self._start = [
-            part.reshape(-1).to(kind, copy=True)
-            for part, kind in zip(self._weights.parts, kinds, strict=True)
-        ]
+        self._common = CommonWeights(
+            self._weights, fragments=fragments, lr=outer_lr, momentum=outer_momentum
+        )
         self._fragments = [
             _Fragment(
-                pieces=cut,
-                momentum=torch.zeros(
-                    sum(one.end - one.begin for one in cut), device=self._weights.device
-                ),
+                index,
                 offset=((index + 1) * every // fragments) % every,
                 mean=means[index] if means else None,
             )
-            for index, cut in enumerate(cuts)
+            for index in range(fragments)
         ]
 
     @property
@@ -275,7 +264,8 @@ class LocalSteps(SavedByState):
         self._since += 1
         with torch.no_grad():
             if isinstance(self._group, StoreGroup):
-                self._step_with_those_present(due=self._since >= self._every)
+                one = self._fragments[0]
+                self._apply_rounds(one, self._rounds(one, due=self._since >= self._every))
                 return
             for one in self._fragments:
                 if one.at is not None and one.at + self._delay == self.steps:
@@ -289,15 +279,15 @@ class LocalSteps(SavedByState):
     def finish(self) -> None:
         """Exchange all weights now, so that all ranks have the same. They call it together.
 
-        Training may go on after it, but not with a `StoreGroup`: there, the others do not wait for
-        a rank that has finished.
+        Training may go on after it, but not with a `StoreGroup`: there, the run is over for all
+        when `min_ranks` have finished, and what the others have not sent by then is lost.
         """
         with torch.no_grad():
             if isinstance(self._group, StoreGroup):
-                self._step_with_those_present(due=True, last=True)
-                self._move(self._fragments[0], None, None)
-                if self._sends:
-                    self._group.leave()
+                one = self._fragments[0]
+                self._apply_rounds(one, self._rounds(one, due=True, last=True))
+                self._apply_rounds(one, self._rest(one))
+                self._common.move(0, None)
                 return
             for one in self._fragments:
                 if one.at is not None:
@@ -308,11 +298,7 @@ class LocalSteps(SavedByState):
 
     def global_weights(self) -> dict[str, Tensor]:
         """Copies of the weights that all ranks had in common last: this rank's part, by name."""
-        parts, names = self._weights.parts, self._weights.parameters
-        return {
-            name: start.to(part.dtype, copy=True).view(part.shape)
-            for name, start, part in zip(names, self._start, parts, strict=True)
-        }
+        return self._common.named()
 
     def state_dict(self) -> dict[str, Any]:
         """Common weights, momentum, error feedback and counters, as tensors, numbers and texts.
@@ -334,8 +320,7 @@ class LocalSteps(SavedByState):
             "settings": self._settings(),
             "steps": self.steps,
             "since": self._since,
-            "start": [one.clone() for one in self._start],
-            "momentum": [one.momentum.clone() for one in self._fragments],
+            "common": self._common.state_dict(),
             "under_way": under_way,
             "means": [one.state_dict() for one in self.means],
         }
@@ -364,15 +349,11 @@ class LocalSteps(SavedByState):
             failure = error
         self._told(_NOTHING, failure, "load its state")
         self.steps, self._since = int(state["steps"]), int(state["since"])
-        for start, value in zip(self._start, state["start"], strict=True):
-            start.copy_(value)
-        for one, momentum, under_way in zip(
-            self._fragments, state["momentum"], state["under_way"], strict=True
-        ):
-            one.momentum.copy_(momentum)
+        self._common.load_state_dict(state["common"])
+        for one, under_way in zip(self._fragments, state["under_way"], strict=True):
             one.at, one.wait, one.failure = under_way.get("at"), None, None
             one.sent, one.found = (
-                under_way[name].to(momentum.device, copy=True) if name in under_way else None
+                under_way[name].to(self._weights.device, copy=True) if name in under_way else None
                 for name in ("sent", "found")
             )
         self._behind = True  # the others may be further: a store tells
@@ -415,8 +396,6 @@ class LocalSteps(SavedByState):
                 )
             check(fragments == 1, "fragments", "be 1 with a StoreGroup", fragments)
             check(self._delay == 0, "delay", "be 0 with a StoreGroup", self._delay)
-        elif not (self._weights.replicas and dist.get_rank(self._inside[0]) > 0):
-            check_between(self._group, self._inside)
         seed = SketchKey.from_integer(0).seed(0)
         claim = method.claim_for(method.most_messages or 1, seed)
         if isinstance(claim, NoClaim):
@@ -427,11 +406,11 @@ class LocalSteps(SavedByState):
             ranks = [dist.get_world_size(group) for group in self._inside]
             raise ArgumentError(f"model must not be sharded: {what}, got shards on {ranks} ranks")
         for module in model.modules():
-            if isinstance(module, nn.SyncBatchNorm):
+            if isinstance(module, nn.SyncBatchNorm) and module.process_group not in self._inside:
                 raise ArgumentError(
                     f"the claim of method={method.name!r} does not cover all that is sent: "
-                    "SyncBatchNorm sends statistics of each rank's batch; use layers that look at "
-                    "one example at a time (GroupNorm, LayerNorm)"
+                    "SyncBatchNorm sends statistics of each rank's batch; give it the "
+                    "process_group of the silo, or use layers that look at one example at a time"
                 )
 
     def _mean_of(self, method: Method, key: SketchKey, options: dict[str, Any]) -> GroupMean:
@@ -476,36 +455,33 @@ class LocalSteps(SavedByState):
     def _broadcast(self, values: Tensor, group: Any) -> None:
         """Overwrite values by those of the first rank of a group."""
         moved = values.to(device_of(group, values)).contiguous()
-        dist.broadcast(moved, dist.get_global_rank(group or dist.group.WORLD, 0), group=group)
+        dist.broadcast(moved, 0 if group is None else dist.get_global_rank(group, 0), group=group)
         if moved is not values:
             values.copy_(moved)
 
     def _begin(self, one: _Fragment) -> None:
         """Send what became of a fragment."""
-        one.sent, one.at = self._difference(one), self.steps
-        if one.mean is None:
-            return
+        one.at = self.steps
         try:
-            one.wait = one.mean.begin(one.sent, layout=self._layout_of(one))
+            one.wait = self._sent(one)
         except Exception as error:  # raised with the result: other ranks of the machine wait
             one.failure = error
 
-    def _difference(self, one: _Fragment) -> Tensor:
-        """What the weights of a fragment were, as the model had them, less what they are."""
-        parts = self._weights.parts
-        found = torch.empty_like(one.momentum)
-        for piece in one.pieces:
-            part = parts[piece.parameter]
-            start = self._start[piece.parameter][piece.begin : piece.end]
-            now = part.reshape(-1)[piece.begin : piece.end]
-            found[piece.places] = start.to(part.dtype).to(start.dtype) - now.to(start.dtype)
-        return found
+    def _sent(self, one: _Fragment) -> Callable[[], Tensor] | None:
+        """Send what became of a fragment, and return the function that waits for the mean."""
+        try:  # all that can fail at this rank alone
+            one.sent = self._common.difference(one.index)
+            layout = self._layout_of(one)
+        except Exception as error:
+            if one.mean is None:
+                raise
+            one.mean.fail(error)
+        return None if one.mean is None else one.mean.begin(one.sent, layout=layout)
 
     def _layout_of(self, one: _Fragment) -> str:
         """Text of what all ranks have in common when they exchange a fragment."""
-        common = [self._start[each.parameter][each.begin : each.end] for each in one.pieces]
         step = 0 if isinstance(self._group, StoreGroup) else self.steps
-        return f"{self._weights.layout} {step} {bits_digest([*common, one.momentum]):016x}"
+        return f"{self._weights.layout} {step} {self._common.digest(one.index):016x}"
 
     def _await(self, one: _Fragment) -> None:
         """Wait for the result of an exchange that is under way."""
@@ -527,23 +503,21 @@ class LocalSteps(SavedByState):
         status = self._told(_status(one.found), one.failure, "exchange its weights")
         self._take(one, status)
 
-    def _step_with_those_present(self, *, due: bool, last: bool = False) -> None:
-        """Take over the rounds that were missed, or exchange with those that are there in time."""
-        one = self._fragments[0]
-        rounds = self._rounds(one, due=due, last=last) if self._sends else None
+    def _apply_rounds(self, one: _Fragment, rounds: Iterator[Tensor]) -> None:
+        """Make the outer steps of rounds in a store, as the rank that sends finds them."""
         while True:
-            one.failure = None
+            one.found, failure = None, None
             try:
-                one.found = None if rounds is None else next(rounds, None)
+                if self._sends:
+                    one.found = next(rounds, None)
             except Exception as error:
-                one.failure = error
-            failure, one.failure = one.failure, None
+                failure = error
             status = self._told(_status(one.found), failure, "exchange its weights")
             if status == _NOTHING:
                 return
             self._take(one, status)
 
-    def _rounds(self, one: _Fragment, *, due: bool, last: bool) -> Iterator[Tensor]:
+    def _rounds(self, one: _Fragment, *, due: bool, last: bool = False) -> Iterator[Tensor]:
         """Means of the rounds that this rank has to apply now, each after the one before it."""
         mean, late = one.mean, False
         assert isinstance(mean, StoreMean)  # noqa: S101 (for the type checker)
@@ -552,17 +526,25 @@ class LocalSteps(SavedByState):
             return
         while (found := mean.missed()) is not None:
             late = True
-            yield found.to(one.momentum.device)
-        if late and not (last and mean.awaited):
+            yield found.to(self._weights.device)
+        if mean.over or (late and not (last and mean.awaited)):
             self._behind = True
             return
         self._behind = early
+        wait = self._sent(one)
+        assert wait is not None  # noqa: S101 (for the type checker)
         try:
-            found = mean.mean(self._difference(one), layout=self._layout_of(one))
+            found = wait()
         except RunOver:  # the weights are those of the last round
             return
         self._behind = early or not mean.present
         yield found
+
+    def _rest(self, one: _Fragment) -> Iterator[Tensor]:
+        """Means of the rounds that others make until the run is over."""
+        assert isinstance(one.mean, StoreMean)  # noqa: S101 (for the type checker)
+        for found in one.mean.rest():
+            yield found.to(self._weights.device)
 
     def _take(self, one: _Fragment, status: int) -> None:
         """Make the outer step with what was found, or skip it, on all ranks of the machine."""
@@ -576,29 +558,14 @@ class LocalSteps(SavedByState):
                 NonFiniteUpdate,
                 stacklevel=4,
             )
-            self._move(one, None, None)
+            self._common.move(one.index, None)
             return
-        found = torch.empty_like(one.momentum) if found is None else found
+        found = self._common.new_vector(one.index) if found is None else found
         if self._weights.replicas:
             self._broadcast(found, self._inside[0])
-        one.momentum.mul_(self._outer_momentum).add_(found)
-        change = found.add(one.momentum, alpha=self._outer_momentum).mul_(self._outer_lr)
         later = at is not None and at < self.steps and sent is not None
         kept = sent if later and is_finite(sent) else None  # type: ignore[arg-type]
-        self._move(one, change, kept)
-
-    def _move(self, one: _Fragment, change: Tensor | None, sent: Tensor | None) -> None:
-        """Move the common weights; and this rank's to them, or as far as what it sent differs."""
-        parts = self._weights.parts
-        for piece in one.pieces:
-            start = self._start[piece.parameter][piece.begin : piece.end]
-            if change is not None:
-                start.sub_(change[piece.places])
-            if change is not None and sent is not None:
-                moved = sent[piece.places] - change[piece.places]
-                write(parts[piece.parameter], piece, moved, add=True)
-            else:
-                write(parts[piece.parameter], piece, start)
+        self._common.move(one.index, found, kept)
 
     def _told(self, status: int, failure: Exception | None, doing: str) -> int:
         """The gravest of what the ranks of this machine say; all of them raise, or none."""
@@ -636,17 +603,10 @@ class LocalSteps(SavedByState):
         if state.get("settings") != self._settings():
             why = difference(self._settings(), str(state.get("settings")))
             raise MismatchError(f"the state must be of the same local steps, but {why}")
-        needed = ("steps", "since", "start", "momentum", "under_way", "means")
+        needed = ("steps", "since", "common", "under_way", "means")
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
-        pairs = (
-            ("start", self._start, state["start"]),
-            ("momentum", [one.momentum for one in self._fragments], state["momentum"]),
-        )
-        for name, own, values in pairs:
-            sizes = [tuple(one.shape) for one in own], [tuple(one.shape) for one in values]
-            if sizes[0] != sizes[1]:
-                raise MismatchError(f"{name} must have the shapes {sizes[0]}, got {sizes[1]}")
+        self._common.check_state(state["common"])
 
 
 def _status(found: Tensor | None) -> int:

@@ -6,7 +6,8 @@ of round `r`, each written once:
 
     r/cells/RANK    a rank's message (`diffsketch.wire`)
     r/report/RANK   its report, written after the message: the rank is present
-    r/present       the reports of the ranks that count, by whoever proposes first
+    r/present       the reports of the ranks that count, by whoever proposes first; or that the run
+                    is over, and this and all later rounds will not be
     r/total         the sum of their messages, by the same rank
 
 Besides, `start/N/RANK` has the settings of a rank, `finished/RANK` says that it will send no more,
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from diffsketch.ddp.agreement import RankReport, RankStatus, digest_of
 from diffsketch.ddp.group import GroupMean, Reports
@@ -33,7 +34,7 @@ from diffsketch.wire.message import SERVER, Message
 
 
 class RunOver(MismatchError):  # noqa: N818 - it says what happened
-    """So many ranks have finished that there can be no further round."""
+    """Enough ranks have finished, and there will be no further round."""
 
 
 _SOON, _LATER = 0.002, 0.05  # seconds from one look to the next: first and at last
@@ -60,10 +61,10 @@ class StoreGroup:
     """
 
     def __init__(
-        self, store: dist.Store, *, rank: int, world: int, min_ranks: int, wait: float = 30.0,
+        self, store: Store, *, rank: int, world: int, min_ranks: int, wait: float = 30.0,
         timeout: float = 1800.0, keep: int = 16,
     ) -> None:  # fmt: skip
-        if not isinstance(store, dist.Store):
+        if not isinstance(store, Store):
             raise ArgumentError(f"store must be a dist.Store, got {type(store).__name__}")
         check_whole("world", world, least=1)
         check_whole("rank", rank, least=0, most=world - 1)
@@ -94,9 +95,11 @@ class StoreGroup:
         """The ranks that have not finished."""
         return [rank for rank in range(self.world) if not self.has(f"finished/{rank}")]
 
-    def leave(self) -> None:
-        """Tell the others not to wait for this rank any more."""
-        self.store.set(f"finished/{self.rank}", "")
+    @property
+    def closes(self) -> bool:
+        """Whether `min_ranks` have finished, or so many that the others are too few."""
+        active = len(self.active)
+        return self.world - active >= self.min_ranks or active < self.min_ranks
 
     def agree(self, settings: Mapping[str, str], *, failure: Exception | None = None) -> None:
         """Compare settings with those of the ranks that are there: `min_ranks` at least.
@@ -138,7 +141,7 @@ class StoreMean(GroupMean):
     counts, the store keeps the first proposal, and its rank publishes the sum. Should it die in
     between, the others sum for themselves, to the same bits. A rank that comes too late gets the
     mean as well, though its vector is not in it (`present`); the rounds after that are in the store
-    for it (`missed`).
+    for it (`missed`). The run is over when `min_ranks` have finished (`rest`).
 
     A message that has come too late was sent, and counts for the budget.
 
@@ -152,10 +155,11 @@ class StoreMean(GroupMean):
 
     Attributes:
         present: Whether this rank's vector was in the last mean.
+        over: Whether the run is over.
     """
 
     def __init__(self, method: Any, *, group: StoreGroup, **options: Any) -> None:
-        self._peers, self.present = group, True
+        self._peers, self.present, self.over = group, True, False
         if not isinstance(group, StoreGroup):
             raise ArgumentError(f"group must be a StoreGroup, got {type(group).__name__}")
         super().__init__(method, group=group, **options)  # type: ignore[arg-type]
@@ -211,8 +215,12 @@ class StoreMean(GroupMean):
                         f"{decided}: load a newer state, this rank's or another one's"
                     )
                 return None
+            try:
+                reports = self._reports(index)
+            except RunOver:
+                self.over = True
+                return None
             self._round_index, self.present = index + 1, False
-            reports = self._reports(index)
             if any(one and one.status is RankStatus.FAILED for one in reports.values()):
                 continue  # void: nobody has used it
             total = self._total(index, reports, mine=False)
@@ -220,6 +228,27 @@ class StoreMean(GroupMean):
             if any(one is None or one.status is not RankStatus.FINE for one in reports.values()):
                 return torch.full((self.method.dim,), torch.nan, device=total.device)
             return self._decoded(total, seed, count=len(reports))
+
+    def rest(self) -> Iterator[Tensor]:
+        """Send no more; the means of the rounds that others still make, until the run is over.
+
+        That is when `min_ranks` have come here, so that all end with the same mean.
+        """
+        peers = self._peers
+        peers.store.set(f"finished/{self.rank}", "")
+        while not self.over:
+            if (found := self.missed()) is not None:
+                yield found
+                continue
+
+            def changed() -> bool:
+                return peers.has(f"{self._round_index}/present") or self._closed(self._round_index)
+
+            if not peers.until(changed, seconds=peers.timeout):
+                raise MismatchError(
+                    f"min_ranks={peers.min_ranks} must finish within {peers.timeout:g} seconds, "
+                    f"and {peers.active} have not"
+                )
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -251,7 +280,7 @@ class StoreMean(GroupMean):
             self.method.message_format, cells, round_index=index, fingerprint=fingerprint,
             sender=self.rank,
         )  # fmt: skip
-        store.set(f"{index}/cells/{self.rank}", wire.to_bytes())
+        store.set(f"{index}/cells/{self.rank}", wire.to_bytes())  # type: ignore[arg-type]
         store.set(f"{index}/report/{self.rank}", json.dumps(_told(own)))
 
         def wait() -> tuple[Tensor, Reports]:
@@ -279,12 +308,7 @@ class StoreMean(GroupMean):
             return peers.has(name) or not set(peers.active) - set(there())
 
         def enough() -> bool:
-            if len({*there(), *peers.active}) < peers.min_ranks and not peers.has(name):
-                raise RunOver(
-                    f"round {index} must have min_ranks={peers.min_ranks}, and of {self.world} "
-                    f"only {peers.active} have not finished"
-                )
-            return peers.has(name) or len(there()) >= peers.min_ranks
+            return peers.has(name) or len(there()) >= peers.min_ranks or self._closed(index)
 
         peers.until(complete, seconds=peers.wait)
         if not peers.until(enough, seconds=peers.timeout - peers.wait):
@@ -296,14 +320,24 @@ class StoreMean(GroupMean):
             return False
         found = {rank: json.loads(peers.store.get(f"{index}/report/{rank}")) for rank in there()}
         proposal = json.dumps({"by": self.rank, "reports": found})
-        kept = peers.store.compare_set(name, "", proposal)
-        if json.loads(kept)["by"] != self.rank:
+        kept = json.loads(peers.store.compare_set(name, "", proposal))
+        if kept.get("by") != self.rank:
             return False
         peers.store.add("decided", 1)
         return True
 
+    def _closed(self, index: int) -> bool:
+        """End the run with the round before this one, if that is due and nobody was faster."""
+        peers, name = self._peers, f"{index}/present"
+        if not peers.closes:
+            return False
+        kept = json.loads(peers.store.compare_set(name, "", json.dumps({"over": True})))
+        return "over" in kept
+
     def _reports(self, index: int) -> Reports:
         decided = json.loads(self._peers.store.get(f"{index}/present"))
+        if "over" in decided:
+            raise RunOver(f"round {index} must not be: {self._peers.min_ranks} ranks have finished")
         return {int(rank): _heard(told) for rank, told in decided["reports"].items()}
 
     def _total(self, index: int, reports: Reports, *, mine: bool) -> Tensor:
@@ -331,7 +365,7 @@ class StoreMean(GroupMean):
         if not total.is_floating_point() or bool(torch.isfinite(total).all()):
             sender, count = SERVER, len(reports)
             told = Message(method.total_format, total, sender=sender, count=count, **about)
-            peers.store.set(name, told.to_bytes())
+            peers.store.set(name, told.to_bytes())  # type: ignore[arg-type]
         self._forget(index)
         return total.to(device)
 

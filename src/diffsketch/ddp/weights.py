@@ -1,9 +1,9 @@
-"""The part of a model's parameters that a rank holds: all of them, or its shards of FSDP's."""
+"""The weights that a rank holds, all of them or its shards, and those that ranks have in common."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import digest_of
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, MismatchError
 
 _CHUNK = 1 << 20  # words that are mixed at a time
 
@@ -23,7 +23,8 @@ def sharded_kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
     fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
     names = ("FullyShardedDataParallel", "FSDPModule")
     modules = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
-    return modules, (tensors.DTensor,) if hasattr(tensors, "DTensor") else ()
+    kind = getattr(tensors, "DTensor", None)
+    return modules, () if kind is None else (kind,)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -216,13 +217,107 @@ class LocalWeights:
         return found
 
 
-def write(part: Tensor, piece: Piece, values: Tensor, *, add: bool = False) -> None:
-    """Write the values of a piece to its part of a parameter, or add them."""
-    flat = part.reshape(-1)  # the same memory, or a copy where the part has gaps
-    target = flat[piece.begin : piece.end]
-    if add:
-        target.copy_(target.to(values.dtype) + values)
-    else:
-        target.copy_(values)
-    if flat.data_ptr() != part.data_ptr():
-        part.copy_(flat.view(part.shape))
+class CommonWeights:
+    """The weights that all ranks had in common last, in fragments, and the steps that move them.
+
+    A step is Nesterov's, with a mean `d` of what the weights changed by, and the momentum `m`:
+
+        m = momentum * m + d
+        x = x - lr * (d + momentum * m)
+
+    They are kept in float32, or in the type of a parameter that has more bits, so that parameters
+    of few bits do not lose small steps.
+
+    Args:
+        weights: Of this rank. What they are now is what is common.
+        fragments: How many parts are moved one by one.
+        lr: Of the steps.
+        momentum: Of the steps.
+    """
+
+    def __init__(
+        self, weights: LocalWeights, *, fragments: int, lr: float, momentum: float
+    ) -> None:
+        self._weights, self._lr, self._momentum = weights, lr, momentum
+        self._pieces = weights.pieces(fragments)
+        self._values = [
+            part.reshape(-1).to(torch.promote_types(part.dtype, torch.float32), copy=True)
+            for part in weights.parts
+        ]
+        self._moments = [
+            torch.zeros(pieces[-1].places.stop, device=weights.device) for pieces in self._pieces
+        ]
+
+    def new_vector(self, fragment: int) -> Tensor:
+        """Memory for a number for each weight of a fragment."""
+        return torch.empty_like(self._moments[fragment])
+
+    def difference(self, fragment: int) -> Tensor:
+        """The common weights of a fragment, as the model had them, less what they are now."""
+        parts, found = self._weights.parts, self.new_vector(fragment)
+        for piece in self._pieces[fragment]:
+            common, part = self._value(piece), parts[piece.parameter]
+            now = part.reshape(-1)[piece.begin : piece.end]
+            found[piece.places] = common.to(part.dtype).to(common.dtype) - now.to(common.dtype)
+        return found
+
+    def move(self, fragment: int, mean: Tensor | None, sent: Tensor | None = None) -> None:
+        """Move the common weights, and this rank's to where they are.
+
+        Args:
+            fragment: Which part.
+            mean: By how much weights have changed; None to go back to the common weights.
+            sent: The rank's own difference in that mean, if it has made steps since, which it
+                shall keep.
+        """
+        change, parts = None, self._weights.parts
+        if mean is not None:
+            moment = self._moments[fragment].mul_(self._momentum).add_(mean)
+            change = mean.add(moment, alpha=self._momentum).mul_(self._lr)
+        for piece in self._pieces[fragment]:
+            common, part = self._value(piece), parts[piece.parameter]
+            if change is not None:
+                common.sub_(change[piece.places])
+            flat = part.reshape(-1)  # the same memory, or a copy where the part has gaps
+            target = flat[piece.begin : piece.end]
+            if change is not None and sent is not None:
+                kept = target.to(common.dtype) + (sent[piece.places] - change[piece.places])
+                target.copy_(kept)
+            else:
+                target.copy_(common)
+            if flat.data_ptr() != part.data_ptr():
+                part.copy_(flat.view(part.shape))
+
+    def digest(self, fragment: int) -> int:
+        """63 bits that tell whether two ranks have a fragment in common, to the last bit."""
+        return bits_digest([*map(self._value, self._pieces[fragment]), self._moments[fragment]])
+
+    def named(self) -> dict[str, Tensor]:
+        """Copies of the weights, by name, as the model has them."""
+        parts, names = self._weights.parts, self._weights.parameters
+        return {
+            name: value.to(part.dtype, copy=True).view(part.shape)
+            for name, value, part in zip(names, self._values, parts, strict=True)
+        }
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """Copies of the weights and of the momentum."""
+        kept = {"weights": self._values, "momentum": self._moments}
+        return {name: [one.clone() for one in values] for name, values in kept.items()}
+
+    def check_state(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Raise a `MismatchError` unless a state has tensors of these shapes."""
+        for name, own in (("weights", self._values), ("momentum", self._moments)):
+            found = [tuple(one.shape) for one in state.get(name, ())]
+            wanted = [tuple(one.shape) for one in own]
+            if found != wanted:
+                raise MismatchError(f"{name} must have the shapes {wanted}, got {found}")
+
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        """Take over a state that was checked."""
+        for name, own in (("weights", self._values), ("momentum", self._moments)):
+            for one, value in zip(own, state[name], strict=True):
+                one.copy_(value)
+
+    def _value(self, piece: Piece) -> Tensor:
+        return self._values[piece.parameter][piece.begin : piece.end]
