@@ -309,6 +309,28 @@ def sketch_hook(
     return state.take(bucket)
 
 
+def own_gradients(
+    state: object,  # noqa: ARG001
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
+    """Communication hook that leaves each rank its own gradients, and sends nothing.
+
+    For `LocalSteps` in frameworks that wrap every model in DDP:
+    `ddp_model.register_comm_hook(None, own_gradients)` before the first step.
+    """
+    buffer: Tensor = bucket.buffer()
+    devices = [buffer.device] if buffer.device.type == "cuda" else None
+    future: Future[Tensor] = Future(devices=devices)
+    future.set_result(buffer)
+    return future
+
+
+def keeps_own_gradients(model: nn.Module) -> bool:
+    """Whether a model is in DDP with the hook `own_gradients`, so that DDP averages nothing."""
+    hooks = getattr(model, "_comm_hooks", ())
+    return any(hook is own_gradients for hook, _ in hooks)
+
+
 def sketch_state(
     model: nn.Module,
     method: str | Method,

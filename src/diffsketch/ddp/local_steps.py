@@ -27,7 +27,11 @@ from torch import Tensor, nn
 
 from diffsketch.ddp.agreement import SavedByState, device_of, fail_together
 from diffsketch.ddp.group import GroupMean
-from diffsketch.ddp.hook import with_compression
+from diffsketch.ddp.hook import (
+    check_nothing_else_is_sent,
+    keeps_own_gradients,
+    with_compression,
+)
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
 from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_between
 from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
@@ -80,7 +84,8 @@ class LocalSteps(SavedByState):
     machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
     be sharded over them with `fully_shard`: then each rank exchanges its own shards with the ranks
     that hold the same ones, and nowhere is the whole vector. Give the ranks between machines as
-    `group`; with a mesh of ("between", "inside"), that is `mesh["between"].get_group()`.
+    `group`; with a mesh of ("between", "inside"), that is `mesh["between"].get_group()`. Where a
+    framework wraps the model in a DDP over all ranks, register its hook `own_gradients` first.
 
     *First weights.* Those of rank 0 are sent to all, as DDP does. Where something is claimed, or
     ranks meet in a store, they must be the same already. *Buffers*, such as the means of
@@ -176,7 +181,7 @@ class LocalSteps(SavedByState):
         try:
             if not isinstance(group, StoreGroup) and not dist.is_initialized():
                 raise ArgumentError("a process group is needed: call init_process_group before")
-            self._weights = LocalWeights(model)
+            self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
             self._inside = self._weights.inside
             self._sends = not self._weights.replicas or dist.get_rank(self._inside[0]) == 0
             check_whole("every", every, least=1)
@@ -405,6 +410,8 @@ class LocalSteps(SavedByState):
         if self._inside and not self._weights.replicas:
             ranks = [dist.get_world_size(group) for group in self._inside]
             raise ArgumentError(f"model must not be sharded: {what}, got shards on {ranks} ranks")
+        if keeps_own_gradients(model):
+            check_nothing_else_is_sent(model, method.name)
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) and module.process_group not in self._inside:
                 raise ArgumentError(

@@ -77,7 +77,8 @@ def check_between(group: dist.ProcessGroup | None, inside: Sequence[dist.Process
                 "model must not be averaged or sharded over the ranks of group, got rank "
                 f"{min(common)} in both: give the bare module, or wrap it over the ranks of one "
                 "machine (process_group=, or the mesh of fully_shard), and as group= those that "
-                "hold the same part in other machines"
+                "hold the same part in other machines; where DDP cannot be left out, register its "
+                "hook diffsketch.ddp.own_gradients"
             )
 
 
@@ -124,6 +125,7 @@ class LocalWeights:
 
     Args:
         model: A module; wrapped in DDP, or sharded by `fully_shard`.
+        alone: Whether its DDP averages nothing.
 
     Attributes:
         parameters: By name. What requires no gradient now has no place.
@@ -138,7 +140,7 @@ class LocalWeights:
             another way than by `fully_shard`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, alone: bool = False) -> None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a module, got {type(model).__name__}")
         modules, tensors = sharded_kinds()
@@ -149,8 +151,8 @@ class LocalWeights:
             )
         self.parameters = trained(model)
         self.inside: list[dist.ProcessGroup] = []
-        self.replicas = isinstance(model, DistributedDataParallel)
-        if isinstance(model, DistributedDataParallel):
+        self.replicas = isinstance(model, DistributedDataParallel) and not alone
+        if isinstance(model, DistributedDataParallel) and not alone:
             self.inside = [model.process_group]
         meshes = []
         for name, parameter in self.parameters.items():
