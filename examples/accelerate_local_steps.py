@@ -74,4 +74,4 @@ def work(rank: int, port: int) -> None:
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as found:
         free = found.getsockname()[1]
-    mp.spawn(work, (free,), nprocs=PROCESSES)
+    mp.spawn(work, (free,), nprocs=PROCESSES)  # type: ignore[attr-defined,no-untyped-call]

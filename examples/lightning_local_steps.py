@@ -37,7 +37,7 @@ class LocalStepsCallback(lightning.Callback):
     """
 
     def __init__(self, folder: str | Path | None = None, **settings: Any) -> None:
-        self.local: LocalSteps | None = None
+        self.local: Any = None  # LocalSteps, once there is a process group
         self._folder, self._settings, self._seen = folder, settings, 0
 
     def on_fit_start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import runpy
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from diffsketch.ddp import (
     LocalSteps,
     StoreGroup,
     all_reduce_mean,
+    own_gradients,
     sketch_state,
 )
 from diffsketch.methods import PlainSketch, Uncompressed
@@ -31,6 +33,7 @@ from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
 from tests.ddp.processes import Checks, error_of
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "local_steps.py"
 NONE: dict[str, Any] = {"method": "none"}
 SKETCH: dict[str, Any] = {"compression": 8}
 PROVEN: dict[str, Any] = {
@@ -322,8 +325,35 @@ def refused(rank: int) -> dict[str, str]:
     return {name: error_of(one) for name, one in tries.items()}
 
 
+def wrapped(rank: int) -> dict[str, Any]:
+    """A DDP over all ranks that averages nothing, as frameworks need it."""
+    weights, norm = [], make_model().append(nn.BatchNorm1d(4))
+    for ddp in (False, True):
+        module = trainable()
+        model = DistributedDataParallel(module) if ddp else module
+        if isinstance(model, DistributedDataParallel):
+            model.register_comm_hook(None, own_gradients)
+        train(model, local_of(model), rank, range(8))
+        weights.append(weights_of(module))
+
+    def refused(model: nn.Module, **options: Any) -> str:
+        outer = DistributedDataParallel(model, **options)
+        outer.register_comm_hook(None, own_gradients)
+        return error_of(lambda: local_of(outer, **PROVEN))
+
+    tries = [refused(norm), refused(trainable(), find_unused_parameters=True), refused(trainable())]
+    return {"weights": weights, "tries": tries}
+
+
+def example(rank: int) -> float:
+    """The example's training, with fewer steps; processes begin with other weights."""
+    torch.manual_seed(rank)
+    found: float = runpy.run_path(str(EXAMPLE), run_name="example")["train"](60)
+    return found
+
+
 def pair_checks(folder: str) -> Checks:
-    own = (sketched, bfloat16, resumed, apart, not_finite, refused)
+    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, example)
     return {
         **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
         **{one.__name__: one for one in own},
@@ -397,6 +427,22 @@ def machines(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
         local.load_state_dict(state)
         found[f"{name} resumed"] = local.steps
     return found
+
+
+def machines_not_finite(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+    """One shard of one machine is broken: all shards of all machines go back."""
+    model = sharded(mesh)
+    local = local_of(model, group=mesh["between"].get_group(), every=2)
+    train(model, local, rank, range(2))
+    before = whole(model)
+    train(model, local, rank, range(2, 3))
+    if rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).to_local()[0] = torch.inf  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        local.step()
+    return {"before": before, "after": whole(model), "warned": str(caught[-1].message)}
 
 
 def machines_refused(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
@@ -591,7 +637,7 @@ def four_checks() -> Checks:
         with store_of(rank) as store:
             return machines_in_a_store(kept["mesh"], store, rank)
 
-    meshed = (machines, machines_refused, gradients)
+    meshed = (machines, machines_not_finite, machines_refused, gradients)
     stored = (punctual, late, returning, store_refused)
     return {
         **{one.__name__: with_mesh(one) for one in meshed},

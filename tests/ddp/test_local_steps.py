@@ -156,6 +156,32 @@ def test_settings_that_do_not_go_together(pair: Results) -> None:
 
 
 @slow
+def test_a_ddp_that_averages_nothing_is_a_plain_module(pair: Results) -> None:
+    for found in pair["wrapped"]:
+        plain, ddp = found["weights"]
+        assert torch.equal(plain, ddp)
+        buffers, unused, nothing = found["tries"]
+        assert "broadcast_buffers of DistributedDataParallel sends" in buffers
+        assert "with find_unused_parameters all ranks learn" in unused
+        assert nothing == ""
+
+
+@slow
+def test_the_example_learns(pair: Results) -> None:
+    """With a fixed seed; guessing has 10%."""
+    zero, one = pair["example"]
+    assert zero == one > 0.6
+
+
+@slow
+def test_a_broken_shard_takes_all_machines_back(four: Results) -> None:
+    for found in four["machines_not_finite"]:
+        assert torch.equal(found["after"], found["before"])
+        assert "the outer step is skipped" in found["warned"]
+    assert all_equal([one["after"] for one in four["machines_not_finite"]])
+
+
+@slow
 def test_machines_of_several_ranks(four: Results) -> None:
     """Shards and DDP make the same steps; with tables, all ranks have the same weights as well."""
     found = four["machines"]

@@ -218,8 +218,7 @@ class HookState(SavedByState):
             parts = self._copied(bucket, buffer)
         except Exception as error:  # raised with the last bucket, lest other ranks wait
             self._failure = self._failure or error
-        devices = [buffer.device] if buffer.device.type == "cuda" else None
-        future: Future[Tensor] = Future(devices=devices)
+        future = _future_of(buffer)
         self._pending.append((future, buffer, parts))
         if bucket.is_last():
             self._finish()
@@ -319,10 +318,14 @@ def own_gradients(
     `ddp_model.register_comm_hook(None, own_gradients)` before the first step.
     """
     buffer: Tensor = bucket.buffer()
-    devices = [buffer.device] if buffer.device.type == "cuda" else None
-    future: Future[Tensor] = Future(devices=devices)
+    future = _future_of(buffer)
     future.set_result(buffer)
     return future
+
+
+def _future_of(buffer: Tensor) -> Future[Tensor]:
+    """A future that will have a buffer, on its device."""
+    return Future(devices=[buffer.device] if buffer.device.type == "cuda" else None)
 
 
 def keeps_own_gradients(model: nn.Module) -> bool:

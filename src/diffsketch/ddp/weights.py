@@ -104,7 +104,7 @@ def bits_digest(tensors: Sequence[Tensor]) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightSlice:
     """Coordinates `begin` to `end` of one parameter, and where they are in a fragment."""
 
     parameter: int
@@ -114,7 +114,7 @@ class Piece:
 
     @property
     def places(self) -> slice:
-        """Where they are in the fragment."""
+        """Their places in the fragment."""
         return slice(self.place, self.place + self.end - self.begin)
 
 
@@ -204,16 +204,16 @@ class LocalWeights:
         """This rank's part of each parameter, in its memory."""
         return [local_part(one, name) for name, one in self.parameters.items()]
 
-    def pieces(self, fragments: int) -> list[list[Piece]]:
+    def pieces(self, fragments: int) -> list[list[WeightSlice]]:
         """Cut the vector into so many fragments of nearly the same length."""
         bounds = [self.dim * index // fragments for index in range(fragments + 1)]
-        found: list[list[Piece]] = [[] for _ in range(fragments)]
+        found: list[list[WeightSlice]] = [[] for _ in range(fragments)]
         start = 0
         for number, part in enumerate(self.parts):
             for index, (low, high) in enumerate(pairwise(bounds)):
                 begin, end = max(low, start), min(high, start + part.numel())
                 if begin < end:
-                    piece = Piece(number, begin - start, end - start, begin - low)
+                    piece = WeightSlice(number, begin - start, end - start, begin - low)
                     found[index].append(piece)
             start += part.numel()
         return found
@@ -321,5 +321,5 @@ class CommonWeights:
             for one, value in zip(own, state[name], strict=True):
                 one.copy_(value)
 
-    def _value(self, piece: Piece) -> Tensor:
+    def _value(self, piece: WeightSlice) -> Tensor:
         return self._values[piece.parameter][piece.begin : piece.end]
