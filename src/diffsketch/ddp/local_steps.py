@@ -483,7 +483,10 @@ class LocalSteps(SavedByState):
             if one.mean is None:
                 raise
             one.mean.fail(error)
-        return None if one.mean is None else one.mean.begin(one.sent, layout=layout)
+        if one.mean is None:
+            return None
+        out = None if self._delay else one.sent  # which is needed only for the steps made since
+        return one.mean.begin(one.sent, layout=layout, out=out)
 
     def _layout_of(self, one: _Fragment) -> str:
         """Text of what all ranks have in common when they exchange a fragment."""
@@ -499,8 +502,7 @@ class LocalSteps(SavedByState):
             one.found = wait()
         except Exception as error:
             error.add_note(
-                "the layout is that of the parameters, the step, the common weights and the "
-                "momentum of the outer step"
+                "the layout is that of the parameters, the step and the weights in common"
             )
             one.failure = error
 

@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp.agreement import digest_of
 from diffsketch.errors import ArgumentError, MismatchError
 
-_CHUNK = 1 << 20  # words that are mixed at a time
+_CHUNK = 1 << 16  # words that are mixed at a time, in a processor's cache
+_GOLDEN = -7046029254386353131  # odd: 2**64 over the golden ratio, as a signed number
 
 
 def sharded_kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
@@ -83,24 +84,32 @@ def check_between(group: dist.ProcessGroup | None, inside: Sequence[dist.Process
 
 
 def bits_digest(tensors: Sequence[Tensor]) -> int:
-    """63 bits that tell apart tensors of which any bit differs, but by chance.
+    """64 bits that tell apart tensors of which any bit differs, but by chance.
 
     The same on all devices: sums of integers, modulo 2**64, in any order.
 
     >>> bits_digest([torch.tensor([0.0, 1.0])]) == bits_digest([torch.tensor([-0.0, 1.0])])
     False
     """
-    total = 0
+    sums = []
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1).contiguous()
-        words = flat.view(torch.int64 if flat.element_size() == 8 else torch.int32)
-        for begin in range(0, len(words), _CHUNK):
-            part = words[begin : begin + _CHUNK].to(torch.int64)
-            index = torch.arange(begin, begin + len(part), device=part.device)
-            mixed = (part + index) * -7046029254386353131  # odd: 2**64 over the golden ratio
-            mixed = (mixed ^ (mixed >> 32)) * (2 * index + 1)
-            total = (total * 3 + int((mixed ^ (mixed >> 29)).sum().item())) % (1 << 64)
-    return total >> 1
+        flat = tensor.detach().reshape(-1)
+        size = flat.element_size()
+        index = torch.arange(_CHUNK, device=flat.device) * _GOLDEN
+        factors = (index ^ (index >> 29)) * _GOLDEN | 1  # odd, and in no relation to each other
+        for begin in range(0, len(flat), _CHUNK * 8 // size):
+            part = flat[begin : begin + _CHUNK * 8 // size]
+            missing = -part.numel() * size % 8 // size
+            if missing or part.storage_offset() * size % 8:
+                part = torch.cat([part, part.new_zeros(missing)])
+            words = part.view(torch.int64)
+            # The upper bits are mixed in below: in a product, they reach no others.
+            mixed = (words >> 32).bitwise_xor_(words).mul_(factors[: len(words)])
+            sums.append(mixed.sum())
+    total = 0
+    for one in torch.stack(sums).tolist() if sums else ():
+        total = (total * _GOLDEN + one) % (1 << 64)
+    return total
 
 
 @dataclass(frozen=True)
@@ -260,7 +269,8 @@ class CommonWeights:
         for piece in self._pieces[fragment]:
             common, part = self._value(piece), parts[piece.parameter]
             now = part.reshape(-1)[piece.begin : piece.end]
-            found[piece.places] = common.to(part.dtype).to(common.dtype) - now.to(common.dtype)
+            shown = common.to(part.dtype).to(common.dtype)
+            torch.sub(shown, now.to(common.dtype), out=found[piece.places])
         return found
 
     def move(self, fragment: int, mean: Tensor | None, sent: Tensor | None = None) -> None:
@@ -268,14 +278,14 @@ class CommonWeights:
 
         Args:
             fragment: Which part.
-            mean: By how much weights have changed; None to go back to the common weights.
+            mean: By how much weights have changed, overwritten; None to go back to the common ones.
             sent: The rank's own difference in that mean, if it has made steps since, which it
                 shall keep.
         """
         change, parts = None, self._weights.parts
         if mean is not None:
             moment = self._moments[fragment].mul_(self._momentum).add_(mean)
-            change = mean.add(moment, alpha=self._momentum).mul_(self._lr)
+            change = mean.add_(moment, alpha=self._momentum).mul_(self._lr)
         for piece in self._pieces[fragment]:
             common, part = self._value(piece), parts[piece.parameter]
             if change is not None:
@@ -291,8 +301,11 @@ class CommonWeights:
                 part.copy_(flat.view(part.shape))
 
     def digest(self, fragment: int) -> int:
-        """63 bits that tell whether two ranks have a fragment in common, to the last bit."""
-        return bits_digest([*map(self._value, self._pieces[fragment]), self._moments[fragment]])
+        """64 bits that tell whether two ranks have a fragment in common, to the last bit.
+
+        Another momentum shows in the weights that it makes.
+        """
+        return bits_digest([*map(self._value, self._pieces[fragment])])
 
     def named(self) -> dict[str, Tensor]:
         """Copies of the weights, by name, as the model has them."""
