@@ -220,9 +220,9 @@ def resumed(rank: int) -> dict[str, Any]:
 
 
 def apart(rank: int) -> dict[str, Any]:
-    """Rank 1 has something else, or fails; both raise."""
+    """Rank 1 has something else, or fails; both raise, and can go on."""
     second = rank == 1
-    found = {
+    found: dict[str, Any] = {
         name: error_of(lambda options=options: local_of(make_model(), **options))  # type: ignore[misc]
         for name, options in {
             "every": {"every": 4 if second else 3},
@@ -244,9 +244,12 @@ def apart(rank: int) -> dict[str, Any]:
     found["weights"] = error_of(local.step)
     model = make_model()
     local = local_of(model, every=1)
+    digest = local._common.digest
     if second:
         break_digest(local)
     found["planted"] = error_of(local.step)
+    local._common.digest = digest  # type: ignore[method-assign]
+    found["after"] = moved(model, local, rank, range(1))
     return found
 
 
@@ -345,6 +348,22 @@ def wrapped(rank: int) -> dict[str, Any]:
     return {"weights": weights, "tries": tries}
 
 
+def overlapping(rank: int) -> Tensor:
+    """Rank 0 goes on while rank 1 has not sent yet; if it did not, both would wait forever."""
+    model = make_model()
+    local = local_of(model, every=2, delay=1)
+    moved(model, local, rank, range(1))
+    store: Any = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["rank 0 goes on"])
+    moved(model, local, rank, range(1, 2))
+    if rank == 0:
+        store.set("rank 0 goes on", "")
+    moved(model, local, rank, range(2, 3))
+    local.finish()
+    return weights_of(model)
+
+
 def example(rank: int) -> float:
     """The example's training, with fewer steps; processes begin with other weights."""
     torch.manual_seed(rank)
@@ -353,7 +372,7 @@ def example(rank: int) -> float:
 
 
 def pair_checks(folder: str) -> Checks:
-    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, example)
+    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, overlapping, example)
     return {
         **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
         **{one.__name__: one for one in own},
@@ -462,6 +481,9 @@ def machines_refused(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
         ),
     }  # fmt: skip
     found: dict[str, Any] = {name: error_of(one) for name, one in tries.items()}
+    silo = local_of(replicated(mesh), group=between, every=1, **PROVEN)
+    silo.step()
+    found["silo"] = error_of(lambda: silo.epsilon(1e-5)) or str(silo.epsilon(1e-5))
     for name, make in (("planted", sharded), ("planted ddp", replicated)):
         local = local_of(make(mesh), group=between, every=1)
         if rank == 0:

@@ -17,7 +17,7 @@ from diffsketch.ddp import GroupMean, HookState, LocalSteps, StoreGroup, sketch_
 from diffsketch.ddp.store import StoreMean
 from diffsketch.ddp.weights import bits_digest
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods import PlainSketch, Uncompressed
+from diffsketch.methods import PlainSketch, SketchGaussian, Uncompressed
 from diffsketch.sketch import SketchKey
 from tests.ddp.local_checks import SCHEDULES, four_checks, local_of, make_model, pair_checks
 from tests.ddp.processes import Results, alone, run_checks
@@ -101,6 +101,7 @@ def test_ranks_that_disagree_raise_together(pair: Results) -> None:
     assert one["fails"] == "ArgumentError: every must be >= 1, got every=0"
     assert zero["planted"] == "MismatchError: round 0 is void: rank 1 failed, see the error there"
     assert one["planted"] == "OSError: planted in fragment 0"
+    assert torch.equal(zero["after"][0], one["after"][0])
 
 
 @slow
@@ -167,6 +168,11 @@ def test_a_ddp_that_averages_nothing_is_a_plain_module(pair: Results) -> None:
 
 
 @slow
+def test_steps_go_on_during_an_exchange(pair: Results) -> None:
+    assert all_equal(pair["overlapping"])
+
+
+@slow
 def test_the_example_learns(pair: Results) -> None:
     """With a fixed seed; guessing has 10%."""
     zero, one = pair["example"]
@@ -210,6 +216,8 @@ def test_machines_that_are_refused(four: Results) -> None:
     }
     for rank, found in enumerate(four["machines_refused"]):
         assert [name for name, text in expected.items() if text not in found[name]] == []
+        first = "over 1 round (proven; client unit, replace, local trust)"
+        assert ("ask the first rank" if rank % 2 else first) in found["silo"]
         for name in ("planted", "planted ddp"):  # at rank 0; its machine and its partner raise
             if rank == 0:
                 assert found[name] == "OSError: planted in fragment 0"
@@ -318,6 +326,17 @@ def test_a_run_is_over_when_enough_have_finished() -> None:
     first._peers.min_ranks = 2
     with pytest.raises(MismatchError, match="round 0 must have min_ranks=2 within 0"):
         first.mean(ONES)
+
+
+def test_the_state_of_another_rank_does_not_know_what_was_sent() -> None:
+    method = SketchGaussian(3, 1, 2, clip=1.0, noise_multiplier=5.0)
+    store = HashStore()
+    groups = [StoreGroup(store, rank=rank, world=2, min_ranks=1, wait=0.05) for rank in range(2)]
+    first, second = (StoreMean(method, key=KEY, group=group) for group in groups)
+    first.mean(ONES)
+    with pytest.raises(ArgumentError, match="account_file must be given to go on from the state"):
+        second.load_state_dict(first.state_dict())
+    assert second.round_index == 0
 
 
 @pytest.mark.parametrize(

@@ -446,9 +446,14 @@ class GroupMean(SavedByState):
             failure = error
         settings = {} if failure is not None else {"round_index": str(round_index)}
         self.agree(settings, failure=failure, doing="load its state")
-        self._round_index, self._sent, self._accounts = round_index, sent, accounts
+        self._go_on_from(state)
+        self._sent, self._accounts = sent, accounts
         if self._feedback is not None:
             self._feedback.memory = None if memory is None else memory.clone()
+
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take over what a state has in common with those of all other ranks."""
+        self._round_index = int(state["round_index"])
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
         """Rounds by the object that sent them, and the accounts, of a state that belongs here."""

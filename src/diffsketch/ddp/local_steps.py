@@ -509,7 +509,12 @@ class LocalSteps(SavedByState):
     def _apply(self, one: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""
         self._await(one)
-        status = self._told(_status(one.found), one.failure, "exchange its weights")
+        failure, one.failure = one.failure, None
+        try:
+            status = self._told(_status(one.found), failure, "exchange its weights")
+        except Exception:  # the steps since are sent with the next exchange
+            one.at = one.sent = one.found = None
+            raise
         self._take(one, status)
 
     def _apply_rounds(self, one: _Fragment, rounds: Iterator[Tensor]) -> None:

@@ -255,7 +255,7 @@ class StoreMean(GroupMean):
     ) -> None:
         """Continue where `state_dict` was called: each rank for itself, whenever it likes.
 
-        From the state of another rank, only the round is taken.
+        From the state of another rank, only what all have in common is taken.
         """
         other = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
         if failure is None and other:
@@ -264,7 +264,7 @@ class StoreMean(GroupMean):
                     "account_file must be given to go on from the state of another rank, which "
                     "does not know what this one has sent"
                 )
-            self._round_index = int(state["round_index"])
+            self._go_on_from(state)
             return
         super().load_state_dict(state, failure=failure)
 
