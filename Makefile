@@ -13,6 +13,11 @@ FLOWER_INSTALL := $(FLOWER_PIP) install -c constraints-flower.txt --build-constr
 SOURCES := $(dir $(firstword $(wildcard benchmarks/*.py))) $(dir $(firstword $(wildcard examples/*.py)))
 # The scripts among the modules.
 BENCHMARKS ?= $(patsubst benchmarks/%.py,benchmarks.%,$(shell grep -ls __main__ benchmarks/*.py))
+# A file's tests share what its fixtures made, so they run in one process; files in their order, the
+# short ones (doctests) last.
+PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Without compiled files, each process that a test starts would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Options to pass on, as in make run ARGS="--method none" or make bench ARGS=--quick.
 ARGS ?=
 
@@ -27,15 +32,15 @@ run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNI
 	$(BIN)/diffsketch run $(ARGS)
 
 test: $(VENV)/dev.stamp  ## Run the tests.
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python $(PYTEST)
 
 test-quick: $(VENV)/dev.stamp  ## Run the tests that are not slow: for every day.
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-flower.
 	@# Where it is missing these tests are skipped, and here they must not be.
 	$(FLOWER)/bin/python -c 'import flwr'
-	$(FLOWER)/bin/python -m pytest -n 2 tests/flower src/diffsketch/flower
+	$(FLOWER)/bin/python $(PYTEST) tests/flower src/diffsketch/flower
 
 lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff check

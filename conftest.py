@@ -1,6 +1,17 @@
-"""Which modules pytest skips when it looks for doctests."""
+"""Modules that pytest skips when it looks for doctests, and what all tests share."""
 
+import os
+from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Threads that wait for work sleep: two processes whose threads spin take each other's cores, and
+# twice the time. It is read when PyTorch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Triton comes with PyTorch's CUDA builds only; without it this module cannot be imported.
 collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/kernels/gpu*.py"]
@@ -8,3 +19,20 @@ collect_ignore_glob = [] if find_spec("triton") else ["src/diffsketch/sketch/ker
 # Flower is an extra.
 if not find_spec("flwr"):
     collect_ignore_glob += ["src/diffsketch/flower/*.py", "tests/flower/*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _mnist_is_unpacked_once() -> Iterator[None]:
+    """The embedded files stay in memory: to unpack them takes half a second, in most runs."""
+    from diffsketch.training.data import mnist
+
+    read, folder = mnist.read_idx, Path(str(mnist.embedded_file("x"))).parent
+    read_once = cache(read)
+
+    def read_or_copy(file: Path, **options: Any) -> Any:
+        embedded = file.parent == folder
+        return read_once(file, **options).clone() if embedded else read(file, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mnist, "read_idx", read_or_copy)
+        yield

@@ -167,11 +167,11 @@ def _trained(job: Job, model: DistributedDataParallel, rank: int) -> dict[str, A
     generator = torch.Generator().manual_seed(1000 + job.seed)
     for _ in range(job.steps):
         drawn = torch.randint(len(train), (job.world, job.batch), generator=generator)[rank]
-        _step(model, optimizer, pixels(train.images[drawn]), train.labels[drawn].long())
+        _step(model, optimizer, pixels(train.inputs[drawn]), train.labels[drawn].long())
     found = {}
     with torch.no_grad():
         for name, data in (("train", train), ("test", test)):
-            scores = model.module(pixels(data.images[:10_000]))
+            scores = model.module(pixels(data.inputs[:10_000]))
             labels = data.labels[:10_000].long()
             found[f"{name}_loss"] = float(cross_entropy(scores, labels))
             found[f"{name}_accuracy"] = float((scores.argmax(dim=1) == labels).double().mean())

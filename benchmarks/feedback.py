@@ -132,7 +132,7 @@ def loss_after(setting: Setting, sending: Sending, *, steps: int, seed: int) -> 
 @lru_cache
 def _examples() -> tuple[Tensor, Tensor]:
     train = load_mnist(None, split="train")
-    return pixels(train.images), train.labels.long()
+    return pixels(train.inputs), train.labels.long()
 
 
 def _gradient(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

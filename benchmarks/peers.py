@@ -268,6 +268,7 @@ def loop_jobs(
         options = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
         subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True)  # noqa: S603
         loops = ctypes.CDLL(str(library))
+        torch.set_flush_denormal(False)  # loading it turned this on, for the whole process
     sizes = [ctypes.c_long(k) for k in (vector.size, *cells.shape)]
 
     def call(name: str, source: Any, to: Any, result: Tensor) -> Tensor:

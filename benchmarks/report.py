@@ -27,6 +27,7 @@ class Report:
     cases: list[dict[str, Any]] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     rates: dict[tuple[str, str, int], float] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Report:
         parts = {
             "settings": settings, "notes": self.notes,
             "cases": self.cases, "batches": self.batches, "memory": self.memory,
+            "calls": self.calls,
         }  # fmt: skip
         path.write_text(json.dumps(self.result | parts, indent=1) + "\n")
 

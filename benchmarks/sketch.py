@@ -9,6 +9,10 @@ median times. Ours are calls of the public interface, hashing included: `encode`
 `out=`, since the peers' results go to memory that is allocated beforehand too (our encode allocates
 its table within the timed call; SciPy and CSVec allocate their results as well). The limits are one
 read of the vector (`sum`), one write (`fill_`) and both (`copy_`).
+
+On CUDA these are times of the device, which works while the host prepares. `Calls` are times from
+a call on an idle device to its end, against three reads of the vector and 50 us, and what rounding
+the cells to four bits, and taking sums of such cells from packed words, adds to them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,7 +33,7 @@ import torch
 import diffsketch
 from benchmarks.peers import HASHED_DIM, Problem, peer_jobs
 from benchmarks.report import LIMIT_OF, Report, print_table, print_timings, readable, summarise
-from benchmarks.timing import Job, available_memory, environment, extra_memory, measure
+from benchmarks.timing import Job, available_memory, environment, extra_memory, measure, wait_for
 from diffsketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, HashSeed
 
@@ -40,6 +45,11 @@ MAX_SECONDS = 20.0
 MEMORY_DIM = 10**7  # from here on the extra memory is measured as well
 DEFAULT_SIZES = {"cpu": (7850, 10**6, 10**7, 10**8), "cuda": (10**8, 10**9)}
 QUICK_SIZES = {"cpu": (7850, 10**6), "cuda": (10**7,)}
+CALL_SIZES = (10**6, 10**7, 10**8)
+CALL_TABLES = ((1, 4), (1, 50), (ROWS, 50))  # rows and compression
+CALL_SECONDS = 50e-6  # that a call may take beyond three reads of the vector
+CALL_REPEAT = 100
+FEW_BITS, SUM_BITS = 4, 8  # of a cell, and of the sum of 16
 
 _STARTUP = """
 import json
@@ -214,6 +224,64 @@ def run_memory(problem: Problem, jobs: Sequence[Job], report: Report) -> None:
     print_table("Extra memory", ["", "beyond vector and table", "of the vector"], lines)
 
 
+def run_calls(report: Report) -> None:
+    """Time from a call on an idle device to its end, and what few bits add to it."""
+    lines = []
+    for dim in CALL_SIZES:
+        vector = torch.randn(dim, device=report.device)
+        job = Job("sum", "limit", lambda vector=vector: torch.sum(vector))  # type: ignore[misc]
+        (read,) = measure([job], device=report.device, repeat=report.repeat)
+        limit = 3 * read.median + CALL_SECONDS
+        for rows, compression in CALL_TABLES:
+            sketch = CountSketch(dim, rows, dim // (rows * compression))
+            times = {name: wait_for(run, repeat=CALL_REPEAT) for name, run in calls(sketch, vector)}
+            case = {"dim": dim, "rows": rows, "cols": sketch.cols}
+            report.calls.append(case | {"limit_s": limit, "seconds": times})
+            shape = f"{dim:,} to {rows}x{sketch.cols:,}"
+            for name in ("encode", "query"):
+                call, few = times[name], times[f"{name}, few bits"]
+                others = (times.get(f"{name}, {what}") for what in ("new seed", "validated"))
+                line = [shape, name, readable(limit), readable(call), f"{call / limit:.2f}"]
+                line += [readable(time) if time else "-" for time in others]
+                lines.append([*line, f"{few / call:.2f}"])
+    headers = ["", "", "3 reads + 50 us", "call", "ratio", "new seed", "validated", "few bits"]
+    print_table("Calls", headers, lines)
+
+
+def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name and function of each call: encode and query, and both with cells of few bits."""
+    from diffsketch.sketch.kernels import gpu
+
+    key, rounds = SketchKey.from_integer(0), count()
+    seed = key.seed(next(rounds))
+    table, out = sketch.encode(vector, seed), torch.empty_like(vector)
+    keys = torch.tensor([[3, 4]])
+    cells = torch.empty(table.shape, dtype=torch.int8, device=table.device)
+    step = 6 * table.std().item() / (1 << FEW_BITS)
+
+    def query(seed: HashSeed = seed, *, validate: bool = False) -> None:
+        sketch.query(table, seed, out=out, validate=validate)
+
+    def encode_few() -> None:
+        made = sketch.encode(vector, seed)
+        gpu.round_cells(made.view(1, -1), step, FEW_BITS, keys, cells.view(1, -1))
+
+    yield "encode", lambda: sketch.encode(vector, seed)
+    yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))
+    yield "encode, few bits", encode_few
+    lowest = -(1 << (FEW_BITS - 1))
+    packed = gpu.pack_cells(cells, bits=SUM_BITS, lowest=lowest)
+
+    def query_few() -> None:
+        gpu.unpack_cells(packed, table, bits=SUM_BITS, lowest=lowest)
+        query()
+
+    yield "query", query
+    yield "query, new seed", lambda: query(key.seed(next(rounds)))
+    yield "query, validated", lambda: query(validate=True)
+    yield "query, few bits", query_few
+
+
 def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
     """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch.
 
@@ -277,6 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if dim == SMALL[0]:
             run_batch(report)
     torch.set_num_threads(present)
+    if device.type == "cuda":
+        run_calls(report)
     if options.startup:
         report.result["startup"] = run_startup(report)
     report.save(options.json)

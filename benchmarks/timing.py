@@ -31,6 +31,7 @@ __all__ = [
     "environment",
     "extra_memory",
     "measure",
+    "wait_for",
 ]
 
 Operation: TypeAlias = Literal["encode", "query", "limit", "round", "step"]
@@ -134,6 +135,18 @@ def _sample(run: Callable[[], Any], flush: Tensor, calls: int) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
+
+
+def wait_for(run: Callable[[], Any], *, repeat: int) -> float:
+    """Median seconds from a call to its end on an idle CUDA device, the host's work included."""
+    samples = []
+    for _ in range(3 + repeat):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples[3:])
 
 
 def extra_memory(run: Callable[[], Any], *, device: torch.device) -> int | None:

@@ -38,11 +38,11 @@ def train(steps: int) -> float:
     for _ in range(steps):
         drawn = torch.randint(len(images), (BATCH,), generator=generator)
         optimizer.zero_grad()
-        scores = model(images.images[drawn] / 255)
+        scores = model(images.inputs[drawn] / 255)
         cross_entropy(scores, images.labels[drawn]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     with torch.no_grad():
-        accuracy = float((network(test.images / 255).argmax(dim=1) == test.labels).float().mean())
+        accuracy = float((network(test.inputs / 255).argmax(dim=1) == test.labels).float().mean())
     if dist.get_rank() == 0:
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())
         print(f"accuracy {accuracy:.1%} after {steps} steps")

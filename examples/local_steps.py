@@ -50,13 +50,13 @@ def train(steps: int) -> float:
     for _ in range(steps):
         drawn = torch.randint(len(images), (BATCH,), generator=generator)
         optimizer.zero_grad()
-        scores = model(images.images[drawn] / 255)
+        scores = model(images.inputs[drawn] / 255)
         cross_entropy(scores, images.labels[drawn]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         local.step()
     local.finish()  # all processes have the same weights now
     with torch.no_grad():
-        accuracy = float((model(test.images / 255).argmax(dim=1) == test.labels).float().mean())
+        accuracy = float((model(test.inputs / 255).argmax(dim=1) == test.labels).float().mean())
     if dist.get_rank() == 0:
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())
         print(f"accuracy {accuracy:.1%} after {steps} steps")

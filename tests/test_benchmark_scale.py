@@ -30,6 +30,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.scale_model")
 
 
+@pytest.mark.slow
 def test_writes_all_results(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def task() -> Task:
     return load_task("mnist-devices", workers=20, samples=10)
 
 
+@pytest.mark.slow
 def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     options = ["--cohorts", "3", "--steps", "2", "--memory", "0", "--repeat", "1"]

@@ -38,6 +38,7 @@ def problem(bench: ModuleType) -> Any:
     return bench.Problem(sketch.layout, seed, vector, table, torch.zeros(DIM))
 
 
+@pytest.mark.slow
 def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = f"--sizes {DIM} --repeat 1 --threads 1 --device cpu".split()
@@ -69,6 +70,7 @@ def test_disagreement_shows_wrong_hashes(bench: ModuleType, problem: Any) -> Non
     notes: list[str] = []
     jobs = bench.our_jobs(problem) + bench.peer_jobs(other, notes.append)
     assert min(bench.disagreements(problem, jobs).values()) > 0.1
+    assert np.float64(5e-324) * 1.0 > 0  # no peer changes how this process computes
 
 
 def test_peers_without_room_are_skipped(

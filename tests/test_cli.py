@@ -20,7 +20,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.experiments import names
-from diffsketch.training.data import ImageDataset
+from diffsketch.training.tasks import Examples
 from tests.app.commands import done, invoke, plain, refused
 
 
@@ -59,13 +59,14 @@ def test_help_and_version() -> None:
     assert done("--version").stdout == f"diffsketch {__version__}\n"
 
 
-def test_help_and_version_do_not_import_torch() -> None:
+def test_help_and_version_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from diffsketch.cli import app\n"
-        "for words in ('--help', '--version', 'run --help', 'reproduce --list'):\n"
+        "for words in ('--help', '--version', 'run --help', 'plan --help', 'reproduce --list'):\n"
         "    app(words.split(), standalone_mode=False)\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'matplotlib')))\n"
+        "heavy = {'torch', 'numba', 'numpy', 'matplotlib', 'plotly', 'scipy', 'dp_accounting'}\n"
+        "sys.exit(not heavy.isdisjoint(sys.modules))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
 
@@ -194,22 +195,23 @@ def test_averaging_recovers_the_direction(output: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-def test_pairwise_family_meets_the_theory() -> None:
+def test_pairwise_family_meets_the_theory(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     result = demo.run_demo(family="pairwise", on_progress=shares.append)
-    assert demo.run_demo(family="pairwise") == result
-    assert demo.run_demo(family="pairwise", seed=4) != result
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     for recovery in result.by_compression + result.by_rounds:
         assert is_near(recovery.mean_error, recovery.predicted_mean_error), recovery
+    monkeypatch.setattr(demo, "COMPRESSIONS", (demo.AVERAGED_COMPRESSION,))
+    one, again, other = (demo.run_demo(family="pairwise", seed=seed) for seed in (0, 0, 4))
+    assert one == again != other
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
     images = torch.zeros(count, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match="training data must have"):
-        demo.logistic_gradient(ImageDataset(images, torch.zeros(count, dtype=torch.int64)))
+        demo.logistic_gradient(Examples(images, torch.zeros(count, dtype=torch.int64)))
 
 
 def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
@@ -240,8 +242,9 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
         ),
         (
             [
-                "run", "--task", "mnist-devices", "--sampling", "poisson", "--method",
-                "sketch-gaussian", "--trust", "central", "--clip", "1", "--noise-multiplier", "1",
+                "run", "--task", "mnist-devices", "--workers", "20", "--sampling", "poisson",
+                "--method", "sketch-gaussian", "--trust", "central", "--clip", "1",
+                "--noise-multiplier", "1",
             ],
             "got --relation='replace'",
         ),

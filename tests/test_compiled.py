@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numba.core import config
 
 from diffsketch import compiled
+from diffsketch.sketch.kernels.cpu_lanes import combiner
 
 SOURCE = Path(compiled.__file__).parent
 HELPER = "from numba import njit\nFACTOR = 2\n@njit\ndef double(x):\n    return FACTOR * x\n"
@@ -41,65 +45,113 @@ def kernels(tmp_path: Path) -> Path:
     return folder
 
 
-APPLY = (
-    "import time; from kernels.kernel import apply; "
-    "print(apply(21), len(apply.stats.cache_hits), len(apply.stats.cache_misses))"
-)
+@pytest.fixture
+def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder for Numba's files but those beside the sources, and nothing said of it yet."""
+    nowhere = tmp_path / "a file"
+    nowhere.write_text("in the place of a folder")
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(nowhere / "home"))
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "_said", False)
 
 
-def test_a_change_in_another_file_is_noticed(kernels: Path) -> None:
+@pytest.fixture
+def load(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """The kernel as a new process would have it: from the files, with nothing remembered."""
+    monkeypatch.syspath_prepend(kernels.parent)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its stamps are in whole seconds
+
+    def loaded() -> Any:
+        for name in ("kernels", "kernels.helper", "kernels.kernel"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        compiled._stamp.cache_clear()
+        return import_module("kernels.kernel").apply
+
+    return loaded
+
+
+def outcome(apply: Any, value: Any = 21) -> tuple[Any, int, int]:
+    """The result, how often code was found on disk, and how often it was compiled."""
+    return apply(value), len(apply.stats.cache_hits), len(apply.stats.cache_misses)
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_change_in_another_file_is_noticed(kernels: Path, load: Callable[[], Any]) -> None:
     """Numba by itself looks at the kernel's own file only, and would go on with the old code."""
-    assert run(APPLY, kernels.parent).stdout.split() == ["42", "0", "1"]
-    assert run(APPLY, kernels.parent).stdout.split() == ["42", "1", "0"]
+    assert outcome(load()) == (42, 0, 1)
+    assert outcome(load()) == (42, 1, 0)
     files = set(kernels.rglob("*.nbc"))
     (kernels / "helper.py").write_text(HELPER.replace("FACTOR = 2", "FACTOR = 3"))
-    assert run(APPLY, kernels.parent).stdout.split() == ["63", "0", "1"]
+    assert outcome(load()) == (63, 0, 1)
     assert len(files) == 1
     assert files.isdisjoint(kernels.rglob("*.nbc"))  # the old code does not pile up
 
 
-def test_without_a_cache_all_runs_and_one_line_says_so(kernels: Path) -> None:
+@pytest.mark.usefixtures("no_home")
+def test_without_a_cache_all_runs_and_one_line_says_so(
+    kernels: Path, load: Callable[[], Any]
+) -> None:
     """Nothing can be written anywhere: read-only folders, and no home."""
     (kernels / "__pycache__").write_text("a file in the place of the folder")
-    nowhere = kernels / "__pycache__" / "home"
-    code = "from kernels import kernel, kernel as again\n" + KERNEL + APPLY
-    done = run(code, kernels.parent, HOME=str(nowhere), XDG_CACHE_HOME=str(nowhere))
-    assert done.stdout.split() == ["42", "0", "1"]
-    assert done.stderr.count("compiled kernels are not cached") == 1
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not cached") as said:
+        assert [outcome(load()) for _ in range(2)] == [(42, 0, 1)] * 2
+    assert len(said) == 1
 
 
-def test_a_cache_that_breaks_while_running_does_no_harm(kernels: Path) -> None:
-    code = (
-        "import shutil, pathlib; from kernels.kernel import apply\n"
-        f"folder = pathlib.Path({str(kernels / '__pycache__')!r}); shutil.rmtree(folder)\n"
-        "folder.write_text(''); print(apply(21), apply(1.5))"
-    )
-    done = run(code, kernels.parent)
-    assert done.stdout.split() == ["42", "3.0"]
-    assert done.stderr.count("compiled kernels are not cached") == 1
+@pytest.mark.usefixtures("no_home")
+def test_a_cache_that_breaks_while_running_does_no_harm(
+    kernels: Path, load: Callable[[], Any]
+) -> None:
+    apply = load()
+    shutil.rmtree(kernels / "__pycache__")
+    (kernels / "__pycache__").write_text("")
+    with pytest.warns(RuntimeWarning, match="compiled kernels are not cached") as said:
+        assert (apply(21), apply(1.5)) == (42, 3.0)
+    assert len(said) == 1
 
 
-def test_processes_that_compile_at_once_do_not_mix_up(kernels: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_home")
+def test_processes_that_compile_at_once_do_not_mix_up(
+    kernels: Path, load: Callable[[], Any]
+) -> None:
     """Each for a type of its own: with an index file, one could be left with the other's code."""
-    values = ["21", "1.5", "np.float32(2.5)", "2j"]
-    code = "import sys, numpy as np; from kernels.kernel import apply; print(apply({}))"
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda value: run(code.format(value), kernels.parent), values))
-    assert len(list(kernels.rglob("*.nbc"))) == len(values)
-    for value, expected in zip(values, ("42", "3.0", "5.0", "4j"), strict=True):
-        assert run(code.format(value), kernels.parent).stdout.strip() == expected
-
-
-def test_callbacks_of_other_settings_are_kept_apart(tmp_path: Path) -> None:
-    """They share their code and their types, so that only the name tells them apart."""
+    values: tuple[Any, ...] = (21, 1.5, np.float32(2.5), 2j)
     code = """
-from itertools import product
-from diffsketch.sketch.kernels.cpu_lanes import combiner
-for rows, size, mean, stream, lanewise in product((3, 7), (4, 8), *[(False, True)] * 3):
-    combiner(rows, size, mean=mean, stream=stream, lanewise=lanewise)
+import multiprocessing, os
+import numpy as np
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from kernels.kernel import apply
+all_are_there = multiprocessing.Barrier(4)
+def wait_after(kind, name):
+    method = getattr(kind, name)
+    setattr(kind, name, lambda *given: (method(*given), all_are_there.wait(60))[0])
+wait_after(FunctionCache, "load_overload")
+wait_after(IndexDataCacheFile, "_load_index")  # where it is used
+for value in (21, 1.5, np.float32(2.5), 2j):
+    if os.fork() == 0:
+        apply(value)
+        os._exit(0)
+print(*[os.wait()[1] for _ in range(4)])
 """
-    assert run(code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path)).returncode == 0
-    assert len(list(tmp_path.rglob("*.nbc"))) == 2**5
+    assert run(code, kernels.parent).stdout.split() == ["0"] * 4
+    assert len(list(kernels.rglob("*.nbc"))) == len(values)
+    for value in values:
+        assert outcome(load(), value) == (2 * value, 1, 0)
+
+
+def test_callbacks_of_other_settings_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share their code and their types, so that only the name tells them apart."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    flags = ("mean", "stream", "lanewise", "paired")
+    usual = {"rows": 4, "itemsize": 4} | dict.fromkeys(flags, False)
+    other = {"rows": 8, "itemsize": 8} | dict.fromkeys(flags, True)
+    for settings in (usual, *[usual | {name: other[name]} for name in usual]):
+        combiner.__wrapped__(**settings)
+    assert len(list(tmp_path.rglob("*.nbc"))) == 1 + len(usual)
 
 
 def test_kernels_use_only_files_that_the_stamp_covers() -> None:
@@ -171,6 +223,7 @@ def test_errors_of_tasks_are_raised_and_a_busy_pool_is_not_waited_for() -> None:
     assert done == list(range(8))
 
 
+@pytest.mark.slow
 def test_the_package_runs_from_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """As installed by another user: no cache beside the sources, and no home for one."""
     shutil.copytree(SOURCE, tmp_path / "diffsketch", ignore=shutil.ignore_patterns("__pycache__"))

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from pydantic import create_model
 from pydantic_core import PydanticUndefined
-from rich.console import Console
 
 from diffsketch import __version__
 from diffsketch.app.settings import (
@@ -39,6 +38,7 @@ from diffsketch.app.settings import (
     option,
     read_settings,
 )
+from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -71,39 +71,6 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: [bold]diffsketch run --output runs/first --seed 1[/bold]",
 )
-
-
-class LastingConsole(Console):
-    """Goes on silently where a pipe is closed, as by `| head`: a run is more than what it prints.
-
-    Guarantees (`tests/test_cli.py`): a run whose reader is gone ends as it would have.
-    """
-
-    def on_broken_pipe(self) -> None:
-        """Drop all output from now on. Rich would exit."""
-        self.quiet = True
-        # What is still buffered, or printed at exit, has to go somewhere.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-    @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[..., None]]:
-        """A bar, and a function to call with the share that is done, and what is being done."""
-        from rich.progress import Progress
-
-        with Progress(console=self, transient=True) as progress:
-            task = progress.add_task(title, total=1.0)
-            yield lambda done, what="": progress.update(
-                task, completed=done, description=f"{title} {what}"
-            )
-
-    def show(self, *parts: Any, wrote: Sequence[Path | str] = ()) -> None:
-        """Print tables and texts, then the names of files, unwrapped so that they can be copied."""
-        for part in parts:
-            self.print(part, highlight=False)
-        for path in wrote:
-            self.print(f"Wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -288,8 +255,10 @@ def compare(
     config: Path | None = option(
         r"TOML file: settings of all runs, then a \[\[run]] table with those of each."
     ),
-    seeds: int = option("How many seeds, from --seed on, each method is run with.", default=1),
-    jobs: int = option("Processes at a time.", default=1),
+    seeds: int = option(
+        "How many seeds, from --seed on, each method is run with.", default=1, ge=1
+    ),
+    jobs: int = option("Processes at a time.", default=1, ge=1),
     output: Path | None = option(
         "Directory for comparison.json, comparison.csv and all runs; new or empty.",
         means="the first free of runs/compare, -2, -3, ...",

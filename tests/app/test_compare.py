@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ import torch
 from diffsketch.app import compare as compare_report
 from diffsketch.app.build import build, settings_of_methods
 from diffsketch.app.compare import (
-    Contender,
     Member,
     _check_member,
     contenders_of,
+    folder_of,
     has_plan,
     parse_method,
     read_plan,
@@ -147,10 +146,9 @@ def test_a_changed_plan_or_one_at_work_is_refused(compared: Path) -> None:
         plan.write_text(changed)
         assert "comparison.plan.json: damaged" in refused(invoke("compare", "--resume", compared))
     plan.write_text(content)
-    lock = locked(compared)
-    said = refused(invoke("compare", "--resume", compared))
+    with locked(compared):
+        said = refused(invoke("compare", "--resume", compared))
     assert "out: another process is writing to it" in said
-    os.close(lock)
     done("compare", "--resume", compared)
 
 
@@ -169,7 +167,7 @@ def test_plans_that_we_did_not_write(
 ) -> None:
     """Their checksums are right."""
     assert not has_plan(tmp_path)
-    contenders = [Contender("a", {"method": "none"})]
+    contenders = {"a": {"method": "none"}}
     write_plan(contenders, [0, 1], tmp_path)
     assert has_plan(tmp_path)
     assert read_plan(tmp_path) == (contenders, [0, 1])
@@ -233,12 +231,11 @@ def test_output_that_has_files_is_refused(here: Path) -> None:
 
 
 def test_folders_are_short_and_differ() -> None:
-    long = [Contender("sketch:" + "x" * 300 + end, {}) for end in ("a", "b")]
-    folders = [one.folder for one in long]
+    folders = [folder_of("sketch:" + "x" * 300 + end) for end in ("a", "b")]
     assert len(set(folders)) == 2
     assert all(len(folder) <= 80 for folder in folders)
-    assert Contender("comparison.json", {}).folder != "comparison.json"
-    assert Contender("sketch:rows=7,cols=22", {}).folder == "sketch-rows=7-cols=22"
+    assert folder_of("comparison.json") != "comparison.json"
+    assert folder_of("sketch:rows=7,cols=22") == "sketch-rows=7-cols=22"
 
 
 def test_names_that_were_given_are_not_split() -> None:
@@ -405,7 +402,9 @@ def test_bad_files(here: Path, text: str, said: str) -> None:
 def test_shared_settings_go_where_they_are_used() -> None:
     each = [parse_method("none"), parse_method("sketch:cols=5")]
     contenders = contenders_of({"rows": 7, "rounds": 2}, each, fields_of=settings_of_methods())
-    assert dict(contenders[0].settings) == {"rounds": 2, "method": "none"}
-    assert dict(contenders[1].settings) == {"rounds": 2, "rows": 7, "method": "sketch", "cols": 5}
+    assert contenders == {
+        "none": {"rounds": 2, "method": "none"},
+        "sketch:cols=5": {"rounds": 2, "rows": 7, "method": "sketch", "cols": 5},
+    }
     with pytest.raises(ArgumentError, match="clip must be a setting"):
         contenders_of({"clip": 1.0}, each, fields_of=settings_of_methods())

@@ -22,8 +22,6 @@ from diffsketch.app.files import (
     RunDirectory,
     check_versions,
     free_name,
-    has_run,
-    locked,
     look,
     pack,
     read_metrics,
@@ -104,45 +102,37 @@ def test_every_changed_or_missing_byte_is_noticed() -> None:
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 
 
-@pytest.fixture
-def metrics_path(tmp_path: Path) -> Path:
-    return tmp_path / "metrics.jsonl"
-
-
-def test_restored_to_what_it_was(metrics_path: Path) -> None:
-    with Metrics(metrics_path) as metrics:
-        metrics.append({"round": 0})
-        metrics.append({"round": 1, "loss": 0.1})
-        state = metrics.state()
-        before = metrics_path.read_bytes()
-        metrics.append({"round": 2})
+def test_restored_to_what_it_was(tmp_path: Path) -> None:
+    metrics_path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(metrics_path)
+    metrics.append({"round": 0})
+    metrics.append({"round": 1, "loss": 0.1})
+    state, before = metrics.state(), metrics_path.read_bytes()
+    metrics.append({"round": 2})
     metrics_path.write_bytes(metrics_path.read_bytes() + b'{"half')  # killed while it wrote
-    with Metrics(metrics_path) as metrics:
-        metrics.restore(state)
-        assert metrics_path.read_bytes() == before
-        assert metrics.state() == state
-        metrics.append({"round": 2})
+    metrics = Metrics(metrics_path)
+    metrics.restore(state)
+    assert metrics_path.read_bytes() == before
+    assert metrics.state() == state
+    metrics.append({"round": 2})
     assert [one["round"] for one in read_metrics(metrics_path)] == [0, 1, 2]
-    with Metrics(metrics_path) as metrics:
-        metrics.restore(None)
-        with pytest.raises(ValueError, match="JSON"):
-            metrics.append({"loss": math.nan})
+    metrics = Metrics(metrics_path)
+    metrics.restore(None)
+    with pytest.raises(ValueError, match="JSON"):
+        metrics.append({"loss": math.nan})
     assert metrics_path.read_bytes() == b""
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed"])
-def test_damage_is_noticed_and_kept(metrics_path: Path, damage: str) -> None:
-    with Metrics(metrics_path) as metrics:
-        metrics.append({"round": 0})
-        state = metrics.state()
-    content = metrics_path.read_bytes()
+def test_damage_is_noticed_and_kept(tmp_path: Path, damage: str) -> None:
+    metrics_path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(metrics_path)
+    metrics.append({"round": 0})
+    state, content = metrics.state(), metrics_path.read_bytes()
     damaged = content[:-2] if damage == "shorter" else content.replace(b"0", b"7")
     metrics_path.write_bytes(damaged)
-    with (
-        Metrics(metrics_path) as metrics,
-        pytest.raises(DataError, match=r"metrics\.jsonl: damaged"),
-    ):
-        metrics.restore(state)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged"):
+        Metrics(metrics_path).restore(state)
     assert metrics_path.read_bytes() == damaged
 
 
@@ -158,8 +148,9 @@ CONFIG = RunConfig(rounds=3, method="none")
 COMMAND = ["diffsketch", "run"]
 
 
-def begin(path: Path) -> None:
-    with RunDirectory.create(path, CONFIG, command=COMMAND) as directory:
+def begin(path: Path, *, overwrite: bool = False) -> None:
+    created = RunDirectory.create(path, CONFIG, command=COMMAND, overwrite=overwrite)
+    with created as directory:
         directory.write_checkpoint(b"content", {"training": 0.5, "total": 1.0})
 
 
@@ -168,11 +159,12 @@ def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     content = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ArgumentError, match=r"holds a run: .*--resume .*--overwrite"):
-        RunDirectory.create(tmp_path, CONFIG, command=COMMAND)
+        begin(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == content
-    RunDirectory.open(tmp_path).close()  # the lock is not held any more
-    RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True).close()
-    names = {path.name for path in tmp_path.iterdir()}
+    with RunDirectory.open(tmp_path):
+        pass  # the lock is not held any more
+    with RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True):
+        names = {path.name for path in tmp_path.iterdir()}
     assert names == {"command.txt", "config.toml", "run.json", "notes.txt"}
 
 
@@ -180,17 +172,18 @@ def test_a_run_is_not_removed_silently(tmp_path: Path) -> None:
 def test_files_of_others_are_never_removed(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "config.toml").write_text("mine")
     with pytest.raises(ArgumentError, match="not those of a run"):
-        RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=overwrite)
+        begin(tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
     assert (tmp_path / "config.toml").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from diffsketch.app.files import RunDirectory\n"
-        "run = RunDirectory.open(Path(sys.argv[1]))\n"
-        "print('open', flush=True); sys.stdin.read()\n"
+        "with RunDirectory.open(Path(sys.argv[1])):\n"
+        "    print('open', flush=True); sys.stdin.read()\n"
     )
     begin(tmp_path)
     arguments = [sys.executable, "-c", code, str(tmp_path)]
@@ -199,20 +192,21 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
+        with pytest.raises(RunBusy, match="another process"), RunDirectory.open(tmp_path):
+            pass
         with pytest.raises(RunBusy, match="another process"):
-            RunDirectory.open(tmp_path)
-        with pytest.raises(RunBusy, match="another process"):
-            RunDirectory.create(tmp_path, CONFIG, command=COMMAND, overwrite=True)
+            begin(tmp_path, overwrite=True)
         other.kill()
-    RunDirectory.open(tmp_path).close()  # a process that was killed holds no lock
+    with RunDirectory.open(tmp_path):
+        pass  # a process that was killed holds no lock
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     begin(tmp_path)
     leftover = tmp_path / f".checkpoint.safetensors.{os.getpid() + 1}.tmp"
     leftover.write_bytes(b"half")
-    RunDirectory.open(tmp_path).close()
-    assert not leftover.exists()
+    with RunDirectory.open(tmp_path):
+        assert not leftover.exists()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +227,10 @@ def test_changed_and_damaged_files_are_refused(
     path = tmp_path / name
     before = path.read_text()
     path.write_text(before.replace("rounds = 3", content) if name == "config.toml" else content)
-    for way in (RunDirectory.open, look):
-        with pytest.raises((DataError, MismatchError), match=said):
-            way(tmp_path)
+    with pytest.raises((DataError, MismatchError), match=said), RunDirectory.open(tmp_path):
+        pass
+    with pytest.raises((DataError, MismatchError), match=said):
+        look(tmp_path)
 
 
 def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,47 +239,7 @@ def test_lock_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(OSError, match="not implemented"):
-        RunDirectory.create(tmp_path, CONFIG, command=COMMAND)
-
-
-def tree(path: Path) -> dict[str, tuple[bytes, int]]:
-    return {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in path.iterdir()}
-
-
-def test_what_there_is_to_see(tmp_path: Path) -> None:
-    assert not has_run(tmp_path)
-    begin(tmp_path)
-    assert has_run(tmp_path)
-    files = look(tmp_path)
-    assert (files.path, files.config, files.command) == (tmp_path, CONFIG, "diffsketch run")
-    assert files.checkpoint.read_bytes() == b"content"
-    assert files.times() == {"training": 0.5, "total": 1.0}
-    assert (files.finished, files.summary()) == (False, None)
-    with RunDirectory.open(tmp_path) as directory:
-        assert (directory.config, directory.times()) == (files.config, files.times())
-        assert (files.identity, files.start) == (directory.identity, directory.start)
-        directory.write_results(model=b"model", summary={"accuracy": 0.5})
-    assert (files.finished, files.summary()) == (True, {"accuracy": 0.5})
-    (tmp_path / "command.txt").unlink()
-    assert files.command == ""  # for the record only
-
-
-def test_nothing_is_locked_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a lock was taken")
-
-    begin(tmp_path)
-    leftover = tmp_path / f".checkpoint.safetensors.{os.getpid() + 1}.tmp"
-    leftover.write_bytes(b"half")  # that another process may be writing now
-    before, lock = tree(tmp_path), locked(tmp_path)
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    try:
-        assert look(tmp_path).config == CONFIG
-    finally:
-        os.close(lock)
-    assert tree(tmp_path) == before
-    with pytest.raises(AssertionError, match="a lock was taken"):  # so the check can fail
-        RunDirectory.open(tmp_path)
+        begin(tmp_path)
 
 
 def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
@@ -295,14 +250,15 @@ def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
     start["versions"] = {"diffsketch": "0.0.1", "torch": 2}
     path.write_bytes(sealed(start))
     assert look(tmp_path).start["versions"] == {"diffsketch": "0.0.1", "torch": "2"}
-    with pytest.raises(MismatchError, match=r"begun with diffsketch 0\.0\.1"):
-        RunDirectory.open(tmp_path)
+    said = r"begun with diffsketch 0\.0\.1"
+    with pytest.raises(MismatchError, match=said), RunDirectory.open(tmp_path):
+        pass
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(DataError, match="not the directory of a run"):
-            RunDirectory.open(path)
+        with pytest.raises(DataError, match="not the directory of a run"), RunDirectory.open(path):
+            pass
     begin(tmp_path)
     for name, said in (("config.toml", "No such file"), ("run.json", "missing")):
         (tmp_path / name).unlink()

@@ -18,12 +18,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from rich.console import Console
 
 from diffsketch import files
 from diffsketch.app import build, compare, session
 from diffsketch.app.files import Metrics
 from diffsketch.app.settings import RunConfig
+from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import DataError
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Examples, Task, load_task
@@ -86,11 +86,10 @@ class Moments:
             write(path, content)
 
         def half_line(metrics: Metrics, record: Any) -> None:
-            handle = metrics._stream.fileno()
-            length = os.fstat(handle).st_size
-            os.write(handle, json.dumps(record).encode()[:10])
+            content = metrics._path.read_bytes() if metrics._path.exists() else b""
+            metrics._path.write_bytes(content + json.dumps(record).encode()[:10])
             self.note("half of a line")
-            os.ftruncate(handle, length)
+            metrics._path.write_bytes(content)
             append(metrics, record)
 
         with ExitStack() as stack:
@@ -106,7 +105,7 @@ class Moments:
 
 def run(config: RunConfig, path: Path, moments: Moments) -> None:
     """Continue the run, or begin it."""
-    console = Console(file=io.StringIO())
+    console = LastingConsole(file=io.StringIO())
     with moments.counted():
         try:
             session.resume(path, console)
@@ -117,7 +116,7 @@ def run(config: RunConfig, path: Path, moments: Moments) -> None:
 
 
 def run_comparison(path: Path, moments: Moments) -> None:
-    console, common = Console(file=io.StringIO()), {"jobs": 1, "command": ["diffsketch"]}
+    console, common = LastingConsole(file=io.StringIO()), {"jobs": 1, "command": ["diffsketch"]}
     each: list[Any] = [
         ("a", {"method": "none"}), ("b", {"method": "sketch", "rows": 1, "cols": 16}),
     ]  # fmt: skip

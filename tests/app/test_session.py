@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,12 +24,11 @@ from diffsketch.app import session as progress
 from diffsketch.app.build import build
 from diffsketch.app.files import RunDirectory
 from diffsketch.app.session import (
-    Interrupts,
-    RunProgress,
+    TrainingSession,
     progress_display,
-    session,
 )
 from diffsketch.app.settings import RunConfig, describe, read_settings
+from diffsketch.app.terminal import Interrupts, LastingConsole
 from diffsketch.methods import SketchGaussian
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import HashSeed, SketchKey
@@ -82,7 +80,7 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     lines = read_lines(path / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 10, 20, 30]
     # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
-    assert [line["bytes_up"] for line in lines] == [n * 4 * 664 for n in (0, 10, 20, 30)]
+    assert [line["bytes_up"] for line in lines] == [n * 4 * 620 for n in (0, 10, 20, 30)]
     assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
     assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
     assert lines[-1]["epsilon"] == {
@@ -97,8 +95,8 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     summary = read(path / "summary.json")
     assert summary["outcome"] == "finished"
     assert summary["rounds"] == summary["planned_rounds"] == 30
-    assert summary["bytes_up"] == 30 * 4 * 664
-    assert summary["compression_up"] == pytest.approx(4 * 7850 / 664)
+    assert summary["bytes_up"] == 30 * 4 * 620
+    assert summary["compression_up"] == pytest.approx(4 * 7850 / 620)
     assert 0 <= summary["noised_share"] <= 1
     assert summary["claim"].startswith("Claimed, not proven")
     assert len(summary["assumes"]) == 1
@@ -107,7 +105,7 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     assert set(read(path / "times.json")) == {"training", "total"}
     for text in (
         "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
-        "compression 47.3x", "664 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "compression 50.6x", "620 B for 7,850 numbers", "noise needed", "so this is no guarantee",
         "Simulated: the noise follows from the seed", "do not publish it as a private release",
         f"Wrote {path / 'summary.json'}",
     ):  # fmt: skip
@@ -134,7 +132,7 @@ def test_finished_run_is_not_touched(finished: tuple[Path, str]) -> None:
     before = {item.name: item.stat().st_mtime_ns for item in path.iterdir()}
     printed = plain(done("run", "--resume", path).output)
     assert "is finished: there is nothing to continue" in printed
-    assert "compression 47.3x" in printed
+    assert "compression 50.6x" in printed
     assert {item.name: item.stat().st_mtime_ns for item in path.iterdir()} == before
 
 
@@ -440,16 +438,17 @@ SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 
 def status(done: int) -> Any:
     """A session after so many rounds, as far as a display looks at it."""
-    progress = RunProgress(bytes_up=1_234_000, bytes_down=567, loss=0.5, accuracy=0.875)
+    simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
+    curve = [{"loss": 0.5, "accuracy": 0.875}]
     return SimpleNamespace(
-        round_index=done, rounds=10, progress=progress, shown_epsilon=lambda: SPENT
+        round_index=done, rounds=10, simulation=simulation, curve=curve, shown_epsilon=lambda: SPENT
     )
 
 
 def shown(**options: Any) -> str:
     """Ten rounds as a display shows them."""
     stream = io.StringIO()
-    with progress_display(Console(file=stream, width=40, **options), rounds=10) as show:
+    with progress_display(LastingConsole(file=stream, width=40, **options), rounds=10) as show:
         for number in range(1, 11):
             show(status(number))
     return uncoloured(stream.getvalue())
@@ -533,7 +532,7 @@ FEDAVG: dict[str, Any] = {"algorithm": "fedavg", "cohort": 3, "sampling": "unifo
 def summary_of(path: Path, **settings: Any) -> dict[str, Any]:
     built = build(RunConfig(workers=6, samples=10, rounds=8, **settings))
     with RunDirectory.create(path, built.config, command=["x"]) as directory:
-        session(built, directory, show=lambda _: None, stop=lambda: False)
+        TrainingSession(built, directory).run(show=lambda _: None, stop=lambda: False)
         return directory.summary() or {}
 
 

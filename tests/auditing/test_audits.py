@@ -34,7 +34,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
 from diffsketch.privacy.clipping import NormBound
-from diffsketch.privacy.mechanisms import GaussianMechanism
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch import HashSeed
 

@@ -158,6 +158,7 @@ def test_binomial_limit_is_exact() -> None:
             assert excess == pytest.approx(delta, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_low_bits_break_float_noise_and_not_the_grid() -> None:
     """One message of float noise shows more than 5, where 0.93 is stated; the grid shows nothing.
 

@@ -225,6 +225,32 @@ def states(rank: int) -> dict[str, Any]:
     }
 
 
+def few_bits(rank: int) -> dict[str, Any]:
+    """Six rounds with cells of few bits, the same in two halves, and one round that fails."""
+    method = PlainSketch(DIM, 1, 30, bits=4)
+    whole, half = (mean_of(method, error_feedback=True) for _ in range(2))
+    expected = rounds_of(whole, rank, 6)
+    first = rounds_of(half, rank, 3)
+    loaded = mean_of(method, error_feedback=True)
+    loaded.load_state_dict(half.state_dict())
+    second = rounds_of(loaded, rank, 3)
+    bare = mean_of(PlainSketch(DIM, 1, 30, bits=8))
+    vectors = [vector_of(rank, index) for index in range(200)]
+    errors = [bare.mean(vectors[0]) for _ in vectors]
+    failing = mean_of(method)
+    error = error_of(lambda: failing.mean(vector_of(rank)[: 5 if rank == 1 else DIM]))
+    return {
+        "expected": expected,
+        "found": torch.cat([first, second]),
+        "limit": whole.method.round_clip,
+        "bytes": whole.payload_bytes,
+        "saturated": int(whole.saturated),  # type: ignore[arg-type]
+        "mean": torch.stack(errors).mean(dim=0),
+        "error": error,
+        "after": failing.mean(vector_of(rank)),
+    }
+
+
 class Scale:
     def __init__(self, value: float) -> None:
         self.value = value
@@ -252,9 +278,18 @@ def checks() -> Checks:
         **{f"written {case.name}": silenced(partial(written, case)) for case in CASES},
         "silent central": silenced(central),
     }
-    own = (starting_apart, refused, rounds_apart, nowhere_to_write, budget, noises, central)
+    own = (
+        few_bits,
+        starting_apart,
+        refused,
+        rounds_apart,
+        nowhere_to_write,
+        budget,
+        noises,
+        central,
+    )
     quiet = (planted, not_finite, states, scaled)
-    each |= {one.__name__: one for one in own}
+    each |= {one.__name__: one for one in (*own, central)}
     return each | {one.__name__: silenced(one) for one in quiet}
 
 

@@ -19,7 +19,8 @@ from diffsketch.ddp.weights import bits_digest
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, Uncompressed
 from diffsketch.sketch import SketchKey
-from tests.ddp.local_checks import SCHEDULES, four_checks, local_of, make_model, pair_checks
+from tests.ddp.local_checks import SCHEDULES, local_of, make_model, pair_checks
+from tests.ddp.machine_checks import four_checks
 from tests.ddp.processes import Results, alone, run_checks
 
 slow = pytest.mark.slow  # processes are started
@@ -63,7 +64,7 @@ def test_ranks_begin_and_go_on_with_the_same_weights(pair: Results) -> None:
         assert torch.equal(found["common"], kept)
         assert found["buffer"] == rank
         payload, each, dense = found["bytes"]
-        assert payload == dense // 8 + 4 * 2 * 2
+        assert dense / 8 < payload < 1.6 * dense / 8 + 4 * 2 * 2  # sums have more bits than cells
         assert each == payload / 3
         assert found["claim"].startswith("No claim")
 

@@ -279,6 +279,7 @@ def test_arguments_are_checked() -> None:
         FlowerPlan("sketch", {"clip": 1.0})
     with pytest.raises(ArgumentError, match="name=value"):
         FlowerPlan.parse("sketch", "rows cols")
+    assert FlowerPlan.parse("sketch", "rows=2", cohort=3).cohort == 3
 
 
 # Arrays that clients keep to themselves: running statistics are never sketched.

@@ -270,23 +270,11 @@ def test_dropouts_within_the_threshold_never_exceed_a_budget() -> None:
     assert run(budget=less)[0].reports == []
 
 
-def test_plans_that_do_not_fit() -> None:
-    with pytest.raises(ArgumentError, match=r"min_replies must be in 3\.\.5 for a secure sum"):
-        replace(PLAN, min_replies=2)
-    with pytest.raises(ArgumentError, match=r"min_replies must be in 3\.\.5 for a secure sum"):
-        replace(PLAN, min_replies=6)
-    with pytest.raises(ArgumentError, match="min_replies must be in"):
-        replace(PLAN, cohort=1, min_replies=1)
-    gaussian = FlowerPlan(
-        "sketch-gaussian", SETTINGS, cohort=5, min_replies=3, secure_sum=True, identities=False
-    )
+def test_methods_and_aggregations_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="whole numbers with room for their sum"):
-        gaussian.build(DIM)
-    paper = FlowerPlan(
-        "cpsgd", {"claimed": 5.0}, cohort=5, min_replies=3, secure_sum=True, identities=False
-    )
+        replace(PLAN, method="sketch-gaussian").build(DIM)
     with pytest.raises(ArgumentError, match="of 4 bits, unsigned, for a sum of 7"):
-        paper.build(DIM)
+        replace(CPSGD, settings={"claimed": 5.0}).build(DIM)
     with pytest.raises(ArgumentError, match="aggregation must be a SecureAggregation"):
         strategy_of(PLAIN, aggregation=SecureAggregation())
 

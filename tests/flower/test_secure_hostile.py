@@ -153,21 +153,21 @@ def test_repeated_replies_and_those_of_strangers_change_nothing() -> None:
 # The client's side.
 
 
-def params(**changes: Any) -> Params:
+def params(plan: FlowerPlan = PLAN, **changes: Any) -> Params:
     values: dict[str, Any] = {
         "run": bytes(16),
         "round_index": 0,
         "fingerprint": KEY.seed(0).fingerprint,
-        "members": tuple(NODES),
+        "members": tuple(range(1000, 1000 + plan.cohort)),
         "threshold": 3,
-        "min_present": 3,
+        "min_present": plan.min_replies,
     } | changes
-    return Params(PLAN.build(DIM).message_format, **values)
+    return Params(plan.build(DIM).message_format, **values)
 
 
-def client_of(key: SketchKey | None = KEY) -> ClientContext:
-    context = Context(RUN, 1000, {"partition-id": 0}, RecordDict(), {})
-    return ClientContext(context, PLAN, key, 1000)
+def client_of(plan: FlowerPlan = PLAN, key: SketchKey | None = KEY, **config: Any) -> ClientContext:
+    context = Context(RUN, 1000, {"partition-id": 0, **config}, RecordDict(), {})
+    return ClientContext(context, plan, key, 1000)
 
 
 def ask(
@@ -215,20 +215,29 @@ def test_a_member_refuses(request_: SumRequest, reason: str) -> None:
     assert list(who.context.state) == []
 
 
-def test_a_lower_threshold_than_the_plans_is_refused() -> None:
-    # Of 5 with min_replies 5 the plan's is 4.
-    plan = replace(PLAN, min_replies=5)
-    who = ClientContext(client_of().context, plan, KEY, 1000)
-    low = Params(
-        plan.build(DIM).message_format, run=bytes(16), round_index=0, members=tuple(NODES),
-        fingerprint=KEY.seed(0).fingerprint, threshold=3, min_present=5,
-    )  # fmt: skip
-    reply = ask(opening(low, plan=plan.describe(DIM)), who, SecureClientAggregation())
-    assert "with a threshold of 3" in reply.reason
+TEN = FlowerPlan("sketch-skellam", SETTINGS, 10, 10, secure_sum=True, identities=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "threshold", "reason"),
+    [
+        (replace(PLAN, min_replies=5), 3, "with a threshold of 3"),  # the plan's is 4
+        (TEN, 7, ""),
+        (replace(TEN, corrupt=4), 7, "does not withstand 4 who collude"),
+        (replace(TEN, corrupt=4), 8, ""),
+    ],
+)
+def test_a_member_refuses_a_threshold_that_is_too_low(
+    plan: FlowerPlan, threshold: int, reason: str
+) -> None:
+    request = opening(params(plan, threshold=threshold), plan=plan.describe(DIM))
+    reply = ask(request, client_of(plan), SecureClientAggregation())
+    assert (reason in reply.reason) if reason else not reply.reason
+    assert (reply.reply == b"") == bool(reason)
 
 
 def test_a_member_without_the_key_says_so() -> None:
-    assert ask(opening(params()), client_of(None), SecureClientAggregation()).code == "key"
+    assert ask(opening(params()), client_of(key=None), SecureClientAggregation()).code == "key"
 
 
 def test_no_message_is_masked_but_in_training() -> None:
@@ -318,7 +327,7 @@ def test_a_sum_that_no_cohort_has_is_void(monkeypatch: pytest.MonkeyPatch) -> No
     assert not arrays
 
 
-# ClientRegistry that sign.
+# Members that sign.
 
 PUBLIC = [identity(number).public for number in range(5)]
 SIGNED = replace(PLAN, identities=True)
@@ -422,15 +431,14 @@ def test_a_member_without_identities_sends_nothing(fault: str, tmp_path: Path) -
         written(tmp_path, PUBLIC[1:])
     if fault == "no file":
         config["diffsketch-identity-file"] = str(tmp_path / "none")
-    context = Context(RUN, 1000, {"partition-id": 0, **config}, RecordDict(), {})
     plan, own_side = SIGNED, SecureClientAggregation()
     if fault == "plan":  # a list is given, and the plan is one for a server that is trusted
         plan, own_side = PLAN, SecureClientAggregation(identity=identity(0), identities=PUBLIC)
-    client = ClientContext(context, plan, KEY, 1000)
-    reply = ask(opening(params(), plan=plan.describe(DIM)), client, own_side)
+    who = client_of(plan, **config)
+    reply = ask(opening(params(), plan=plan.describe(DIM)), who, own_side)
     assert reply.reply == b""
     assert reply.reason
-    assert list(context.state) == []
+    assert list(who.context.state) == []
 
 
 def test_identities_come_together() -> None:
@@ -443,7 +451,7 @@ def test_identities_come_together() -> None:
 FOUR = replace(PLAN, min_replies=4)
 ONE = replace(FOUR, corrupt=1)
 
-# ClientRegistry that pass on what they have.
+# Members that pass on what they have.
 
 
 def test_thresholds_withstand_those_who_are_corrupt() -> None:
@@ -460,34 +468,23 @@ def test_thresholds_withstand_those_who_are_corrupt() -> None:
     assert 2 * FlowerPlan("sketch-skellam", SETTINGS, 10, 10, True).threshold(10) <= 10 + 4
 
 
-def test_plans_without_a_threshold_are_refused() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"in 4\.\.5 for a secure sum of a cohort of 5 of which"
-    ):
-        replace(PLAN, corrupt=1)
-    with pytest.raises(ArgumentError, match="corrupt must be below cohort=5"):
-        replace(PLAN, min_replies=5, corrupt=5)
-    with pytest.raises(ArgumentError, match="corrupt must be 0 without secure_sum"):
-        replace(ONE, secure_sum=False)
-    with pytest.raises(ArgumentError, match="corrupt"):
-        replace(ONE, corrupt=-1)
-    options = {"cohort": 5, "min_replies": 4, "secure_sum": True, "corrupt": 1}
-    assert FlowerPlan.parse("cpsgd", "levels=4", **options).corrupt == 1
-
-
-@pytest.mark.parametrize(("corrupt", "threshold"), [(0, 7), (4, 7), (4, 8)])
-def test_a_member_refuses_a_threshold_that_does_not_withstand(corrupt: int, threshold: int) -> None:
-    plan = FlowerPlan("sketch-skellam", SETTINGS, 10, 10, True, corrupt, False)
-    context = Context(RUN, 1000, {"partition-id": 0}, RecordDict(), {})
-    which = Params(
-        plan.build(DIM).message_format, run=bytes(16), round_index=0, threshold=threshold,
-        fingerprint=KEY.seed(0).fingerprint, members=tuple(range(1000, 1010)), min_present=10,
-    )  # fmt: skip
-    request = opening(which, plan=plan.describe(DIM), invitation=invite(which))
-    reply = ask(request, ClientContext(context, plan, KEY, 1000), SecureClientAggregation())
-    refused = 2 * threshold <= 10 + corrupt
-    assert ("does not withstand 4 who collude" in reply.reason) == refused
-    assert (reply.reply == b"") == refused
+@pytest.mark.parametrize(
+    ("plan", "changes", "reason"),
+    [
+        (PLAN, {"min_replies": 2}, r"min_replies must be in 3\.\.5 for a secure sum"),
+        (PLAN, {"min_replies": 6}, r"min_replies must be in 3\.\.5 for a secure sum"),
+        (PLAN, {"cohort": 1, "min_replies": 1}, "min_replies must be in"),
+        (PLAN, {"corrupt": 1}, r"in 4\.\.5 for a secure sum of a cohort of 5 of which"),
+        (PLAN, {"min_replies": 5, "corrupt": 5}, "corrupt must be below cohort=5"),
+        (ONE, {"secure_sum": False}, "corrupt must be 0 without secure_sum"),
+        (ONE, {"corrupt": -1}, "corrupt"),
+    ],
+)
+def test_plans_without_a_threshold_are_refused(
+    plan: FlowerPlan, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        replace(plan, **changes)
 
 
 def epsilon(count: int) -> float:

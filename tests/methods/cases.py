@@ -27,7 +27,7 @@ from diffsketch.methods import (
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, estimate_alpha, estimate_sigma
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.mechanisms import Quantizer
+from diffsketch.privacy.clipping import Quantizer
 from diffsketch.sketch import HashSeed, SketchKey
 
 DIM, WORKERS = 40, 12
@@ -128,11 +128,20 @@ def build_cases() -> dict[str, Case]:
     return {
         "none": Case(Uncompressed(DIM), f"none: {nobody}"),
         "sketch": Case(PlainSketch(DIM, 2, 20), f"none: {nobody}"),
+        "sketch-4-bits": Case(
+            PlainSketch(DIM, 2, 20, bits=4, cell_limit=3.0), f"none: {nobody}", None
+        ),
+        "sketch-1-bit": Case(
+            PlainSketch(DIM, 2, 20, bits=1, cell_limit=1.5, cohort=WORKERS), f"none: {nobody}", None
+        ),
         "sketch-median": Case(
             PlainSketch(DIM, 5, 20, family="pairwise", combine="median"), f"none: {nobody}"
         ),
         "diffsketch": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
+        ),
+        "diffsketch-8-bits": Case(
+            DiffSketch(DIM, 2, 20, per_round=20.0, bits=8, cell_limit=30.0), CLAIMED, None
         ),
         "diffsketch-padded": Case(
             DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
@@ -219,6 +228,9 @@ class HalfNoise(Noise):
 
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         return self.inner.bernoulli(probabilities)
+
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        return self.inner.words(shape)
 
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         return self.inner.discrete_gaussian(shape, std / 2)

@@ -19,8 +19,7 @@ from diffsketch.methods.client_noise import ClientNoise, flag_share, next_clip
 from diffsketch.privacy import CohortNoise, FastNoise, NoiseKey, SecureNoise
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Relation, Trust
-from diffsketch.privacy.clipping import FlaggedBound
-from diffsketch.privacy.mechanisms import Quantizer
+from diffsketch.privacy.clipping import FlaggedBound, Quantizer
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import WireError
 
@@ -303,6 +302,7 @@ def test_without_noise_it_is_the_papers_update(kind: str) -> None:
     assert len(set(shares)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "first"), list(zip(KINDS, [0.05, 5.0] * 3, strict=True)))
 def test_the_clip_finds_the_quantile(kind: str, first: float) -> None:
     """From far below and above, under noise, to within a tenth of the quantile in share.
@@ -359,6 +359,7 @@ def test_the_flag_is_as_large_as_it_needs() -> None:
         assert share == rest or error == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_the_share_is_known_as_well_as_stated() -> None:
     """The spread of the clip over rounds of noise, against the error that the flag is sized for.
 

@@ -231,6 +231,7 @@ def test_means_are_right_on_average(name: str) -> None:
         assert wrong_seed > FAR
 
 
+@pytest.mark.slow
 def test_the_median_misses_as_rarely_as_it_should() -> None:
     """A row misses by `sqrt(6 / cols)` of the norm in a sixth of cases, three of five in 3.6%.
 
@@ -268,14 +269,15 @@ def noise_only(method: Method, round_index: int, wrap: Callable[[Noise], Noise])
     return difference.double()
 
 
-def noise_ratio(case: Case, wrap: Callable[[Noise], Noise]) -> tuple[float, float]:
+def noise_ratio(
+    case: Case, wrap: Callable[[Noise], Noise], rounds: int = 200
+) -> tuple[float, float]:
     """The measured variance over the stated one, and six of its standard errors.
 
     A difference has twice the variance. Rounds are independent, so that the standard error comes
     from them, whatever the distribution and the correlation of cells.
     """
     assert case.variance
-    rounds = 200
     means = torch.stack(
         [noise_only(case.method, index, wrap).square().mean() / 2 for index in range(rounds)]
     )
@@ -291,7 +293,7 @@ def test_noise_has_the_size_that_is_stated(name: str) -> None:
     rounding = case.rounding / cast(float, case.variance)
     assert 1 - error < ratio < 1 + rounding + error
     assert error < 0.2
-    ratio, error = noise_ratio(case, HalfNoise)
+    ratio, error = noise_ratio(case, HalfNoise, rounds=40)
     assert ratio < min(0.5, 1 - error)
 
 
@@ -316,19 +318,20 @@ def test_messages_fit_their_format_and_survive_the_wire(method: Method) -> None:
         back = Message.from_bytes(data, layout, **about, count=count)
         assert torch.equal(back.cells, cells)
         assert (back.sender, back.count) == (sender, count)
-    assert method.wire_bytes == form.wire_bytes == 48 + math.ceil(form.cell_count * form.bits / 8)
+    payload = math.ceil(form.cell_count * form.bits / 8)
+    assert method.wire_bytes == form.wire_bytes == (2 if payload <= 64 else 4) + payload
     assert method.compression == 4 * DIM / method.wire_bytes
     assert (form.method, form.dim) == (method.name, DIM)
     if form.cells == "float32":
         assert messages.dtype == torch.float32
         assert bool(torch.isfinite(messages).all())
         return
-    assert messages.dtype == torch.int64
+    assert messages.dtype == getattr(getattr(method, "grid", None), "type", torch.int64)
     low, end = form.limits
     assert low <= int(messages.min()) <= int(messages.max()) < end
     if form.cells == "signed":  # few bits too many: room for the tail, below one in a million
-        assert int(messages.abs().max()) >= 1 << (form.bits - 6)
-        assert form.bits < method.sum_bits(WORKERS) < method.total_format.bits <= form.bits + 14
+        assert int(messages.abs().max()) >= 1 << max(0, form.bits - 6)
+        assert form.bits < method.sum_bits(WORKERS) <= method.total_format.bits <= form.bits + 14
     else:
         # Not one bit too many, for a message or the secure sum whose modulus it has.
         largest = messages.sum(dim=0) if form == method.total_format else messages
@@ -460,7 +463,7 @@ def test_bad_totals_are_refused(name: str) -> None:
         with pytest.raises(ArgumentError, match="floating point"):
             method.decode(total.long(), SEED, count=WORKERS)
         return
-    with pytest.raises(ArgumentError, match="int64"):
+    with pytest.raises(ArgumentError, match="signed whole numbers"):
         method.decode(total.float(), SEED, count=WORKERS)
     for unpublished in (total - (1 << 40), total + (1 << 40)):
         with pytest.raises(MismatchError, match="publish"):

@@ -270,6 +270,7 @@ def test_pictures_show_spreads_and_dashes(kind: Any) -> None:
     assert len({to_svg(plot_of(each)) for each in changes}) == 3
 
 
+@pytest.mark.slow
 def test_the_same_plot_gives_the_same_bytes_whatever_is_set() -> None:
     svg, png = to_svg(ACCURACY), to_png(ACCURACY)
     with mpl.rc_context({"lines.linewidth": 9, "svg.hashsalt": "x", "axes.facecolor": "red"}):

@@ -100,22 +100,29 @@ def check_promises(found: Plan) -> None:
 REQUESTS: list[dict[str, Any]] = [
     {"trust": "central"},
     {"trust": "local"},
+    {"unit": "coordinate", "trust": "central"},
+    {"unit": "coordinate", "message_bytes": 50_000, "spread": 2.0, "relation": "add-or-remove"},
+    {"delta": 0.0, "trust": "central"},
+    {"dim": 1, "cohort": 1, "rounds": 1, "message_bytes": 64},
+]
+MORE_REQUESTS: list[dict[str, Any]] = [
     {"trust": "distributed", "relation": "add-or-remove"},
     {"message_bytes": 50_000, "rounds": 1, "trust": "central"},
     {**DEVICES, "message_bytes": 500},
     {**DEVICES, "sampling": "uniform"},
     POISSON,
-    {"unit": "coordinate", "trust": "central"},
-    {"unit": "coordinate", "message_bytes": 50_000, "spread": 2.0, "relation": "add-or-remove"},
-    {"delta": 0.0, "trust": "central"},
     {"dim": 10**8, "message_bytes": 10**6, "cohort": 10**6},
-    {"dim": 1, "cohort": 1, "rounds": 1, "message_bytes": 64},
     {"message_bytes": 64, "trust": "central"},
     {"vector_norm": 1e-3, "spread": 50.0, "trust": "central"},
 ]
+every_request = pytest.mark.parametrize(
+    "changes",
+    [*REQUESTS, *[pytest.param(each, marks=pytest.mark.slow) for each in MORE_REQUESTS]],
+    ids=str,
+)
 
 
-@pytest.mark.parametrize("changes", REQUESTS, ids=str)
+@every_request
 def test_promises(changes: dict[str, Any]) -> None:
     check_promises(planned(wanted(**changes)))
 
@@ -157,12 +164,14 @@ def test_a_claim_that_is_too_weak_is_noticed() -> None:
         check_promises(replace(found, best=option))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_no_budget_is_wasted(trust: Trust) -> None:
     for option in all_options(planned(wanted(trust=trust))):
         assert float(option.total) >= 0.995 * 4.0, option.method
 
 
+@pytest.mark.slow
 def test_all_private_methods_are_considered() -> None:
     whole = {"message_bytes": 50_000, "rounds": 1}
     seen = {
@@ -183,6 +192,7 @@ def test_shuffled_rounds_are_counted_as_runs_do(population: int, cohort: int, ro
     assert request.paying_rounds == most_participations(sampler, rounds)
 
 
+@pytest.mark.slow
 def test_a_secret_sample_needs_less_noise() -> None:
     alike = {"trust": "central", "relation": "add-or-remove"}
     poisson, uniform, shuffled = (
@@ -192,6 +202,7 @@ def test_a_secret_sample_needs_less_noise() -> None:
     assert poisson.error.noise < shuffled.error.noise < uniform.error.noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "trust"),
     [
@@ -210,18 +221,21 @@ def test_more_of_anything_does_not_hurt(changes: dict[str, Any], trust: Trust) -
         assert after.best.error.noise <= before.best.error.noise / 10
 
 
+@pytest.mark.slow
 def test_less_trust_costs_accuracy() -> None:
     errors = [planned(wanted(trust=trust)).best.error.total for trust in TRUSTS]
     assert errors[0] > 100 * errors[1]
     assert errors[1] >= errors[2]
 
 
+@pytest.mark.slow
 def test_the_norm_does_not_matter_if_it_is_known() -> None:
     one, ten = planned(wanted()).best, planned(wanted(vector_norm=10.0)).best
     assert ten.error.total == pytest.approx(one.error.total, rel=0.01)
     assert ten.settings["clip"] == pytest.approx(10 * one.settings["clip"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_much_noise_makes_messages_small() -> None:
     # Where noise is nearly all of the error, more cells than it takes would be a waste.
     found = planned(wanted(trust="local", message_bytes=100_000)).best
@@ -229,6 +243,7 @@ def test_much_noise_makes_messages_small() -> None:
     assert found.method.wire_bytes < 1000
 
 
+@pytest.mark.slow
 def test_vectors_that_fit_are_sent_as_they_are() -> None:
     found = planned(wanted(message_bytes=32_000, trust="central", rounds=1))
     assert found.best.method.name == "gaussian"
@@ -237,6 +252,7 @@ def test_vectors_that_fit_are_sent_as_they_are() -> None:
     assert not found.advice
 
 
+@pytest.mark.slow
 def test_methods_for_simulation_only_come_last_and_are_called_so() -> None:
     found = planned(wanted(trust="local", delta=0.0))
     assert found.best.method.name == "projunit"
@@ -248,6 +264,7 @@ def test_methods_for_simulation_only_come_last_and_are_called_so() -> None:
     assert all(option.method.exact for option in all_options(planned(request)))
 
 
+@pytest.mark.slow
 def test_warnings_and_advice_name_the_cause() -> None:
     noisy = planned(wanted(cohort=100, trust="local", target_epsilon=30.0))
     assert "worse than sending nothing" in noisy.warnings[0]
@@ -277,6 +294,7 @@ def test_what_would_help_does(trust: Trust) -> None:
     assert larger.error.total == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"trust": "central"}, {"unit": "coordinate"}], ids=str)
 def test_bytes_needed_are_those_of_the_vector(changes: dict[str, Any]) -> None:
     request = wanted(rounds=1, **changes)
@@ -328,7 +346,7 @@ def test_data_is_json_and_every_epsilon_has_its_words() -> None:
         assert sum(parts) == pytest.approx(option["relative_error"])
 
 
-@pytest.mark.parametrize("changes", REQUESTS, ids=str)
+@every_request
 def test_words_and_commands(changes: dict[str, Any]) -> None:
     """A run has exactly the flags of every command, and its method all the settings."""
     found = planned(wanted(**changes))

@@ -73,6 +73,7 @@ def test_predictions(name: str) -> None:
         assert option.error.total == pytest.approx(simulate(option.method, known), rel=0.15), option
 
 
+@pytest.mark.slow
 def test_every_method_is_simulated() -> None:
     seen = {(option.method.name, option.trust) for name in REQUESTS for option in options(name)}
     assert {name for name, _ in seen} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
@@ -31,8 +32,8 @@ def normalised(weights: Probabilities) -> Probabilities:
     return weights / math.fsum(weights)
 
 
-def gaussian_law(std: float) -> tuple[int, Probabilities]:
-    radius = math.ceil(12 * std) + 2
+def gaussian_law(std: float, reach: float = 12) -> tuple[int, Probabilities]:
+    radius = math.ceil(reach * std) + 2
     x = np.arange(-radius, radius + 1)
     with np.errstate(over="ignore"):
         return -radius, normalised(np.exp(-(x**2) / (2 * std**2)))
@@ -56,3 +57,16 @@ def binomial_law(trials: int, probability: float) -> tuple[int, Probabilities]:
     middle, reach = trials * probability, 40 + 9 * math.sqrt(trials / 4)
     low, high = max(0, math.floor(middle - reach)), min(trials, math.ceil(middle + reach))
     return low, stats.binom.pmf(np.arange(low, high + 1), trials, probability)
+
+
+def exact_weight(name: str, parameters: tuple[float, ...], x: int) -> mpmath.mpf:
+    """A number in proportion to the probability of `x`, in the digits that mpmath is set to."""
+    first = mpmath.mpf(parameters[0])
+    if name == "gaussian":
+        return mpmath.exp(-((x / first) ** 2) / 2)
+    if name == "laplace":
+        return mpmath.exp(-abs(x) / first)
+    if name == "skellam":
+        return mpmath.besseli(abs(x), first) * mpmath.exp(-first)
+    p = mpmath.mpf(parameters[1])
+    return math.comb(int(parameters[0]), x) * p**x * (1 - p) ** int(parameters[0] - x)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dp_accounting import dp_event
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import diffsketch.privacy
@@ -20,7 +20,6 @@ from diffsketch.errors import ArgumentError
 from diffsketch.methods import GaussianMean
 from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -200,25 +199,6 @@ def test_data_keeps_everything() -> None:
         "trust": "local", "rounds": 3, "simulated": False,
     }  # fmt: skip
     assert NONE.epsilon(delta=0.0, rounds=1).to_json()["value"] is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    noise=st.floats(0.5, 50.0),
-    rounds=st.integers(1, 10_000),
-    more=st.integers(1, 10_000),
-    delta=st.floats(1e-9, 1e-2),
-)
-def test_more_rounds_or_less_delta_give_more(
-    noise: float, rounds: int, more: int, delta: float
-) -> None:
-    claim = ProvenClaim(SCOPE, events.gaussian(noise), "Gaussian noise")
-    epsilon = float(claim.epsilon(delta=delta, rounds=rounds))
-    assert epsilon <= float(claim.epsilon(delta=delta, rounds=rounds + more)) * (1 + 1e-9)
-    assert epsilon <= float(claim.epsilon(delta=delta / 2, rounds=rounds)) * (1 + 1e-9)
-    event = events.repeated(claim.event, rounds)
-    together = ProvenClaim(SCOPE, event, "many rounds").epsilon(delta=delta, rounds=1)
-    assert float(together) == epsilon == epsilon_for(event, delta)
 
 
 def bare_epsilons(source: str) -> set[str]:

@@ -44,7 +44,7 @@ def sampled(rate: float, multiplier: float) -> Leaf:
 # Gaussian noise, in closed form.
 
 
-def exact_delta(mu: float, epsilon: float) -> mpmath.mpf:
+def exact_delta(mu: mpmath.mpf | float, epsilon: mpmath.mpf | float) -> mpmath.mpf:
     with mpmath.workdps(400):
         shift, level = mpmath.mpf(mu), mpmath.mpf(epsilon)
         first = mpmath.ncdf(shift / 2 - level / shift)
@@ -142,16 +142,11 @@ def exact_sampled_delta(rate: float, multiplier: float, epsilon: float) -> float
     """Of one round on a sample (Balle, Barthe, Gaboardi 2018), by high precision."""
     with mpmath.workdps(60):
         q, mu = mpmath.mpf(rate), 1 / mpmath.mpf(multiplier)
-
-        def gaussian(level: mpmath.mpf) -> mpmath.mpf:
-            first = mpmath.ncdf(mu / 2 - level / mu)
-            return first - mpmath.exp(level) * mpmath.ncdf(-mu / 2 - level / mu)
-
-        removed = q * gaussian(mpmath.log1p(mpmath.expm1(epsilon) / q))
+        removed = q * exact_delta(mu, mpmath.log1p(mpmath.expm1(epsilon) / q))
         weight = 1 - mpmath.exp(epsilon) * (1 - q)
         added = mpmath.mpf(0)
         if weight > 0:
-            added = weight * gaussian(mpmath.mpf(epsilon) + mpmath.log(q / weight))
+            added = weight * exact_delta(mu, mpmath.mpf(epsilon) + mpmath.log(q / weight))
         return float(max(removed, added))
 
 

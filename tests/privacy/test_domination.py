@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy.special import ive
 
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event, epsilon_for
@@ -26,32 +25,11 @@ from diffsketch.privacy.mechanisms.integer import (
     widest_step,
 )
 from tests.privacy.deltas import delta_for
+from tests.privacy.laws import gaussian_law, laplace_law, skellam_law
 
 Logs: TypeAlias = npt.NDArray[np.float64]
 ONE = Relation.ADD_OR_REMOVE
 EPSILONS = (0.0, 0.1, 0.3, 1.0, 4.0, 15.0)
-
-
-def skellam_logs(variance: float, reach: int) -> Logs:
-    """Log-probabilities of -reach..reach, by the continued fraction of Bessel functions' ratios."""
-    ratio, ratios = 0.0, np.empty(reach)
-    for k in range(reach + 400, 0, -1):
-        ratio = 1 / (2 * k / variance + ratio)
-        if k <= reach:
-            ratios[k - 1] = ratio
-    right = math.log(ive(0, variance)) + np.cumsum(np.log(ratios))
-    return np.concatenate([right[::-1], [math.log(ive(0, variance))], right])
-
-
-def gaussian_logs(sigma: float, reach: int) -> Logs:
-    logs = -(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2)
-    return np.asarray(logs - np.logaddexp.reduce(logs))
-
-
-def laplace_logs(scale: float, reach: int) -> Logs:
-    return np.asarray(
-        math.log(math.tanh(0.5 / scale)) - np.abs(np.arange(-reach, reach + 1)) / scale
-    )
 
 
 @dataclass(frozen=True)
@@ -72,22 +50,18 @@ def case(kind: str, std: float, size: int, cells: int = 1, members: int = 1) -> 
     order: Literal[1, 2] = 1 if kind == "laplace" else 2
     slack = math.sqrt(cells) if order == 2 else cells
     quantizer = Quantizer(NormBound(size - slack + 1e-9, order=order), 1.0, cells, rejection=0)
-    reach = int(14 * std) + 3 * size + 25
-    options = {"relation": ONE, "trust": trust, "cohort": members}
+    options: dict[str, Any] = {"relation": ONE, "trust": trust, "cohort": members}
     if kind == "skellam":
-        skellam = SkellamMechanism(quantizer, std / size, **options)  # type: ignore[arg-type]
-        return Case(skellam, skellam_logs(std**2, reach))
+        mechanism = SkellamMechanism(quantizer, std / size, **options)
+        return Case(mechanism, np.log(skellam_law(std**2)[1]))
     if kind == "laplace":
         laplace = DiscreteLaplaceMechanism(quantizer, std / size, relation=ONE)
-        return Case(laplace, laplace_logs(laplace.scale, 3 * reach))
-    gaussian = DiscreteGaussianMechanism(quantizer, std / size, **options)  # type: ignore[arg-type]
-    logs = gaussian_logs(std / math.sqrt(members), reach)
-    if members > 1:
-        total = one = np.exp(logs)
-        for _ in range(members - 1):
-            total = np.convolve(total, one)
-        logs = np.log(total[total > 1e-250])  # clear of where floats end
-    return Case(gaussian, logs)
+        return Case(laplace, np.log(laplace_law(laplace.scale)[1]))
+    gaussian = DiscreteGaussianMechanism(quantizer, std / size, **options)
+    total = one = gaussian_law(std / math.sqrt(members), 14 + 3 * size / std)[1]
+    for _ in range(members - 1):
+        total = np.convolve(total, one)
+    return Case(gaussian, np.log(total[total > 1e-250]))  # clear of where floats end
 
 
 def pair(logs: Logs, shift: int) -> tuple[Logs, Logs]:
@@ -168,6 +142,7 @@ def test_shared_discrete_gaussians_need_more() -> None:
     assert excess(alone.event, pair(shared.logs, 1)) > 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "members"), KINDS)
 @pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
 def test_three_rounds(kind: str, members: int, std: float) -> None:
@@ -232,6 +207,7 @@ def test_one_per_cent_too_much_is_found(kind: str, std: float, members: int) -> 
     assert excess(with_more_noise(one.event, 1.01), pair(one.logs, 5)) > 1.001
 
 
+@pytest.mark.slow
 def test_samples() -> None:
     """Central noise on a secret sample, enumerated in both directions."""
     for kind in ("skellam", "gaussian", "laplace"):

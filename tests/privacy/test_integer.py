@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 from scipy.linalg import hadamard
 from torch import Tensor
 
@@ -43,6 +42,7 @@ from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, columns_and_signs
+from tests.privacy.laws import gaussian_law, laplace_law, skellam_law
 
 
 @settings(deadline=None)
@@ -132,14 +132,6 @@ def test_modulus(values: list[int], bits: int) -> None:
     assert wrap(wrapped.sum(), bits).item() == sum(values) % modulus
     exact = (sum(values) + modulus // 2) % modulus - modulus // 2
     assert centre(wrapped.sum(), bits).item() == exact
-
-
-def test_modulus_refuses() -> None:
-    for bits in (0, 63):
-        with pytest.raises(ArgumentError, match=r"bits must be in 1\.\.62"):
-            wrap(torch.tensor([1]), bits)
-    with pytest.raises(ArgumentError, match="int64"):
-        centre(torch.tensor([1.0]), 8)
 
 
 @settings(max_examples=150, deadline=None)
@@ -270,34 +262,6 @@ def test_sensitivity_uses_the_relation_once() -> None:
     assert first.norm(1) == first.norm(2) == 14.0
 
 
-def test_tables_and_single_vectors() -> None:
-    quantizer = Quantizer(NormBound(100.0), 0.5, 6, rejection=0)
-    vector = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.5, -4.5])
-    before = vector.clone()
-    table = quantizer.apply(vector, FastNoise(0), encode=lambda x: x.reshape(*x.shape[:-1], 2, 3))
-    assert table.tolist() == [[1, -2, 4], [0, 7, -9]]
-    assert quantizer.apply(vector, FastNoise(0)).tolist() == [1, -2, 4, 0, 7, -9]
-    assert quantizer.apply(vector.expand(3, 2, 6), FastNoise(0)).shape == (3, 2, 6)
-    assert torch.equal(vector, before)
-
-
-def test_quantizer_refuses() -> None:
-    quantizer = Quantizer(NormBound(1.0), 0.1, 3)
-    for bad in (math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="finite"):
-            quantizer.apply(torch.tensor([0.0, bad, 1.0]), FastNoise(0))
-    with pytest.raises(MismatchError, match="3 cells"):
-        quantizer.apply(torch.zeros(4), FastNoise(0))
-    for step in (0.0, -1.0, math.nan, math.inf, 1e-12):
-        with pytest.raises(ArgumentError, match="granularity must"):
-            Quantizer(NormBound(1.0), step, 3)
-    for rejection in (-0.1, 1.0, math.nan):
-        with pytest.raises(ArgumentError, match="rejection must"):
-            Quantizer(NormBound(1.0), 0.1, 3, rejection)
-    with pytest.raises(ArgumentError, match="cells must"):
-        Quantizer(NormBound(1.0), 0.1, 0)
-
-
 def moved(sketch: CountSketch, grid: CoordinateQuantizer, index: int) -> tuple[float, float]:
     """How far one coordinate moves a cell that all others fill: in float32, and on the grid."""
     seed = SketchKey.from_integer(index).seed(0)
@@ -347,8 +311,6 @@ def test_coordinates_are_rounded_right_on_average() -> None:
     error = float(found.std()) / 200
     assert abs(float(found.mean()) - 0.3) < 6 * error
     assert abs(0.25 - 0.3) > 6 * error
-    with pytest.raises(ArgumentError, match="steps must be >= 1"):
-        CoordinateQuantizer(CoordinateBound(1.0), 0, 1)
 
 
 Kind: TypeAlias = type[DiscreteGaussianMechanism] | type[SkellamMechanism]
@@ -385,11 +347,6 @@ def test_curvature_of_shares() -> None:
         assert multiplier_of(mechanism) == pytest.approx(1 / widest_step(curvature), rel=1e-12)
 
 
-def test_narrow_shares_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="shares >= 1/2"):
-        DiscreteGaussianMechanism(steps(1), 1.0, relation=ONE, trust=Trust.DISTRIBUTED, cohort=5)
-
-
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 10.0])
 def test_discrete_laplace_is_pure(multiplier: float) -> None:
     """No ratio of probabilities exceeds what is claimed; some do with a quarter of a step less."""
@@ -405,11 +362,6 @@ def test_discrete_laplace_is_pure(multiplier: float) -> None:
 
     assert largest_ratio(mechanism.scale) <= claimed
     assert largest_ratio(mechanism.scale - 0.25) > claimed * (1 - 1e-12)
-
-
-def test_laplace_shares_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="local or central"):
-        DiscreteLaplaceMechanism(steps(1), 1.0, trust=Trust.DISTRIBUTED, cohort=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -505,15 +457,20 @@ def test_sums_decode_to_the_mean_with_the_stated_noise(mechanism: IntegerMechani
     assert float((uncentred - vectors.mean(0)).abs().max()) > tolerance
 
 
-def test_release_of_a_table() -> None:
-    quantizer = Quantizer(NormBound(50.0), 0.5, 6)
+def test_tables_and_single_vectors() -> None:
+    """Rounded, and released with noise that is next to nothing."""
+    quantizer = Quantizer(NormBound(100.0), 0.5, 6, rejection=0)
+    vector, numbers = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.5, -4.5]), [1, -2, 4, 0, 7, -9]
+    before = vector.clone()
+    assert quantizer.apply(vector, FastNoise(0)).tolist() == numbers
+    assert quantizer.apply(vector.expand(3, 2, 6), FastNoise(0)).shape == (3, 2, 6)
     mechanism = SkellamMechanism(quantizer, 1e-9, trust=Trust.CENTRAL, bits=20)
-    vector = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.5, -4.5])
     message = mechanism.release(
         vector, FastNoise(0), encode=lambda x: x.reshape(*x.shape[:-1], 2, 3)
     )
-    assert message.tolist() == [[1, 2**20 - 2, 4], [0, 7, 2**20 - 9]]
+    assert message.flatten().tolist() == [number % 2**20 for number in numbers]
     assert torch.equal(decoded(mechanism, message, 1), vector.double().reshape(2, 3))
+    assert torch.equal(vector, before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -524,33 +481,29 @@ def test_secure_noise(kind: type[IntegerMechanism]) -> None:
     assert 0 <= int(messages.min()) <= int(messages.max()) < 1 << mechanism.bits
 
 
-def noise_of_the_sum(mechanism: IntegerMechanism, reach: int) -> Vector:
-    """Probabilities of one cell's noise in the sum being -reach..reach, by convolution."""
+def noise_of_the_sum(mechanism: IntegerMechanism) -> tuple[int, Vector]:
+    """The smallest value of one cell's noise in the sum, and the probabilities from there on."""
     sources = 1 if mechanism.trust is Trust.CENTRAL else mechanism.cohort
     parts = mechanism.cohort if mechanism.trust is Trust.DISTRIBUTED else 1
-    values = np.arange(-reach, reach + 1)
     sigma = mechanism.noise_multiplier * mechanism.quantizer.sensitivity(2, mechanism.relation)
     if isinstance(mechanism, SkellamMechanism):
-        rate = sources / parts * sigma**2 / 2
-        return np.asarray(stats.skellam.pmf(values, rate, rate))
+        return skellam_law(sources / parts * sigma**2)
     if isinstance(mechanism, DiscreteLaplaceMechanism):
-        one = stats.dlaplace.pmf(values, 1 / mechanism.scale)
+        lowest, one = laplace_law(mechanism.scale)
     else:
-        one = np.exp(-(values**2) * parts / (2 * sigma**2))
-    total = one = one / one.sum()
+        lowest, one = gaussian_law(sigma / math.sqrt(parts))
+    total = one
     for _ in range(sources - 1):
         total = np.convolve(total, one)
-    middle = len(total) // 2
-    return np.asarray(total[middle - reach : middle + reach + 1])
+    return sources * lowest, total
 
 
 @every_case
 def test_overflow_bound_against_exact_tails(mechanism: IntegerMechanism) -> None:
     """With every member at its largest value, the probability of a wrap, summed exactly."""
     peak = mechanism.cohort * mechanism.quantizer.peak
-    reach = 3000
-    values = np.arange(-reach, reach + 1)
-    probabilities = noise_of_the_sum(mechanism, reach)
+    lowest, probabilities = noise_of_the_sum(mechanism)
+    values = lowest + np.arange(len(probabilities))
     for bits in range(6, 11):
         fitted = replace(mechanism, bits=bits)
         half = 1 << (bits - 1)
@@ -570,25 +523,6 @@ def test_fewest_bits(mechanism: IntegerMechanism) -> None:
     assert fitted.claim == mechanism.claim  # the modulus is no matter of privacy
 
 
-def test_too_few_bits_wrap() -> None:
-    """Ten members that all say 8: 8 bits hold the sum of 80 and its noise, fewer wrap it.
-
-    Tolerance of 6.6 standard deviations: fails by chance with probability 1e-10.
-    """
-    quantizer = Quantizer(NormBound(8.0), 1.0, 1, rejection=0)
-    mechanism = SkellamMechanism(
-        quantizer, 0.2, relation=ONE, trust=Trust.DISTRIBUTED, cohort=10, bits=8
-    )
-    vectors = torch.full((10, 1), 8.0)
-    for bits, expected in ((8, 8.0), (7, 8.0 - 12.8), (6, 8.0 - 6.4)):
-        fitted = replace(mechanism, bits=bits)
-        mean = decoded(fitted, fitted.release(vectors, FastNoise(21)).sum(0), 10)
-        assert abs(float(mean) - expected) < 1.2  # the noise's standard deviation is 0.18
-    assert replace(mechanism, bits=8).overflow_bound() < 1e-4
-    assert replace(mechanism, bits=7).overflow_bound() == 1.0
-    assert mechanism.with_bits_for(1e-6).overflow_bound() <= 1e-6
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_finest_step(kind: type[IntegerMechanism]) -> None:
     mechanism = kind(Quantizer(NormBound(3.0), 1.0, 100), 1.5, cohort=8, bits=16)
@@ -603,21 +537,34 @@ def test_finest_step(kind: type[IntegerMechanism]) -> None:
         replace(mechanism, bits=2).with_granularity_for(1e-5)
 
 
-def test_bad_arguments() -> None:
-    quantizer = Quantizer(NormBound(1.0), 0.1, 3)
-    for multiplier in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="noise_multiplier must"):
-            SkellamMechanism(quantizer, multiplier)
-    for bits in (0, 63):
-        with pytest.raises(ArgumentError, match="bits must"):
-            SkellamMechanism(quantizer, 1.0, bits=bits)
-    with pytest.raises(ArgumentError, match="cohort must"):
-        SkellamMechanism(quantizer, 1.0, cohort=0)
-    with pytest.raises(ArgumentError, match="trust must"):
-        SkellamMechanism(quantizer, 1.0, trust="nobody")  # type: ignore[arg-type]
-    mechanism = SkellamMechanism(quantizer, 1.0, cohort=2)
-    for failure in (0.0, 1.0, math.nan):
-        with pytest.raises(ArgumentError, match="failure must"):
-            mechanism.with_bits_for(failure)
-    with pytest.raises(ArgumentError, match="no modulus"):
-        replace(mechanism, cohort=10**18).with_bits_for(0.1)
+NAN, INF = math.nan, math.inf
+THREE = Quantizer(NormBound(1.0), 0.1, 3)
+PLAIN = SkellamMechanism(THREE, 1.0, cohort=2)
+SHARES: dict[str, Any] = {"relation": ONE, "trust": Trust.DISTRIBUTED, "cohort": 5}
+REFUSED: list[tuple[str, Callable[..., object], list[Any]]] = [
+    # the message, what is called, and the arguments for which it has to raise
+    (r"bits must be in 1\.\.62", partial(wrap, torch.tensor([1])), [0, 63]),
+    ("int64", partial(centre, bits=8), [torch.tensor([1.0])]),
+    ("finite", lambda bad: THREE.apply(torch.tensor([0, bad, 1]), FastNoise(0)), [NAN, INF]),
+    ("granularity must", partial(Quantizer, NormBound(1.0), cells=3), [0.0, -1.0, NAN, INF, 1e-12]),
+    ("rejection must", lambda bad: replace(THREE, rejection=bad), [-0.1, 1.0, NAN]),
+    ("cells must", lambda bad: replace(THREE, cells=bad), [0]),
+    ("steps must be >= 1", lambda bad: CoordinateQuantizer(CoordinateBound(1.0), bad, 1), [0]),
+    ("shares >= 1/2", partial(DiscreteGaussianMechanism, steps(1), **SHARES), [1.0]),
+    ("local or central", partial(DiscreteLaplaceMechanism, steps(1), **SHARES), [1.0]),
+    ("noise_multiplier must", partial(SkellamMechanism, THREE), [0.0, -1.0, NAN, INF]),
+    ("bits must", lambda bad: replace(PLAIN, bits=bad), [0, 63]),
+    ("cohort must", lambda bad: replace(PLAIN, cohort=bad), [0]),
+    ("trust must", lambda bad: replace(PLAIN, trust=bad), ["nobody"]),
+    ("failure must", PLAIN.with_bits_for, [0.0, 1.0, NAN]),
+    ("no modulus", replace(PLAIN, cohort=10**18).with_bits_for, [0.1]),
+]
+
+
+@pytest.mark.parametrize(("message", "call", "every"), REFUSED)
+def test_bad_arguments(message: str, call: Callable[..., object], every: list[Any]) -> None:
+    for bad in every:
+        with pytest.raises(ArgumentError, match=message):
+            call(bad)
+    with pytest.raises(MismatchError, match="3 cells"):
+        THREE.apply(torch.zeros(4), FastNoise(0))

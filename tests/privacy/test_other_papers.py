@@ -415,83 +415,73 @@ def test_messages_have_the_stated_distribution() -> None:
     assert abs(np.corrcoef(along, messages[:, 0].numpy())[0, 1]) < 6.2 / math.sqrt(50_000)
 
 
-def error_of_mean(estimates: Tensor, truth: Tensor) -> float:
-    """In standard errors, the largest over the coordinates."""
-    spread = estimates.std(0) / math.sqrt(len(estimates))
-    return float(((estimates.mean(0) - truth) / spread).abs().max())
+def check_moments(estimates: Tensor, truth: Tensor, squares: Tensor, expected: float) -> None:
+    """Seven standard errors in the mean and the mean square: a false alarm in 1 of 10^10.
+
+    The controls: a truth that is off by two fifths and more, and a square by a fifth.
+    """
+
+    def off(values: Tensor, mean: Tensor | float) -> float:
+        error = values.std(0) / math.sqrt(len(values))
+        return float(((values.mean(0) - mean) / error).abs().max())
+
+    assert off(estimates, truth) < 7
+    assert off(estimates, 1.4 * truth + 0.1) > 7
+    assert off(squares, expected) < 7
+    assert off(squares, 1.2 * expected) > 7
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 1.0, 5.0])
 def test_privunit_is_unbiased(norm: float) -> None:
-    """Seven standard errors in one of 8 coordinates: a false alarm in 1 of 10^11."""
     mechanism = PrivUnitG(8, 3.0, clip=2.0)
     direction = torch.arange(1.0, 9.0, dtype=torch.float64)
     vector = norm * direction / direction.norm()
     source = KEY.source(worker=1, round_index=0)
     estimates = mechanism.decode(mechanism.release(vector.expand(40_000, 8), source))
     truth = vector * min(1.0, 2.0 / norm) if norm else vector
-    assert error_of_mean(estimates, truth) < 7
-    assert error_of_mean(estimates, truth + 0.25) > 7  # the control
-    square = estimates.square().sum(1)
-    gap = (square.mean() - mechanism.squared_norm) / (square.std() / math.sqrt(40_000))
-    assert abs(float(gap)) < 7
+    check_moments(estimates, truth, estimates.square().sum(1), mechanism.squared_norm)
 
 
-def projected(mechanism: ProjUnit, vectors: Tensor) -> Tensor:
+def each_decoded(mechanism: ProjUnit, messages: Tensor) -> Tensor:
     """The estimate of each worker by itself."""
-    messages = mechanism.release(vectors, KEY.source(worker=2, round_index=0), seed=SEED)
-    return torch.stack(
-        [
-            mechanism.decode(message[None], seed=SEED, first_worker=worker)
-            for worker, message in enumerate(messages)
-        ]
-    )
+    parts = [mechanism.decode(m[None], seed=SEED, first_worker=i) for i, m in enumerate(messages)]
+    return torch.stack(parts)
 
 
 @pytest.mark.slow
 def test_projunit_is_unbiased_with_the_stated_error() -> None:
-    """Seven standard errors: a false alarm in less than 1 of 10^10."""
     mechanism = ProjUnit(20, 6, 4.0, clip=1.5)
     vectors = torch.zeros(8_000, 20, dtype=torch.float64)
     vectors[:, 4], vectors[:, 7] = 0.6, -0.8
-    estimates = projected(mechanism, vectors)
-    assert error_of_mean(estimates, vectors[0]) < 7
-    assert error_of_mean(estimates, 1.4 * vectors[0]) > 7  # the control
-    square = estimates.square().sum(1)
-    error = square.std() / math.sqrt(len(square))
-    assert abs(float((square.mean() - mechanism.squared_norm) / error)) < 7
-    assert abs(float((square.mean() - 1.2 * mechanism.squared_norm) / error)) > 7  # the control
+    messages = mechanism.release(vectors, KEY.source(worker=2, round_index=0), seed=SEED)
+    estimates = each_decoded(mechanism, messages)
+    check_moments(estimates, vectors[0], estimates.square().sum(1), mechanism.squared_norm)
 
 
 @pytest.mark.slow
 def test_a_shared_projection_is_unbiased_over_the_seeds_with_the_stated_error() -> None:
-    """Seven standard errors: a false alarm in less than 1 of 10^10."""
     mechanism = ProjUnit(20, 6, 4.0, clip=1.5, shared=True)
     vectors = torch.zeros(2, 20, dtype=torch.float64)
     vectors[:, 4], vectors[0, 7], vectors[1, 7] = 0.6, -0.8, 0.8
     source, key = KEY.source(worker=7, round_index=0), SketchKey.from_integer(6)
     means, single = [], []
-    for index in range(3_000):
+    for index in range(1_200):
         seed = key.seed(index)
         messages = mechanism.release(vectors, source, seed=seed)
         means.append(mechanism.decode(messages.sum(0, keepdim=True), seed=seed) / 2)
         single.append(mechanism.decode(messages[:1], seed=seed))
-    truth = vectors.mean(0)
-    assert error_of_mean(torch.stack(means), truth) < 7
-    assert error_of_mean(torch.stack(means), 1.4 * truth) > 7  # the control
-    square = torch.stack(single).square().sum(1)
-    error = square.std() / math.sqrt(len(square))
-    assert abs(float((square.mean() - mechanism.squared_norm) / error)) < 7
-    assert abs(float((square.mean() - 1.2 * mechanism.squared_norm) / error)) > 7  # the control
+    squares = torch.stack(single).square().sum(1)
+    check_moments(torch.stack(means), vectors.mean(0), squares, mechanism.squared_norm)
 
 
-def test_a_shared_projection_sums() -> None:
-    """The sum of messages decodes like the messages; without sharing it does not."""
+def test_projections_sum() -> None:
+    """Messages decode to the sum of what each decodes to, and if shared their sum does too."""
     vectors = torch.eye(20, dtype=torch.float64)[:3]
     for shared in (True, False):
         mechanism = ProjUnit(20, 6, 4.0, shared=shared)
         messages = mechanism.release(vectors, KEY.source(worker=3, round_index=0), seed=SEED)
         together = mechanism.decode(messages, seed=SEED)
+        assert torch.allclose(together, each_decoded(mechanism, messages).sum(0))
         summed = mechanism.decode(messages.sum(0, keepdim=True), seed=SEED)
         assert torch.allclose(together, summed) == shared
 
@@ -524,22 +514,15 @@ def test_directions_have_length_one(size: float, clip: float) -> None:
         assert not float((naive.norm(dim=-1) - 1).abs().max()) < 1e-12
 
 
-def test_decoding_together_is_the_sum() -> None:
-    mechanism = ProjUnit(20, 6, 4.0)
-    vectors = torch.eye(20, dtype=torch.float64)[:3]
-    messages = mechanism.release(vectors, KEY.source(worker=3, round_index=0), seed=SEED)
-    together = mechanism.decode(messages, seed=SEED)
-    assert torch.allclose(together, projected_sum(mechanism, messages))
-
-
-def projected_sum(mechanism: ProjUnit, messages: Tensor) -> Tensor:
-    parts = [mechanism.decode(m[None], seed=SEED, first_worker=i) for i, m in enumerate(messages)]
-    return torch.stack(parts).sum(0)
-
-
 @pytest.mark.parametrize(("epsilon", "relative_error"), [(1.0, 4974.0), (4.0, 347.0), (10.0, 79.0)])
 def test_errors_of_the_prototype(epsilon: float, relative_error: float) -> None:
-    """The means of 10 identical clients, 7,850 numbers projected to 154; within 1%."""
+    """The means of 10 identical clients, 7,850 numbers projected to 154; within 1%.
+
+    The mean length of a projection is that of the chi distribution, at any size.
+    """
+    for size in (1, 2, 6, 154):
+        mean = ProjUnit(7850, size, epsilon)._mean_length
+        assert mean == pytest.approx(stats.chi(size).mean(), rel=1e-9)
     found = (ProjUnit(7850, 154, epsilon).squared_norm - 1) / 10
     assert found == pytest.approx(relative_error, rel=0.01)
 

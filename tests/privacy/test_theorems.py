@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +148,7 @@ def test_a_target_that_no_sketch_reaches_is_a_value() -> None:
     assert "no vector" in answer.reason
 
 
+@pytest.mark.slow
 @given(
     dim=st.integers(1, 300), rows=st.integers(1, 4), cols=st.integers(2, 60),
     ratio=st.floats(0.02, 1), target=st.floats(0.05, 30),
@@ -170,21 +172,26 @@ def test_padding_is_the_first_length_that_suffices(
 
 
 def test_estimates_match_numpy_on_vectors_and_batches() -> None:
+    """Of strided, half-precision and float64 values as well; both at once as each by itself."""
     values = np.random.default_rng(1).standard_normal((3, 4, 517)).astype(np.float32)
-    for array in (values, values[0], values[0, 0], values[..., :1], values[..., :11]):
-        vectors = torch.from_numpy(array)
-        wide = array.astype(np.float64)
+    arrays = [values, values[0], values[0, 0], values[..., :1], values[..., :11]]
+    arrays += [values.transpose(1, 0, 2), values.astype(np.float64), values.astype(np.float16)]
+    for array in arrays:
+        vectors, wide = torch.from_numpy(array), array.astype(np.float64)
         alpha, sigma = estimate_alpha(vectors), estimate_sigma(vectors)
         assert alpha.dtype == sigma.dtype == torch.float64
         np.testing.assert_allclose(alpha, np.quantile(np.abs(wide), 0.9, axis=-1), rtol=1e-12)
         np.testing.assert_allclose(sigma, wide.std(axis=-1), rtol=1e-10, atol=1e-300)
+        both = estimates(vectors)
+        assert torch.equal(both[0], alpha)
+        torch.testing.assert_close(both[1], sigma, rtol=1e-10, atol=0.0)
 
 
 def test_estimates_of_extreme_values() -> None:
     huge = torch.tensor([1e300, -1e300, 3e300], dtype=torch.float64)
     assert estimate_sigma(huge).item() == pytest.approx(1e300 * np.std([1, -1, 3]), rel=1e-12)
     for bad in (torch.tensor([1.0, math.nan]), torch.tensor([math.inf, 0.0])):
-        for estimate in (estimate_alpha, estimate_sigma):
+        for estimate in (estimate_alpha, estimate_sigma, estimates):
             with pytest.raises(ArgumentError, match="finite"):
                 estimate(bad)
     for bad in (torch.tensor(1.0), torch.zeros(0), torch.zeros(2, 0), torch.arange(3)):
@@ -214,18 +221,6 @@ def test_many_workers_at_once() -> None:
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(ArgumentError, match="alpha"):
             claimed_per_round(3000, 5, 4, alpha=torch.tensor([1.0, bad]), sigma=sigma[:2])
-
-
-def test_both_estimates_at_once() -> None:
-    generator = torch.Generator().manual_seed(4)
-    values = torch.randn(3, 4, 777, generator=generator)
-    for vectors in (values, values[0, 0], values.double(), values.half(), values.transpose(0, 1)):
-        alpha, sigma = estimates(vectors)
-        assert alpha.shape == sigma.shape == vectors.shape[:-1]
-        assert torch.equal(alpha, estimate_alpha(vectors))
-        torch.testing.assert_close(sigma, estimate_sigma(vectors), rtol=1e-10, atol=0.0)
-    with pytest.raises(ArgumentError, match="finite"):
-        estimates(torch.tensor([1.0, math.nan]))
 
 
 SIGMAS = 6.0
@@ -388,27 +383,29 @@ def test_the_stated_bound_covers_the_proven_one_with_lemma1() -> None:
                 assert proven <= theorem2(PROBLEM, 50, error=error)
 
 
-def test_bad_problems_and_bounds_raise() -> None:
-    for name in ("gradient_norm", "distance", "step"):
-        for bad in (0.0, math.nan, math.inf):
-            with pytest.raises(ArgumentError, match=name):
-                replace(PROBLEM, **{name: bad})  # type: ignore[arg-type]
-    for number in (0, 1.5, True):
-        with pytest.raises(ArgumentError, match="dim"):
-            replace(PROBLEM, dim=number)  # type: ignore[arg-type]
-        with pytest.raises(ArgumentError, match="rounds"):
-            expected_gap(PROBLEM, number, variance=1.0)  # type: ignore[arg-type]
-    for worse in (-1.0, math.nan, math.inf):
-        with pytest.raises(ArgumentError, match="variance"):
-            expected_gap(PROBLEM, 1, variance=worse)
-        with pytest.raises(ArgumentError, match="error"):
-            theorem2(PROBLEM, 1, error=worse)
-        with pytest.raises(ArgumentError, match="failure"):
-            lemma1_error(3, 10, failure=worse)
-    with pytest.raises(ArgumentError, match="rows"):
-        lemma1_error(0, 10, failure=0.1)
-    with pytest.raises(ArgumentError, match="combine"):
-        query_variance(CountSketch(10, 1, 2), combine="max")  # type: ignore[arg-type]
+REFUSED: list[tuple[str, Callable[..., object], list[Any]]] = [
+    # the argument, what is called, and the values for which it has to raise
+    ("gradient_norm", lambda bad: replace(PROBLEM, gradient_norm=bad), [0.0, math.nan, math.inf]),
+    ("distance", lambda bad: replace(PROBLEM, distance=bad), [0.0, math.nan, math.inf]),
+    ("step", lambda bad: replace(PROBLEM, step=bad), [0.0, math.nan, math.inf]),
+    ("dim", lambda bad: replace(PROBLEM, dim=bad), [0, 1.5, True]),
+    ("rounds", lambda bad: expected_gap(PROBLEM, bad, variance=1.0), [0, 1.5, True]),
+    ("rounds", lambda bad: theorem2(PROBLEM, bad, error=1.0), [0, 1.5, True]),
+    ("variance", lambda bad: expected_gap(PROBLEM, 1, variance=bad), [-1.0, math.nan, math.inf]),
+    ("error", lambda bad: theorem2(PROBLEM, 1, error=bad), [-1.0, math.nan, math.inf]),
+    ("failure", lambda bad: lemma1_error(3, 10, failure=bad), [-1.0, math.nan, math.inf]),
+    ("rows", lambda bad: lemma1_error(bad, 10, failure=0.1), [0]),
+    ("combine", lambda bad: query_variance(CountSketch(10, 1, 2), combine=bad), ["max"]),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "every"), REFUSED)
+def test_bad_problems_and_bounds_raise(
+    name: str, call: Callable[..., object], every: list[Any]
+) -> None:
+    for bad in every:
+        with pytest.raises(ArgumentError, match=name):
+            call(bad)
 
 
 Gradients = Callable[[Tensor], Tensor]
@@ -432,6 +429,7 @@ def descend(
     return total / rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("rows", "combine"), [(1, "median"), (3, "median"), (3, "mean")])
 def test_absolute_deviations_obey_the_bound_and_need_its_variance(
@@ -464,6 +462,7 @@ def test_absolute_deviations_obey_the_bound_and_need_its_variance(
     assert lower_end(gaps) > expected_gap(problem, rounds, variance=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quadratics_obey_the_bound_unless_hashes_are_reused(family: Family) -> None:
     """Four workers with the strongly convex objective `||x - center||^2 / 2` each."""

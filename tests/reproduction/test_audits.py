@@ -141,7 +141,7 @@ def test_every_case_of_the_settings_file_can_be_made() -> None:
     vectors = torch.randn(2, 7850, generator=torch.Generator().manual_seed(0))
     vectors[0, :20] = 60.0
     cases = {
-        each.name: read_audit(each.settings).case_for(vectors)
+        each.name: read_audit(each.settings, 7850)[1](vectors)
         for each in load("audit", reduced=False).measurements
         if each.settings["case"] != "inversion"
     }
@@ -153,8 +153,13 @@ def test_settings_are_checked() -> None:
     bare = {"case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha", "round": 2,
             "trials": 1000, "confidence": 0.99}  # fmt: skip
     with pytest.raises(ArgumentError, match="case must"):
-        read_audit({**bare, "case": "other"})
+        read_audit({**bare, "case": "other"}, DIM)
     with pytest.raises(ArgumentError, match="unknown key 'typo'"):
         measure_audit({**bare, "typo": 1}, seed=0, on_progress=lambda _: None)
     with pytest.raises(ArgumentError, match="change must"):
-        read_audit({**bare, "change": "other"})
+        read_audit({**bare, "change": "other"}, DIM)
+    laplace = {key: value for key, value in bare.items() if key not in ("rows", "padding")}
+    with pytest.raises(ArgumentError, match="sketch-laplace has no setting typo"):
+        read_audit({**laplace, "case": "sketch-laplace", "typo": 1}, DIM)
+    with pytest.raises(ArgumentError, match="sketch-laplace needs rows"):
+        read_audit({**laplace, "case": "sketch-laplace"}, DIM)

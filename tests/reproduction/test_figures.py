@@ -27,7 +27,7 @@ from diffsketch.reproduction.figures import (
     draw_distributions,
     slope,
 )
-from tests.reproduction.made_up import checked
+from tests.reproduction.made_up import checked, experiment_of
 
 SHAPES: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}
 CONVEX: dict[str, Any] = {"rounds": 20, "step": 0.2, "rows": 3, "cols": 40, "failure": 0.1,
@@ -46,17 +46,14 @@ def results_of(experiment: Experiment) -> Results:
 @pytest.mark.slow
 def test_distributions() -> None:
     measurement = Measurement("gradients", "distributions", SHAPES)
-    experiment = Experiment(
-        "gradients", "t", "Figure 7", "s", "distributions", {}, seeds=2,
-        measurements=(measurement,), options={"what": "gradients"},
-    )  # fmt: skip
+    experiment = experiment_of("gradients", "distributions", seeds=2, measurements=(measurement,),
+                               options={"what": "gradients"})  # fmt: skip
     (measured,) = results_of(replace(experiment, seeds=1)).values()
     second = json.loads(json.dumps(measured))
     second["vectors"][-1]["kurtosis"] += 2.0
-    jobs = experiment.measured(measurement)
-    drawn = checked(
-        draw_distributions(experiment, dict(zip(jobs, (measured, second), strict=True)))
-    )
+    jobs = experiment.jobs_of(measurement)
+    results = dict(zip(jobs, (measured, second), strict=True))
+    drawn = checked(draw_distributions(experiment, results))
     last = measured["vectors"][-1]
     assert drawn.facts["kurtosis/last"] == pytest.approx(last["kurtosis"] + 1)
     assert drawn.facts["zeros"] == pytest.approx(np.mean([v["zeros"] for v in measured["vectors"]]))
@@ -80,18 +77,19 @@ def test_slope_of_a_power() -> None:
 def test_drawing_counts_gaps_above_the_bound() -> None:
     sketched = Measurement("3 x 40", "convergence", CONVEX)
     plain = Measurement("uncompressed", "convergence", {**CONVEX, "rows": 0})
-    experiment = Experiment("convergence", "t", "Theorem 2", "s", "convergence", {}, seeds=1,
-                            measurements=(plain, sketched))  # fmt: skip
+    experiment = experiment_of(
+        "convergence", "convergence", seeds=1, measurements=(plain, sketched)
+    )
     (measured,) = results_of(replace(experiment, measurements=(sketched,))).values()
     bare = {k: v for k, v in measured.items() if k not in ("theorem2", "error", "variance")}
-    results = {experiment.measured(sketched)[0]: measured, experiment.measured(plain)[0]: bare}
+    results = {experiment.jobs_of(sketched)[0]: measured, experiment.jobs_of(plain)[0]: bare}
     drawn = draw_convergence(experiment, results)
     assert drawn.facts["bound-holds"] == 1
     assert drawn.facts["gap"] == pytest.approx(measured["gap"][-1])
     assert "every round looked at" in drawn.lead
     checked(drawn)
     broken = {**measured, "theorem2": [*measured["theorem2"][:-1], 0.0]}
-    drawn = draw_convergence(experiment, {**results, experiment.measured(sketched)[0]: broken})
+    drawn = draw_convergence(experiment, {**results, experiment.jobs_of(sketched)[0]: broken})
     places = len(measured["gap"])
     assert drawn.facts["bound-holds"] == pytest.approx(1 - 1 / places)
     assert "every" not in drawn.lead

@@ -70,24 +70,16 @@ def test_drawing(audited: dict[Any, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_proven_bound_that_is_exceeded_is_said(audited: dict[Any, Any]) -> None:
-    changed = {}
-    for job, data in audited.items():
-        if job.settings.get("clip") == 0.02:
-            bound = {**data["measured_lower_bound"], "epsilon": 1.5}
-            changed[job] = {**data, "measured_lower_bound": bound}
-        else:
-            changed[job] = data
+    changed = dict(audited)
+    (job,) = (job for job in audited if job.settings.get("clip") == 0.02)
+    bound = {**audited[job]["measured_lower_bound"], "epsilon": 1.5}
+    changed[job] = {**audited[job], "measured_lower_bound": bound}
     facts = draw_audits(audits(), changed).facts
     assert facts["proven-stands"] is False
     assert facts["broken"] == 1  # of the claims
-
-
-@pytest.mark.slow
-def test_epsilons_keep_their_words(audited: dict[Any, Any]) -> None:
     data = audited[audits().jobs[2]]
     measured = epsilon_of(data["measured_lower_bound"])
-    assert measured.basis is Basis.MEASURED
-    assert measured.scope.unit is Unit.CLIENT
+    assert (measured.basis, measured.scope.unit) == (Basis.MEASURED, Unit.CLIENT)
     assert epsilon_of({**data["claimed"], "epsilon": None}).value == float("inf")
 
 
@@ -95,36 +87,24 @@ SETTINGS: dict[str, Any] = {
     "task": "mnist", "method": "sketch", "rows": 7, "cols": 15, "rounds": 2, "table_rows": 7,
     "widths": "4, 15, 112", "paddings": "0, 20", "requirements": "0.1, 1", "proven_hashes": 1,
 }  # fmt: skip
-AUDIT: dict[str, Any] = {
-    "case": "padded",
-    "rows": 7,
-    "cols": 15,
-    "padding": 20,
-    "change": "largest",
-}
+AUDIT = {"case": "padded", "rows": 7, "cols": 15, "padding": 20, "change": "largest"}
 MEASURED = Measurement("MNIST", "local-epsilon", SETTINGS)
 AUDITED = Measurement("padded 20n, 7 x 15", "audit", AUDIT, seeds=1)
 WORDS = {"unit": "coordinate", "relation": "replace", "trust": "local", "rounds": 1}
 
 
 def experiment(drawing: str) -> Experiment:
-    return Experiment(
-        drawing, "t", "Figure 6", "s", drawing, {}, seeds=2, measurements=(MEASURED, AUDITED)
-    )
+    return experiment_of(drawing, drawing, seeds=2, measurements=(MEASURED, AUDITED))
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[Any, Any]:
     whole = experiment("local-epsilon")
-    found: dict[Any, Any] = {
-        job: json.loads(
-            json.dumps(
-                measure_local_epsilon(job.settings, seed=job.seed, on_progress=lambda _: None)
-            )
-        )
-        for job in whole.measured(MEASURED)
-    }
-    (job,) = whole.measured(AUDITED)
+    found: dict[Any, Any] = {}
+    for job in whole.jobs_of(MEASURED):
+        data = measure_local_epsilon(job.settings, seed=job.seed, on_progress=lambda _: None)
+        found[job] = json.loads(json.dumps(data))
+    (job,) = whole.jobs_of(AUDITED)
     found[job] = {
         "title": "DiffSketch", "change": "largest", "adversary": "knows", "confidence": 0.99,
         "claimed": {"epsilon": 0.2, "delta": 1e-5, "basis": "claimed", **WORDS},
@@ -136,7 +116,7 @@ def results() -> dict[Any, Any]:
 
 def test_histogram(results: dict[Any, Any]) -> None:
     drawn = checked(draw_local_epsilon(experiment("local-epsilon"), results))
-    tables = [results[job]["tables"] for job in experiment("local-epsilon").measured(MEASURED)]
+    tables = [results[job]["tables"] for job in experiment("local-epsilon").jobs_of(MEASURED)]
     shares = [table[0]["needs_noise"]["1"] for table in tables]
     assert drawn.facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2)
     assert drawn.facts["needs-noise/7x112/none/1"] == 1  # nothing is claimed there
@@ -148,8 +128,13 @@ def test_histogram(results: dict[Any, Any]) -> None:
     first = histogram.series[0]
     assert sum(value or 0.0 for value in first.y) == pytest.approx(1.0)
     assert [mark.value for mark in histogram.marks] == [0.1, 1.0]
+    alone = draw_local_epsilon(
+        replace(experiment("local-epsilon"), measurements=(MEASURED,)), results
+    )
+    assert "audit" not in alone.lead
+    assert len(alone.proven) == 1
     # Only with messages of other seeds do the shares change.
-    (job, *_) = experiment("local-epsilon").measured(MEASURED)
+    (job, *_) = experiment("local-epsilon").jobs_of(MEASURED)
     other = json.loads(json.dumps(results[job]))
     other["tables"][0]["needs_noise"]["1"] += 0.5
     facts = draw_local_epsilon(experiment("local-epsilon"), {**results, job: other}).facts
@@ -173,10 +158,3 @@ def test_compression(results: dict[Any, Any]) -> None:
     table = drawn.exhibits[-1]
     assert isinstance(table, Table)
     assert any(isinstance(cell, Epsilon) for row in table.rows for cell in row)
-
-
-def test_without_audits(results: dict[Any, Any]) -> None:
-    alone = replace(experiment("local-epsilon"), measurements=(MEASURED,))
-    drawn = draw_local_epsilon(alone, results)
-    assert "audit" not in drawn.lead
-    assert len(drawn.proven) == 1

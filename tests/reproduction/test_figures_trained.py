@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
@@ -12,12 +11,7 @@ from diffsketch.pages.exhibits import Plot, Table
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
-from diffsketch.reproduction.experiments import (
-    Job,
-    Measurement,
-    Variant,
-    load,
-)
+from diffsketch.reproduction.experiments import Job, Measurement, Variant, load
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.figures_trained import (
     CurvePoint,
@@ -26,7 +20,6 @@ from diffsketch.reproduction.figures_trained import (
     draw_compression,
     draw_correction,
     draw_curves,
-    points_of,
 )
 from tests.reproduction.made_up import MESSAGE, checked, curve_of, experiment_of, run_of
 
@@ -52,7 +45,7 @@ def drawn_of(runs: dict[str, list[dict[str, Any]]], **groups: str) -> Any:
     experiment = experiment_of("made-up", "curves", seeds=seeds, variants=variants, options=options)
     results: dict[Job, Any] = {}
     for variant in variants:
-        results |= dict(zip(experiment.runs(variant), runs[variant.name], strict=True))
+        results |= dict(zip(experiment.jobs_of(variant), runs[variant.name], strict=True))
     return checked(draw_curves(experiment, results))
 
 
@@ -63,16 +56,14 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
     drawn = drawn_of({"ours": [first, second], "base": base})
     plot = drawn.exhibits[0]
     line = plot.series[0]
-    assert line.y == pytest.approx(
-        (0.6, 0.85)
-    )  # without round 0, which a log axis has no place for
+    assert line.y == pytest.approx((0.6, 0.85))  # without round 0: the axis is logarithmic
     spread = statistics.stdev([0.8, 0.9])
     assert line.low[-1] == pytest.approx(0.85 - spread)
     assert line.high[-1] == pytest.approx(0.85 + spread)
     assert line.x == pytest.approx((10 * 154 / 7850, 20 * 154 / 7850))  # rounds over the ratio
     bytes_axis, rounds_axis = (axis.label for axis in plot.other_x)
     assert line.other_x[rounds_axis] == (10.0, 20.0)
-    assert line.other_x[bytes_axis] == (10 * 664 * 15, 20 * 664 * 15)
+    assert line.other_x[bytes_axis] == (10 * 620 * 15, 20 * 620 * 15)
     assert line.epsilon_text == "1 a round"
     assert line.epsilon.basis is Basis.CLAIMED
     assert line.dashed
@@ -80,18 +71,14 @@ def test_lines_and_facts_are_means_over_the_seeds() -> None:
     assert facts[f"accuracy/{PANEL}/ours"] == pytest.approx(0.85)
     assert facts[f"spread/{PANEL}/ours"] == pytest.approx(spread)
     assert facts[f"noised/{PANEL}/ours"] == pytest.approx(0.5)
-    assert facts[f"bytes/{PANEL}/ours"] == 20 * 664 * 10
+    assert facts[f"bytes/{PANEL}/ours"] == 20 * 620 * 10
     assert facts[f"seconds/{PANEL}/ours"] == pytest.approx(0.1)
     assert facts[f"paired/{PANEL}/ours - base"] == pytest.approx(0.35)
     assert facts["seeds"] == 2
     assert "85.0% against 50.0%" in drawn.lead
     assert "noise to 50% of its messages" in drawn.lead
-
-
-def test_lead_changes_with_the_numbers() -> None:
-    """The control: nothing in it is fixed beforehand."""
-    runs = {"ours": [made_up([0.1, 0.3])], "base": [made_up([0.1, 0.9])]}
-    drawn = drawn_of(runs)
+    # The control: nothing in it is fixed beforehand.
+    drawn = drawn_of({"ours": [made_up([0.1, 0.3])], "base": [made_up([0.1, 0.9])]})
     assert "30.0% against 90.0%" in drawn.lead
     line = drawn.exhibits[0].series[0]
     assert (line.kind, line.low, line.high) == ("line", (), ())  # one seed has no band
@@ -103,7 +90,7 @@ def test_divergence_is_marked_and_the_line_ends_with_the_first_seed() -> None:
     drawn = drawn_of({"ours": [whole, broken]})
     line = drawn.exhibits[0].series[0]
     assert line.ended == "1 of 2 seeds diverged"
-    assert len(line.y) == 2  # rounds 10 and 20; nothing goes on with the seeds that are left
+    assert line.y == pytest.approx((0.45, 0.4))  # nothing goes on with the seeds that are left
     assert drawn.facts[f"diverged/{PANEL}/ours"] == 1
     table = drawn.exhibits[-1]
     assert isinstance(table, Table)
@@ -156,24 +143,27 @@ def test_lead_names_no_proven_method_that_sends_more() -> None:
     assert "proven" not in drawn_of(runs, large="proven").lead
 
 
-def test_appended_noise_costs_a_round_what_repeated_costs_the_run() -> None:
-    total = epsilon_for(events.repeated(events.gaussian(3.7306), 100), 1e-5)
-    run = made_up(
-        [0.1, 0.5], method="diffsketch-proven",
-        epsilon={"basis": "proven", "unit": "coordinate", "value": total, "rounds": 100},
-    )  # fmt: skip
-    epsilon, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
-    assert float(epsilon) == pytest.approx(1.0, abs=1e-4)  # that of a multiplier of 3.7306
-    assert words.endswith("a round at delta 1e-05, on average")
-
-
-def test_a_clients_epsilon_is_that_of_the_run() -> None:
-    run = made_up(
-        [0.1, 0.5], method="sketch-skellam",
-        epsilon={"basis": "proven", "unit": "client", "value": 4.9, "rounds": 3},
-    )  # fmt: skip
-    epsilon, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
-    assert (float(epsilon), epsilon.rounds, epsilon.scope.unit, words) == (4.9, 3, Unit.CLIENT, "")
+@pytest.mark.parametrize(
+    ("method", "epsilon", "value", "rounds", "ending"),
+    [
+        # A multiplier of 3.7306, whose epsilon is 1: of a round what repeated costs the run.
+        ("diffsketch-proven", {"unit": "coordinate", "rounds": 100,
+                               "value": epsilon_for(events.repeated(events.gaussian(3.7306), 100),
+                                                    1e-5)},
+         1.0, 1, "a round at delta 1e-05, on average"),
+        # A client's is that of the run.
+        ("sketch-skellam", {"unit": "client", "value": 4.9, "rounds": 3}, 4.9, 3, ""),
+    ],
+)  # fmt: skip
+def test_the_epsilon_of_a_round(
+    method: str, epsilon: dict[str, Any], value: float, rounds: int, ending: str
+) -> None:
+    run = made_up([0.1, 0.5], method=method, epsilon={"basis": "proven", **epsilon})
+    found, words = TrainedLine(Variant("v", (PANEL,), {}), (run,)).per_round
+    assert float(found) == pytest.approx(value, abs=1e-4)
+    assert (found.rounds, found.scope.unit) == (rounds, Unit(epsilon["unit"]))
+    assert words.endswith(ending)
+    assert bool(words) is bool(ending)
 
 
 def test_equal_communication_is_read_between_evaluations() -> None:
@@ -187,17 +177,9 @@ def test_equal_communication_is_read_between_evaluations() -> None:
     assert facts[f"at-bytes/{PANEL}/ours"] == 0.9
     assert facts[f"at-bytes/{PANEL}/whole"] is None  # not evaluated so early
     assert facts[f"target/{PANEL}"] == pytest.approx(0.45)
-    assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 664 * 10
+    assert facts[f"bytes-to/{PANEL}/ours"] == 10 * 620 * 10
     assert facts[f"bytes-to/{PANEL}/whole"] == 20 * 31448 * 10
     assert facts[f"padding/{PANEL}/ours"] == 20.0  # in lengths of the vector
-
-
-def test_points_have_only_rounds_that_all_seeds_have() -> None:
-    curves = [made_up([0.1, 0.2, 0.3])["curve"], made_up([0.1, 0.4])["curve"]]
-    points = points_of(curves)
-    assert [point.round for point in points] == [10]
-    assert points[0].accuracy == pytest.approx(0.3)
-    assert not math.isnan(points[0].spread or 0.0)
 
 
 def test_the_epsilon_of_devices_that_send_once_is_that_of_the_run() -> None:
@@ -249,12 +231,12 @@ def correction_of(off: float, shared: float, control: float) -> Figure:
     )
     results: dict[Job, Any] = {}
     for variant in variants:
-        for seed, job in enumerate(experiment.runs(variant)):
+        for seed, job in enumerate(experiment.jobs_of(variant)):
             size = MESSAGE + MASK * (variant.name != "off")
             config = {"correction": variant.name, "workers": 10}
             found = curve(accuracies[variant.name] + 0.02 * seed, size=size)
             results[job] = run_of(found, method="sketch", config=config)
-    for seed, job in enumerate(experiment.measured(measurement)):
+    for seed, job in enumerate(experiment.jobs_of(measurement)):
         value = control + 0.02 * seed
         results[job] = {
             "curve": curve(value, size=MESSAGE + MASK), "accuracy": value, "dim": 7850,
@@ -275,11 +257,11 @@ def test_the_control_is_drawn_beside_the_sketch() -> None:
     assert shared.other_x[axis.label] == (10 * 2 * 1694, 20 * 2 * 1694)  # with the masks
     assert "shared masks take the sketch from 81.0% to 71.0%" in drawn.lead
     assert "Noise, shared masks: 61.0%." in drawn.lead
-    assert "A mask takes 1,030 bytes, the sketch 664." in drawn.lead
+    assert "A mask takes 986 bytes, the sketch 620." in drawn.lead
     assert drawn.facts["accuracy/control/noise, shared masks"] == pytest.approx(0.61)
     assert drawn.facts["spread/control/noise, shared masks"] == pytest.approx(0.0002**0.5)
     assert drawn.facts["accuracy/fresh hashes/shared"] == pytest.approx(0.71)
-    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (1030, 664)
+    assert (drawn.facts["mask-bytes"], drawn.facts["sketch-bytes"]) == (986, 620)
     assert "from 31.0% to 91.0%" in correction_of(0.3, 0.9, 0.6).lead  # the control of this test
 
 
@@ -297,7 +279,7 @@ def compression_of(accuracies: dict[str, tuple[float, int]], *, seeds: int = 2) 
     results: dict[Job, Any] = {}
     for variant in variants:
         value, size = accuracies[variant.name]
-        for seed, job in enumerate(experiment.runs(variant)):
+        for seed, job in enumerate(experiment.jobs_of(variant)):
             last, message = value + 0.02 * seed, 48 + 4 * size
             curve = curve_of([0.0, last / 2, last], up=10 * message, down=0)
             method = str(variant.settings["method"])

@@ -106,13 +106,6 @@ def test_vectors_are_those_that_were_sent() -> None:
 SHAPES: dict[str, Any] = {"task": "mnist", "method": "none", "rounds": 5, "vectors": 3}
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    found = measure_distributions(SHAPES, seed=0, on_progress=lambda _: None)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    return found
-
-
 def test_gaussian_numbers_look_gaussian_and_others_do_not() -> None:
     """Fixed seed. For 20,000 Gaussian numbers KS exceeds 0.0138 with probability 1e-3."""
     generator = np.random.default_rng(5)
@@ -144,7 +137,9 @@ def test_shape_of_a_known_vector() -> None:
         shape_of(np.ones(3))
 
 
-def test_gradients_of_mnist_have_zeros(measured: dict[str, Any]) -> None:
+def test_gradients_of_mnist_have_zeros() -> None:
+    measured = measure_distributions(SHAPES, seed=0, on_progress=lambda _: None)
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
     assert [each["round"] for each in measured["vectors"]] == [0, 2, 4]
     assert all(0.4 < each["zeros"] < 0.6 for each in measured["vectors"])
     assert all(each["ks"] > 0.3 for each in measured["vectors"])
@@ -163,23 +158,20 @@ def masks(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_noise_teaches_nothing_without_masks() -> None:
+def test_noise_teaches_nothing_and_masks_teach_without_any_sketch() -> None:
     """Chance is 0.1 and the first model has 0.098; seed fixed, so this fails never or always."""
     assert masks()["accuracy"] < 0.25
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("correction", ["shared", "drift"])
-def test_masks_teach_without_any_sketch(correction: str) -> None:
-    """Also the negative control of the test above: something would be found."""
-    found = masks(correction=correction)
-    assert found["accuracy"] > 0.4
-    assert found["mask_bytes"] == 48 + -(-7850 // 8)
+    for correction in ("shared", "drift"):  # also the control: something would be found
+        found = masks(correction=correction)
+        assert found["accuracy"] > 0.4
+        assert found["mask_bytes"] == 48 + -(-7850 // 8)
 
 
 def test_the_curve_is_that_of_a_run() -> None:
     short = {"correction": "shared", "rounds": 6, "evaluate_every": 3}
-    found = masks(**short)
+    shares: list[float] = []
+    found = measure_masks({**MASKS, **short}, seed=0, on_progress=shares.append)
+    assert shares == [0.5, 1.0]
     assert found == masks(**short)
     assert [one["round"] for one in found["curve"]] == [0, 3, 6]
     settings = {**MASKS, **short, "seed": 0}
@@ -192,18 +184,6 @@ def test_the_curve_is_that_of_a_run() -> None:
     assert found["curve"][1]["bytes_up"] == simulation.bytes_up
     assert found["curve"][1]["bytes_down"] == simulation.bytes_down
     assert found["curve"][1]["accuracy"] != simulation.evaluate()[1]
-
-
-def test_progress_is_told_and_may_interrupt() -> None:
-    told: list[float] = []
-
-    def on_progress(share: float) -> None:
-        told.append(share)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_masks(MASKS, seed=0, on_progress=on_progress)
-    assert told == [0.5]
 
 
 RUN = {"task": "mnist", "method": "diffsketch", "rows": 7, "cols": 15, "padding": 15_700,
@@ -308,13 +288,6 @@ CONVEX = {"rounds": 20, "step": 0.2, "rows": 3, "cols": 40, "failure": 0.1,
             "comparator_steps": 3}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def converged() -> dict[str, Any]:
-    found = measure_convergence(CONVEX, seed=0, on_progress=lambda _: None)
-    json.dumps(found, allow_nan=False)
-    return found
-
-
 def small() -> Devices:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand(12, 4, generator=generator)
@@ -324,23 +297,19 @@ def small() -> Devices:
     return Devices.of(parts)
 
 
-def test_gap_starts_at_the_untrained_loss_and_falls(converged: dict[str, Any]) -> None:
-    assert converged["gap"][0] + converged["reference"] == pytest.approx(2.302585, abs=1e-4)
-    assert converged["gap"][-1] < converged["gap"][0]
-    assert converged["rounds"][0] == 1
-    assert converged["rounds"][-1] == 20
-
-
-def test_bounds_are_those_of_the_measured_constants(converged: dict[str, Any]) -> None:
-    problem = ConvexProblem(7850, converged["gradient_norm"], converged["distance"], 0.2)
-    assert converged["theorem2"][-1] == pytest.approx(
-        theorem2(problem, 20, error=converged["error"])
-    )
-    assert converged["proven"][-1] == pytest.approx(
-        expected_gap(problem, 20, variance=converged["variance"])
-    )
-    assert converged["gradient_norm"] < converged["gradient_norm_always"]
-    assert all(g <= b for g, b in zip(converged["gap"], converged["proven"], strict=True))
+def test_the_gap_falls_below_the_bounds_of_the_measured_constants() -> None:
+    found = measure_convergence(CONVEX, seed=0, on_progress=lambda _: None)
+    json.dumps(found, allow_nan=False)
+    assert found["gap"][0] + found["reference"] == pytest.approx(2.302585, abs=1e-4)  # untrained
+    assert found["gap"][-1] < found["gap"][0]
+    assert (found["rounds"][0], found["rounds"][-1]) == (1, 20)
+    problem = ConvexProblem(7850, found["gradient_norm"], found["distance"], 0.2)
+    stated = theorem2(problem, 20, error=found["error"])
+    assert found["theorem2"][-1] == pytest.approx(stated)
+    proven = expected_gap(problem, 20, variance=found["variance"])
+    assert found["proven"][-1] == pytest.approx(proven)
+    assert found["gradient_norm"] < found["gradient_norm_always"]
+    assert all(g <= b for g, b in zip(found["gap"], found["proven"], strict=True))
 
 
 def test_iterates_are_plain_sgd_with_batches_from_each_own_examples() -> None:

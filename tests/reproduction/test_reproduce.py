@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,11 +18,10 @@ from rich.console import Console
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
 from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.reproduction.claims import ClaimVerdict, Standing, Statement
+from diffsketch.reproduction.claims import ClaimVerdict, Standing, Statement, statements
 from diffsketch.reproduction.experiments import Experiment, Results
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
-from diffsketch.reproduction.verdicts import judged, statements
 from diffsketch.training.simulation import Simulation
 from tests.reproduction import tiny
 
@@ -33,7 +31,7 @@ HERE = "diffsketch.reproduction.reproduce"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.register(monkeypatch)
-    # The formulas of some of the rules take seconds; `test_verdicts.py` has them.
+    # The formulas of some of the rules take seconds; `test_claims.py` has them.
     verdict = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.")
     monkeypatch.setattr(f"{HERE}.judged", lambda _: dict.fromkeys(statements(), verdict))
     return tiny.both(tmp_path / "settings")
@@ -60,7 +58,9 @@ def text_of(output: Path) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
 
 
-def test_a_second_run_only_draws(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+def test_a_second_run_only_makes_what_is_damaged(
+    folder: Path, tmp_path: Path, steps: list[int]
+) -> None:
     output = tmp_path / "out"
     printed = run(output, folder)
     # Both experiments have the same training runs: they are done once.
@@ -75,6 +75,12 @@ def test_a_second_run_only_draws(folder: Path, tmp_path: Path, steps: list[int])
     assert steps == []
     assert "0 jobs done, 5 from the cache" in printed
     assert {path: path.read_bytes() for path in files} == files
+    path = sorted((output / "cache" / "results").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:100])
+    printed = run(output, folder)
+    assert f"note: {path}: damaged" in printed
+    assert "1 job done, 4 from the cache" in printed
+    assert (output / "results.json").read_bytes() == files[output / "results.json"]
 
 
 @pytest.mark.slow
@@ -106,6 +112,7 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     assert (output / "data" / "two-all.csv").is_file()
 
 
+@pytest.mark.slow
 def test_a_full_run_judges_once_and_draws_each_picture_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,11 +126,14 @@ def test_a_full_run_judges_once_and_draws_each_picture_once(
 
     def judge_all(facts: Any) -> dict[Statement, ClaimVerdict]:
         asked.append(facts)
-        return judged(facts)
+        return dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "Nothing."))
+
+    def picture(plot: Plot, _: Any, *, form: str) -> bytes:
+        drawn.append(f"{plot.name}.{form}")
+        return f"{form} of {plot.name}".encode() + b" " * (form == "png")
 
     for form in ("svg", "png"):
-        picture = partial(_picture, drawn=drawn, form=form)
-        monkeypatch.setattr(f"diffsketch.pages.charts.to_{form}", picture)
+        monkeypatch.setattr(f"diffsketch.pages.charts.to_{form}", partial(picture, form=form))
     monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
     run(output, folder)
@@ -133,11 +143,6 @@ def test_a_full_run_judges_once_and_draws_each_picture_once(
         content = (output / "figures" / name).read_bytes()
         assert (output / "images" / "reproduction" / name).read_bytes() == content
     assert [list(facts) for facts in asked] == [["one", "two"]]
-
-
-def _picture(plot: Plot, _: Any, *, drawn: list[str], form: str) -> bytes:
-    drawn.append(f"{plot.name}.{form}")
-    return f"{form} of {plot.name}".encode() + b" " * (form == "png")
 
 
 def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:
@@ -171,11 +176,11 @@ def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_interrupted_and_continued_it_is_the_same(
+def test_interrupted_and_continued_by_two_processes_it_is_the_same(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(whole, folder)
+    run(whole, folder, "one")
     real, rounds = Simulation.step, 0
 
     def step(self: Simulation) -> Any:
@@ -187,37 +192,15 @@ def test_interrupted_and_continued_it_is_the_same(
 
     with monkeypatch.context() as patched:
         patched.setattr(Simulation, "step", step)
-        printed = run(parts, folder, status=143)
-        assert "Interrupted; what is done is kept. Continue with the same command." in printed
-        assert not (parts / "results.json").exists()
-        assert rounds == 9
-        run(parts, folder)
-        assert rounds == tiny.RUN_STEPS  # none again
+        printed = run(parts, folder, "one", status=143)
+    assert "Interrupted; what is done is kept. Continue with the same command." in printed
+    assert not (parts / "results.json").exists()
+    assert rounds == 9
+    printed = run(parts, folder, "one", jobs=2)
+    assert "with 2 processes" in printed
+    assert "3 jobs done, 1 from the cache" in printed
     for name in ("results.json", "index.html"):
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_processes_give_the_same(folder: Path, tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    run(one, folder, "one")
-    printed = run(two, folder, "one", jobs=2)
-    assert "with 2 processes" in printed
-    assert (one / "results.json").read_bytes() == (two / "results.json").read_bytes()
-
-
-@pytest.mark.slow
-def test_damage_is_mended_and_said(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    run(output, folder)
-    before = (output / "results.json").read_bytes()
-    path = sorted((output / "cache" / "results").glob("*.json"))[0]
-    path.write_bytes(path.read_bytes()[:100])
-    shutil.rmtree(output / "cache" / "runs")
-    printed = run(output, folder)
-    assert f"note: {path}: damaged" in printed
-    assert "1 job done, 4 from the cache" in printed
-    assert (output / "results.json").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -260,10 +243,8 @@ def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="has the page of a reduced run"):
         run(output, folder, "one")
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == files
-    lock = locked(output)
-    with pytest.raises(RunBusy):
+    with locked(output), pytest.raises(RunBusy):
         run(output, folder, "one", reduced=True)
-    assert lock >= 0
 
 
 def test_mistakes_write_nothing(folder: Path, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def both(folder: Path) -> Path:
 
 
 def draw(experiment: Experiment, results: Results) -> Figure:
-    runs = [(one, job) for one in experiment.variants for job in experiment.runs(one)]
-    measured = [job for one in experiment.measurements for job in experiment.measured(one)]
+    runs = [(one, job) for one in experiment.variants for job in experiment.jobs_of(one)]
+    measured = [job for one in experiment.measurements for job in experiment.jobs_of(one)]
     rows = [(one.name, job.seed, results[job]["summary"]["accuracy"]) for one, job in runs]
     rows += [(job.kind, job.seed, results[job]["sum"]) for job in measured]
     table = Table(f"{experiment.name}-all", "All", ("name", "seed", "value"), tuple(rows))

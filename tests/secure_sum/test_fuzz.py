@@ -9,30 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffsketch.secure_sum import SecureSumClient, SecureSumServer, Stage
-from diffsketch.secure_sum.messages import (
-    ENVELOPE_BYTES,
-    MessageKind,
-    Params,
-    pack_message,
-)
+from diffsketch.secure_sum.messages import ENVELOPE_BYTES, MessageKind, Params, pack_message
 from diffsketch.wire import WireError
 from diffsketch.wire.message import SERVER
-from tests.secure_sum.helpers import (
-    STAGES,
-    LocalRound,
-    identity,
-    make_params,
-    start,
-)
+from tests.secure_sum.helpers import STAGES, LocalRound, identity, make_params, start
 
 KINDS = st.sampled_from(MessageKind)
 
 
-def resealed(data: bytes, params: Params, sender: int | None = None) -> bytes:
+def resealed(data: bytes, params: Params) -> bytes:
     """The same kind and body with a good envelope."""
     kind = MessageKind(data[3]) if data[3] in list(MessageKind) else MessageKind.KEYS
-    who = sender if sender is not None else int.from_bytes(data[4:12], "little")
-    return pack_message(kind, data[ENVELOPE_BYTES:], sender=who, params=params)
+    sender = int.from_bytes(data[4:12], "little")
+    return pack_message(kind, data[ENVELOPE_BYTES:], sender=sender, params=params)
 
 
 def state_of(server: SecureSumServer) -> tuple[object, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
-from diffsketch.sketch.hashing import FAMILIES, Family
+from diffsketch.sketch.hashing import FAMILIES, Family, mix64
+from diffsketch.wire.formats import SumPacking
 from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -23,6 +25,7 @@ SHAPES = [
     (4_000_000, 5, 16_000),
     (1_000_003, 9, 20_001),
     (3_000_000, 4, 300_000),
+    (2_500_000, 1, 600_000),
     (100_000, 33, 700),
 ]
 
@@ -94,6 +97,96 @@ def test_blocked_repeats_its_bits(dim: int, rows: int, cols: int) -> None:
     table = sketch.encode(vector, SEED)
     for _ in range(3):
         assert torch.equal(sketch.encode(vector, SEED), table)
+
+
+def test_launches_are_kept_for_tensors_of_any_alignment() -> None:
+    sketch, long = CountSketch(300_000, 3, 4000), random_vectors(300_001)
+    for _ in range(2):
+        for vector in (long[:-1], long[1:]):
+            table = sketch.encode(vector, SEED)
+            assert torch.equal(table, sketch.encode(vector.clone(), SEED))
+            plain = sketch.query(table, SEED)
+            for out in (torch.empty_like(long)[:-1], torch.empty_like(long)[1:]):
+                assert torch.equal(sketch.query(table, SEED, out=out), plain)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_waits_for_the_device(family: Family) -> None:
+    vector = random_vectors(3, 100_000)
+    for cols in (50, 5000):
+        sketch = CountSketch(100_000, 3, cols, family)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for round_index in range(2):
+                seed = SketchKey(bytes(32)).seed(round_index)
+                sketch.query(sketch.encode(vector, seed), seed, validate=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_streams_share_a_seed() -> None:
+    """What one stream still waits for is not there yet for another."""
+    sketch, vector = CountSketch(300_000, 3, 4000), random_vectors(300_000)
+    seed, long = SketchKey(bytes(32)).seed(0), torch.empty(1 << 31, device="cuda")
+    expected = sketch.encode(vector, SketchKey(bytes(32)).seed(0))
+    torch.cuda.synchronize()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(first):
+        long.fill_(1.0)
+        sketch.encode(vector, seed)
+    with torch.cuda.stream(second):
+        table = sketch.encode(vector, seed)
+    torch.cuda.synchronize()
+    assert torch.equal(table, expected)
+
+
+def rounded(tables: torch.Tensor, step: float, keys: torch.Tensor) -> torch.Tensor:
+    """Whole numbers by the definition, without limits."""
+    cell = np.arange(tables.shape[1], dtype=np.uint64)
+    words = [mix64(cell, *pair) for pair in keys.numpy().view(np.uint64)]
+    drawn = (np.stack(words) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    scaled = tables.cpu().numpy() * np.float32(1 / step)
+    return torch.from_numpy(np.floor(scaled + (drawn - np.float32(0.5)))).long()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("cells", [1, 1024, 3_000_001])
+def test_rounding_of_cells(cells: int, bits: int) -> None:
+    from diffsketch.sketch.kernels import gpu
+
+    tables, step = random_vectors(3, cells), 4 / ((1 << bits) - 1)
+    keys = torch.from_numpy(np.random.default_rng(bits).integers(-(2**63), 2**63, (3, 2)))
+    kind, half = torch.int16 if bits > 8 else torch.int8, 1 << (bits - 1)
+    expected = rounded(tables, step, keys)
+    kept = expected.clamp(-half, half - 1)
+    for extra, given in ((0, keys), (3, keys.cuda())):
+        out = torch.full((3, cells + extra), 99, dtype=kind, device="cuda")
+        found = gpu.round_cells(tables, step, bits, given, out[:, :cells])
+        assert torch.equal(out[:, :cells].cpu().long(), kept)
+        assert (out[:, cells:] == 99).all()
+        assert torch.equal(found.cpu(), (expected != kept).sum(dim=1))
+
+
+@pytest.mark.parametrize(("bits", "count"), [(1, 1), (2, 2), (4, 16), (4, 2), (8, 3), (16, 1000)])
+@pytest.mark.parametrize("cells", [1, 9, 102_400, 100_001])
+def test_sums_of_packed_cells(cells: int, bits: int, count: int) -> None:
+    from diffsketch.sketch.kernels import gpu
+
+    kind, lowest = torch.int16 if bits > 8 else torch.int8, -(1 << (bits - 1))
+    packing = SumPacking(bits + (count - 1).bit_length(), lowest, count)
+    messages = torch.randint(lowest, -lowest, (count, cells), dtype=kind, device="cuda")
+    total = torch.zeros(packing.words(cells), dtype=torch.int32, device="cuda")
+    for message in messages:
+        words = gpu.pack_cells(message, bits=packing.bits, lowest=lowest)
+        assert torch.equal(words, packing.pack(message))
+        total += words
+    expected = packing.unpack(total, cells)
+    assert torch.equal(expected, messages.sum(dim=0, dtype=torch.int32))
+    for dtype in (torch.int32, torch.int64, torch.float32):
+        out = torch.empty(cells, dtype=dtype, device="cuda")
+        gpu.unpack_cells(total, out, bits=packing.bits, lowest=count * lowest)
+        assert torch.equal(out.int(), expected)
 
 
 def test_devices_do_not_mix() -> None:

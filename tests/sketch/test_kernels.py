@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.strategies as st
 import numpy as np
@@ -227,29 +224,6 @@ def test_planted_errors_are_noticed() -> None:
             assert_close(cpu.encode(broken, SEED, layout=sketch.layout, offset=0), plain)
 
 
-def test_forked_children_and_other_threads_get_the_same_bits() -> None:
-    """A forked child has none of the pool's threads, and must not wait for them."""
-    sketch, vector = CountSketch(200_000, 3, 4000), random_vectors(200_000)
-    torch.set_num_threads(2)
-    expected = sketch.encode(vector, SEED)
-    with ThreadPoolExecutor(4) as pool:
-        tables = list(pool.map(lambda _: sketch.encode(vector, SEED), range(12)))
-    assert all(torch.equal(table, expected) for table in tables)
-    code = (
-        "import os, torch, diffsketch as d\n"
-        "torch.set_num_threads(2)\n"
-        "s, k = d.CountSketch(200_000, 3, 4000), d.SketchKey.from_integer(1).seed(0)\n"
-        "v = torch.ones(200_000)\n"
-        "t = s.encode(v, k).numpy().tobytes()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    os._exit(0 if s.encode(v, k).numpy().tobytes() == t else 3)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0  # noqa: S603
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("items", "dim", "rows", "cols"), [(100, 32_768, 5, 1000), (300, 1000, 5, 60)]
@@ -288,11 +262,13 @@ def test_residuals_take_any_piece() -> None:
 @pytest.mark.parametrize("count", [0, 1, 1000, 70_000])
 def test_top_k_of_many(count: int) -> None:
     """Where the limit is guessed from a sample, also a bad one: all that is large is elsewhere."""
-    sketch = CountSketch(300_000, 1, 300_000)
+    sketch = CountSketch(700_000, 1, 700_001)
     vector = random_vectors(sketch.dim)
-    vector[torch.arange(sketch.dim) % 256 != 0] *= 1e-3
+    vector[torch.arange(sketch.dim) % 16 == 0] *= 1e3
     for values in (vector, -vector.flip(0), torch.ones(sketch.dim)):
-        indices = cpu.largest(values[None], count)[0]
-        assert len(set(indices.tolist())) == count
-        expected = values.abs().sort(descending=True, stable=True)
+        table = sketch.encode(values, SEED)
+        estimates = sketch.query(table, SEED)
+        found, indices = sketch.top_k(table, SEED, count)
+        expected = estimates.abs().sort(descending=True, stable=True)
         assert torch.equal(indices, expected.indices[:count])
+        assert torch.equal(found, estimates[indices])

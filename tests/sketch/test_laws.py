@@ -107,6 +107,7 @@ def test_collisions_and_signs(family: Family, cols: int) -> None:
     assert product < SIGMAS
 
 
+@pytest.mark.slow
 def test_collisions_and_signs_notice_a_broken_hash() -> None:
     layout = SketchLayout(100_000, 1, 40, "blocked")
     assert pair_statistics(half_of_the_columns, layout, seeds=6000)[0] > SIGMAS
@@ -198,6 +199,7 @@ def test_bias_is_noticed() -> None:
     assert abs(sigmas(error_statistics(biased_signs, vector, layout, 100)[:, 0], 0)) > SIGMAS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_err_independently(family: Family) -> None:
     """The median needs it: squared errors of two rows are uncorrelated, also on clusters."""

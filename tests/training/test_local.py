@@ -19,7 +19,6 @@ from diffsketch.training.local import (
     trainer_for,
 )
 from diffsketch.training.local import any_model as functional_module
-from diffsketch.training.local import closed_form as closed_module
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
@@ -164,9 +163,10 @@ def test_evaluate(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
 
 def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffsketch.training.local.base._EVALUATED", 7)
-    monkeypatch.setitem(closed_module._WORKERS, "cpu", 4)
-    monkeypatch.setattr(Functional, "examples_at_once", 20)
-    examples = vectors()
+    for kind_of in (ClosedForm, Functional):
+        monkeypatch.setattr(kind_of, "examples_at_once", 20)
+    examples = vectors()  # inputs that lie apart, which are not for compiled loops
+    examples = Examples(examples.inputs.mT.contiguous().mT, examples.labels)
     for model, kind in ((logistic(), "closed"), (perceptron(), "batched")):
         trainer = trainer_for(model, kind=kind)  # type: ignore[arg-type]
         for ragged in (False, True):

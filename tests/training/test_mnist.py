@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.training.data import ImageDataset, load_mnist
+from diffsketch.training.data import load_mnist
 from diffsketch.training.data.mnist import MAX_BYTES, read_idx
+from diffsketch.training.tasks import Examples
 
 # Damage is looked for in small files; a slow disk must not fail the test.
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,13 +56,13 @@ def test_embedded_splits_are_mnist(
     data = load_mnist(split=split)
     count = {"train": 60_000, "test": 10_000}[split]
     assert len(data) == count
-    assert data.images.shape == (count, 28, 28)
-    assert data.images.dtype == torch.uint8
+    assert data.inputs.shape == (count, 28, 28)
+    assert data.inputs.dtype == torch.uint8
     assert data.labels.dtype == torch.int64
     assert data.labels[:5].tolist() == first
     assert int((data.labels == 1).sum()) == ones
     assert sorted(set(data.labels.tolist())) == list(range(10))
-    pixel_mean = int(data.images.sum(dtype=torch.int64)) / data.images.numel() / 255
+    pixel_mean = int(data.inputs.sum(dtype=torch.int64)) / data.inputs.numel() / 255
     assert round(pixel_mean, 4) == mean
 
 
@@ -105,8 +106,8 @@ def test_user_directory_spellings(tmp_path: Path, dash: str, packed: bool, suffi
         name = stem.replace("-idx", f"{dash}idx") + "-ubyte" + suffix
         (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
     data = load_mnist(str(tmp_path), split="train")
-    assert data.images.flatten().tolist() == list(range(30))
-    assert data.images.shape == (3, 2, 5)
+    assert data.inputs.flatten().tolist() == list(range(30))
+    assert data.inputs.shape == (3, 2, 5)
     assert data.labels.tolist() == [7, 2, 255]
 
 
@@ -230,20 +231,14 @@ def test_mutated_files_never_crash(images: bytes, labels: bytes) -> None:
             data = load_mnist(folder, split="test")
         except DataError:
             return
-    assert data.images.ndim == 3
-    assert data.images.dtype == torch.uint8
-    assert data.labels.shape == (len(data.images),)
+    assert data.inputs.ndim == 3
+    assert data.inputs.dtype == torch.uint8
+    assert data.labels.shape == (len(data.inputs),)
     assert 0 <= int(data.labels.max()) < 256
 
 
-def test_dataset_refuses_tensors_that_do_not_belong_together() -> None:
-    images, labels = torch.zeros(2, 3, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
-    assert len(ImageDataset(images, labels)) == 2
-    for wrong_images, wrong_labels, name in (
-        (images.float(), labels, "images.dtype"),
-        (images[0], labels, "images.ndim"),
-        (images, labels.int(), "labels.dtype"),
-        (images, labels[:1], "labels.shape"),
-    ):
-        with pytest.raises(ArgumentError, match=name):
-            ImageDataset(wrong_images, wrong_labels)
+def test_labels_that_do_not_belong_to_the_inputs_are_refused() -> None:
+    images = torch.zeros(2, 3, 3, dtype=torch.uint8)
+    for labels in (torch.zeros(2), torch.zeros(1, dtype=torch.int64)):
+        with pytest.raises(ArgumentError, match="labels must"):
+            Examples(images, labels)

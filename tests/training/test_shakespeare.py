@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.training.data import (
+from diffsketch.training.data.shakespeare import (
     LETTERS,
     encode_text,
     load_role_texts,

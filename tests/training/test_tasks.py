@@ -51,7 +51,7 @@ def test_images_belong_to_one_worker_and_keep_their_labels() -> None:
     task, train = load_task("mnist-devices"), load_mnist(split="train")
     # All 60,000 images are dealt out: as a multiset, with labels, they are the training set.
     weights = torch.rand(784, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    marks = train.images.flatten(1).double() @ weights + 1e6 * train.labels
+    marks = train.inputs.flatten(1).double() @ weights + 1e6 * train.labels
     examples = task.devices.examples
     pixels = (examples.inputs * 255).round().double()
     dealt = pixels @ weights + 1e6 * examples.labels

@@ -88,8 +88,8 @@ def test_other_types_shapes_and_values_are_not_repaired() -> None:
             pack(torch.tensor([1.0, value]), real(2))
     with pytest.raises(ArgumentError, match=r"torch\.float32 in this format, got torch\.float64"):
         pack(torch.zeros(2, dtype=torch.float64), real(2))
-    with pytest.raises(ArgumentError, match=r"torch\.int64 in this format, got torch\.int32"):
-        Message(LEVELS, torch.zeros(3, dtype=torch.int32), **ABOUT, sender=0)
+    with pytest.raises(ArgumentError, match=r"torch\.int64 in this format, got torch\.uint8"):
+        Message(LEVELS, torch.zeros(3, dtype=torch.uint8), **ABOUT, sender=0)
     with pytest.raises(MismatchError, match=r"shape \(2, 2\), got \(4,\)"):
         Message(TABLE, torch.zeros(4), **ABOUT, sender=0)
 
@@ -217,7 +217,7 @@ def messages(draw: st.DrawFn) -> Message:
 def test_round_trip(message: Message, mutable: bool) -> None:
     data = message.to_bytes()
     about = {"round_index": message.round_index, "fingerprint": message.fingerprint}
-    assert len(data) == message.format.wire_bytes
+    assert len(data) == message.format.full_bytes
     given_data = bytearray(data) if mutable else data
     back = Message.from_bytes(given_data, message.format, **about)  # type: ignore[arg-type]
     assert (back.header, back.format) == (message.header, message.format)
@@ -356,3 +356,53 @@ def test_cells_that_nobody_may_send_are_found_behind_a_right_checksum() -> None:
             read(with_checksum(floats[:-4] + bytes.fromhex(bits)), MESSAGES[0])
     with pytest.raises(WireError, match="other bits than zeros after"):
         read(with_checksum(levels[:-1] + bytes([levels[-1] | 0x80])), MESSAGES[1])
+
+
+# Agreed rounds
+
+LONG = MessageFormat("sketch", 7850, (3, 20), "float32", 32, code=1)
+AGREED = [
+    *MESSAGES,
+    Message(LONG, torch.arange(60.0).reshape(3, 20), **ABOUT, sender=2**63),
+    Message(LONG, torch.arange(60.0).reshape(3, 20), **ABOUT, sender=SERVER, count=7),
+]
+agreed = pytest.mark.parametrize("message", AGREED, ids=["table", "levels", "long", "sum"])
+
+
+@agreed
+def test_agreed_messages_come_back_and_take_what_is_stated(message: Message) -> None:
+    data, form = message.to_bytes(agreed=True), message.format
+    is_sum = message.sender == SERVER
+    header = (2 if form.payload_bytes <= 64 else 4) + (4 if is_sum else 0)
+    assert len(data) == header + form.payload_bytes
+    assert len(data) == (form.sum_bytes if is_sum else form.wire_bytes)
+    back = Message.from_agreed(data, form, **ABOUT, sender=message.sender)
+    assert torch.equal(back.cells, message.cells)
+    assert (back.sender, back.count) == (message.sender, message.count)
+
+
+@agreed
+def test_whatever_was_not_agreed_is_found(message: Message) -> None:
+    """All that the short header leaves out, and every flipped bit and cut."""
+    data, form, sender = message.to_bytes(agreed=True), message.format, message.sender
+    others: list[dict[str, Any]] = [
+        {"round_index": 4},
+        {"fingerprint": bytes(8)},
+        {"sender": sender - 1 if sender == SERVER else sender + 1},
+        {"expected": replace(form, dim=form.dim + 1)},
+        {"expected": replace(form, code=9)},
+    ]
+    if len(form.shape) == 2:
+        others.append({"expected": replace(form, shape=(1, form.cell_count))})
+    for other in others:
+        wanted = {"expected": form, **ABOUT, "sender": sender} | other
+        with pytest.raises(WireError):
+            Message.from_agreed(data, **wanted)
+    for place in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[place // 8] ^= 1 << (place % 8)
+        with pytest.raises(WireError):
+            Message.from_agreed(damaged, form, **ABOUT, sender=sender)
+    for other in (data[:-1], data + b"\0", b"", bytearray(len(data))):
+        with pytest.raises(WireError):
+            Message.from_agreed(other, form, **ABOUT, sender=sender)

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
 import statistics
 from collections import Counter
@@ -15,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from diffsketch.app.build import build, settings_of_methods
@@ -34,11 +31,9 @@ from diffsketch.app.files import (
 )
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import (
-    Interrupts,
+    TrainingSession,
     bytes_in_words,
     epsilon_from_data,
-    print_line,
-    session,
     threads,
     warnings_in_lines,
 )
@@ -53,7 +48,8 @@ from diffsketch.app.settings import (
     read_toml,
     with_task_defaults,
 )
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
+from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
 from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
 
@@ -68,24 +64,8 @@ _COLUMNS = (
 _ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One row of the table: a name that no other has, and settings for any seed."""
-
-    name: str
-    settings: Mapping[str, Value]
-
-    def config(self, seed: int) -> RunConfig:
-        """The settings of its run with a seed."""
-        return RunConfig(**{**self.settings, "seed": seed})  # type: ignore[arg-type]
-
-    @property
-    def folder(self) -> str:
-        """A name for its directory: short enough for any file system."""
-        text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", self.name).strip("-.") or "run"
-        if len(text) <= _LONGEST and not text.startswith("comparison."):
-            return text
-        return f"{text[:_KEPT].rstrip('-.')}-{hashlib.sha256(self.name.encode()).hexdigest()[:12]}"
+Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
+"""Rows of the table by name, in their order: settings for any seed."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +142,7 @@ def contenders_of(
     each: Sequence[tuple[str, Mapping[str, Value]]],
     *,
     fields_of: Mapping[str, frozenset[str]],
-) -> list[Contender]:
+) -> Contenders:
     """The rows of the comparison, each with a name of its own.
 
     A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
@@ -170,7 +150,7 @@ def contenders_of(
     """
     if not each:
         raise ArgumentError("method must be given, once for each run to compare, got method=None")
-    contenders: dict[str, Contender] = {}
+    contenders: dict[str, Mapping[str, Value]] = {}
     unused = set(shared)
     for name, settings in each:
         method = str(settings.get("method", shared.get("method", "diffsketch")))
@@ -181,15 +161,22 @@ def contenders_of(
         if isinstance(own.get("data_dir"), str):
             # It may be continued from elsewhere.
             own["data_dir"] = str(Path(str(own["data_dir"])).resolve())
-        contender = Contender(name, own)
-        if contender.folder in contenders:
+        if folder_of(name) in map(folder_of, contenders):
             raise ArgumentError(f"method must differ from run to run, got method={name!r} twice")
-        contenders[contender.folder] = contender
+        contenders[name] = own
     for key in (key for key in shared if key in unused):
         raise ArgumentError(
             f"{key} must be a setting of one of the methods at least, got {key}={shared[key]!r}"
         )
-    return list(contenders.values())
+    return contenders
+
+
+def folder_of(name: str) -> str:
+    """A name for the directory of a row: short enough for any file system."""
+    text = re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-.") or "run"
+    if len(text) <= _LONGEST and not text.startswith("comparison."):
+        return text
+    return f"{text[:_KEPT].rstrip('-.')}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def has_plan(directory: Path) -> bool:
@@ -197,16 +184,16 @@ def has_plan(directory: Path) -> bool:
     return (directory / _PLAN).is_file()
 
 
-def write_plan(contenders: Sequence[Contender], seeds: Sequence[int], directory: Path) -> None:
+def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
-    runs = [{"name": item.name, "settings": dict(item.settings)} for item in contenders]
+    runs = [{"name": name, "settings": dict(own)} for name, own in contenders.items()]
     for half in leftovers(directory, [_PLAN]):
         half.unlink()
     data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
     replace_file(directory / _PLAN, sealed(data))
 
 
-def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
+def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
     """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
     path = directory / _PLAN
     try:
@@ -216,7 +203,7 @@ def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
     if data.get("format") != _FORMAT:
         raise MismatchError(f"{path}: must have the format {_FORMAT!r}, got {data.get('format')!r}")
     try:
-        runs = [Contender(item["name"], dict(item["settings"])) for item in data["runs"]]
+        runs = {item["name"]: dict(item["settings"]) for item in data["runs"]}
         seeds = [int(seed) for seed in data["seeds"]]
         members_of(runs, seeds, directory)  # which checks all settings
     except (ValueError, KeyError, TypeError) as error:
@@ -224,15 +211,18 @@ def read_plan(directory: Path) -> tuple[list[Contender], list[int]]:
     return runs, seeds
 
 
-def members_of(
-    contenders: Sequence[Contender], seeds: Sequence[int], directory: Path
-) -> list[Member]:
+def members_of(contenders: Contenders, seeds: Sequence[int], directory: Path) -> list[Member]:
     """All runs of a comparison, those with the same seed together."""
     return [
-        Member(one.name, seed, directory / one.folder / f"seed-{seed}", one.config(seed))
+        Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(own, seed))
         for seed in seeds
-        for one in contenders
+        for name, own in contenders.items()
     ]
+
+
+def config_of(settings: Mapping[str, Value], seed: int) -> RunConfig:
+    """The settings of a row's run with a seed."""
+    return RunConfig(**{**settings, "seed": seed})  # type: ignore[arg-type]
 
 
 def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
@@ -240,18 +230,16 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
-            directory = RunDirectory.open(member.path)
+            opened = RunDirectory.open(member.path)
         elif stop():
             return Result(member.name, member.seed, None, {}, [])
         else:
             built = build(member.config)
-            directory = RunDirectory.create(member.path, built.config, command=command)
-        with directory:
+            opened = RunDirectory.create(member.path, built.config, command=command)
+        with opened as directory:
             _check_member(member, directory)
             if not directory.finished:
-                session(
-                    built or build(directory.config),
-                    directory,
+                TrainingSession(built or build(directory.config), directory).run(
                     show=lambda training: tell(training.round_index / max(training.rounds, 1)),
                     stop=stop,
                 )
@@ -392,14 +380,13 @@ def start(
     shared: Mapping[str, Value],
     each: Sequence[tuple[str, Mapping[str, Value]]],
     output: Path | None,
-    console: Console,
+    console: LastingConsole,
     *,
     seeds: int,
     jobs: int,
     command: list[str],
 ) -> int:
     """Compare runs with shared settings and their own, with so many seeds; the exit status."""
-    check(seeds >= 1, "seeds", "be a whole number >= 1", seeds)
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
     if first + seeds > _SEED_END:
@@ -407,13 +394,12 @@ def start(
             f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
             f"seeds={seeds} and seed={first}"
         )
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders = contenders_of(common, each, fields_of=settings_of_methods())
-    for contender in contenders:  # so that a mistake is found before anything is run
+    for name, own in contenders.items():  # so that a mistake is found before anything is run
         try:
-            build(contender.config(first))
+            build(config_of(own, first))
         except DiffSketchError as error:
-            error.args = (f"{error} (in {contender.name})",)
+            error.args = (f"{error} (in {name})",)
             raise
     if output is not None and output.is_dir():
         halves = leftovers(output, [_PLAN])  # of a process that was killed while it began
@@ -428,38 +414,35 @@ def start(
     return _run(contenders, numbers, path, console, jobs=jobs, command=command)
 
 
-def resume(path: Path, console: Console, *, jobs: int, command: list[str]) -> int:
+def resume(path: Path, console: LastingConsole, *, jobs: int, command: list[str]) -> int:
     """Continue a comparison; the exit status."""
-    check(jobs >= 1, "jobs", "be a whole number >= 1", jobs)
     contenders, seeds = read_plan(path)
     return _run(contenders, seeds, path, console, jobs=jobs, command=command)
 
 
 def _run(
-    contenders: Sequence[Contender],
+    contenders: Contenders,
     seeds: Sequence[int],
     path: Path,
-    console: Console,
+    console: LastingConsole,
     *,
     jobs: int,
     command: list[str],
 ) -> int:
-    members, lock = members_of(contenders, seeds, path), locked(path)
-    try:
+    members = members_of(contenders, seeds, path)
+    with locked(path):
         if not has_plan(path):
             write_plan(contenders, seeds, path)
         with (
             Interrupts() as interrupts,
-            Progress(console=console, transient=True) as progress,
-            warnings_in_lines(progress.console),
+            console.progress("Comparing") as show,
+            warnings_in_lines(console),
         ):
-            task = progress.add_task("Comparing", total=1.0)
 
             def watch(shares: Sequence[float | None]) -> None:
                 begun = zip(members, shares, strict=True)
                 now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
-                share = sum(share or 0.0 for share in shares) / len(members)
-                progress.update(task, completed=share, description=f"Comparing {'; '.join(now)}")
+                show(sum(share or 0.0 for share in shares) / len(members), "; ".join(now))
 
             results = run_all(
                 partial(run_one, command=command),
@@ -474,12 +457,7 @@ def _run(
             return interrupts.exit_status
         rows = rows_of(results)
         paths = write_results(results, rows, path)
-    finally:
-        os.close(lock)
-    for part in report(rows, seeds=seeds):
-        console.print(part, highlight=False)
-    for file in paths:
-        print_line(console, f"Wrote {file}")
+    console.show(*report(rows, seeds=seeds), wrote=paths)
     outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
     if diverged := outcomes.count("diverged"):
         console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)

@@ -19,7 +19,8 @@ from diffsketch.errors import DataError
 from diffsketch.files import replace_files
 from diffsketch.sketch import CountSketch, Family, SketchKey
 from diffsketch.sketch.hashing import HashSeed
-from diffsketch.training.data import ImageDataset, load_mnist
+from diffsketch.training.data import load_mnist
+from diffsketch.training.tasks import Examples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,14 +97,14 @@ def run_demo(
     return DemoResult(dim, seed, family, one_round, (start, *measured[len(COMPRESSIONS) :]))
 
 
-def logistic_gradient(dataset: ImageDataset) -> Tensor:
+def logistic_gradient(dataset: Examples) -> Tensor:
     """The gradient of a logistic regression after some full-batch steps from zero.
 
     Weights and biases in one vector: `classes * (pixels + 1)` coordinates, 7,850 for MNIST.
     """
     if len(dataset) == 0:
         raise DataError("the training data must have at least one image, found none")
-    inputs = dataset.images[:_SAMPLES].flatten(start_dim=1).float() / 255
+    inputs = dataset.inputs[:_SAMPLES].flatten(start_dim=1).float() / 255
     inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)  # for the biases
     labels = dataset.labels[:_SAMPLES]
     weights = torch.zeros(inputs.shape[1], int(labels.max()) + 1)

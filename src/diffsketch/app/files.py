@@ -12,7 +12,8 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -180,48 +181,38 @@ class Metrics:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._new = not path.exists()
-        # Appending: two programs could never write over each other's lines.
-        self._stream = path.open("ab", buffering=0)
-        self._digest = hashlib.sha256()
-        self._length = 0
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        self._path, self._content = path, b""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line; if that fails, half of it may be there, which `restore` removes."""
         line = json.dumps(dict(record), allow_nan=False).encode() + b"\n"
-        written = self._stream.write(line)
-        if written != len(line):
-            self._stream.write(line[written:])  # a full disk says so the second time
-        self._digest.update(line)
-        self._length += len(line)
+        # Appending: two programs could never write over each other's lines.
+        with self._path.open("ab") as stream:
+            stream.write(line)
+        self._content += line
 
     def state(self) -> dict[str, Any]:
         """Length and digest of the file, after it is safely on the disk."""
-        os.fsync(self._stream.fileno())
-        return {"bytes": self._length, "sha256": self._digest.hexdigest()}
+        with self._path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        return {"bytes": len(self._content), "sha256": hashlib.sha256(self._content).hexdigest()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Cut the file back to what it was, or to nothing; a `DataError` if it was changed."""
-        length = 0 if state is None else int(state["bytes"])
+        if state is None:
+            self._path.write_bytes(b"")
+            return
+        if not self._path.exists():
+            raise DataError(f"{self._path}: missing: the checkpoint was made with it")
+        length = int(state["bytes"])
         content = self._path.read_bytes()[:length]
-        digest = hashlib.sha256(content)
-        if state is not None and (len(content), digest.hexdigest()) != (length, state["sha256"]):
-            if self._new:
-                self._path.unlink()
-                raise DataError(f"{self._path}: missing: the checkpoint was made with it")
+        if len(content) != length or hashlib.sha256(content).hexdigest() != state["sha256"]:
             raise DataError(
                 f"{self._path}: damaged: its first {length:,} bytes are not those that the "
                 "checkpoint was made with; it was not changed"
             )
-        self._stream.truncate(length)
-        self._digest, self._length = digest, length
+        os.truncate(self._path, length)
+        self._content = content
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -240,33 +231,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class RunDirectory:
     """A run as its files have it, whether finished, interrupted or under way.
 
-    `look` gives one to be shown; `create` and `open` lock it for this process until it is closed.
+    `look` gives one to be shown; `create` and `open` lock it for this process meanwhile.
 
     Guarantees (`tests/app/test_files.py`): nothing is removed that is not a run's and was not
     asked to be; two processes never write to one; settings that were changed since are noticed. A
     run that was killed while it began can be opened, or created again (`tests/app/test_resume.py`).
     """
 
-    def __init__(
-        self, path: Path, config: RunConfig, *, start: Mapping[str, Any], lock: int = -1
-    ) -> None:
+    def __init__(self, path: Path, config: RunConfig, start: Mapping[str, Any]) -> None:
         self.path, self.config = path, config  # all settings, resolved
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
         self.identity = str(start["config"])  # a digest of the settings
-        self._lock = lock
 
     @classmethod
+    @contextmanager
     def create(
         cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
-    ) -> RunDirectory:
+    ) -> Iterator[RunDirectory]:
         """A directory for a new run; an old run in it is removed to be overwritten, no other file.
 
         The command is in a file of its own, since the same run may be begun by different ones.
         """
         prepare_output(path)
-        lock = locked(path)
-        try:
+        with locked(path):
             _complete(path)
             halves = leftovers(path, (*_RESULTS, *_BEGINNING))
             others = set(path.iterdir()) - set(halves)
@@ -287,42 +275,23 @@ class RunDirectory:
             said = shlex.join(command).encode(errors="replace") + b"\n"
             contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
             replace_files({path / name: content for name, content in contents})
-        except BaseException:
-            os.close(lock)
-            raise
-        return cls(path, config, start=start, lock=lock)
+            yield cls(path, config, start)
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[RunDirectory]:
         """The directory of a run that was begun by this version, to go on with it."""
         if not (path / CONFIG).is_file() or not recovered(path):
             raise DataError(
                 f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
                 "was interrupted before it was begun is begun again"
             )
-        lock = locked(path)
-        try:
+        with locked(path):
             found = look(path)
             check_versions(found.start["versions"], path / START)
             for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
                 half.unlink(missing_ok=True)
-        except BaseException:
-            os.close(lock)
-            raise
-        found._lock = lock
-        return found
-
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+            yield found
 
     @property
     def command(self) -> str:
@@ -400,7 +369,7 @@ def look(path: Path) -> RunDirectory:
             "run can only be continued with the settings that it has"
         )
     settings: dict[str, Any] = {**read_settings(config)}
-    return RunDirectory(path, RunConfig(**settings), start=start)
+    return RunDirectory(path, RunConfig(**settings), start)
 
 
 def free_name(base: Path) -> Path:
@@ -414,17 +383,20 @@ def free_name(base: Path) -> Path:
     return path
 
 
-def locked(path: Path) -> int:
-    """Lock a directory until the process ends or closes the handle; `RunBusy` if another has."""
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a directory meanwhile, or until the process ends; `RunBusy` if another one has."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        raise RunBusy(f"{path}: another process is writing to it") from None
-    return lock
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise RunBusy(f"{path}: another process is writing to it") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:
@@ -441,11 +413,8 @@ def is_locked(path: Path) -> bool:
 def recovered(path: Path) -> bool:
     """Whether a run was begun in a directory; it is completed if a kill left it half begun."""
     if path.is_dir():
-        lock = locked(path)
-        try:
+        with locked(path):
             _complete(path)
-        finally:
-            os.close(lock)
     return has_run(path)
 
 

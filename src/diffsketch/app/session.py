@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import errno
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import safetensors.torch
 import torch
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,6 +24,7 @@ from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
 from diffsketch.app.files import Metrics, RunDirectory, finite
 from diffsketch.app.settings import RunConfig
+from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
@@ -35,7 +33,6 @@ from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, RoundResult
 
 EXIT_DIVERGED = 2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 _LINE_SECONDS, _BAR_SECONDS = 5.0, 0.1
 _FALL = 0.05  # of accuracy below its best
@@ -50,37 +47,6 @@ _ENDED = {
 
 class CheckpointFailed(DiffSketchError):  # noqa: N818 - it says what happened
     """A file of the run could not be written. The last checkpoint is as it was."""
-
-
-class Interrupts:
-    """While it is open, the first signal is noted and the second acts as it did before.
-
-    Guarantees (`tests/app/test_session.py`): handlers are as before afterwards. Outside of the
-    main thread, where Python handles no signals, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None  # the one that came
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
-
-    @property
-    def exit_status(self) -> int:
-        """Exit status of a program that the signal has ended: 130 for Ctrl-C."""
-        return 128 + self.signal if self.signal is not None else 0
-
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.signal = number
-        self.__exit__()
 
 
 def bytes_in_words(count: float) -> str:
@@ -107,25 +73,16 @@ def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
 
 @dataclass
 class RunProgress:
-    """Sums over all rounds so far and the last evaluation: kept in checkpoints."""
+    """Sums over all rounds so far: kept in checkpoints."""
 
-    bytes_up: int = 0  # with headers, like those down
-    bytes_down: int = 0
     messages: int = 0
     validated: int = 0  # messages that their workers checked by Theorem 1
     noised: int = 0  # validated messages that needed noise
     left_out: int = 0  # or zeros, since vectors were not finite
     downloads: int = 0  # without compression, a vector each time
-    evaluated: int = -1  # the last round after which the model was
-    loss: float | None = None
-    accuracy: float | None = None
-    first_loss: float | None = None
-    best_accuracy: float = 0.0
 
     def add(self, result: RoundResult) -> None:
         """Count a round."""
-        self.bytes_up += result.bytes_up
-        self.bytes_down += result.bytes_down
         self.messages += result.summed.count
         self.left_out += len(result.left_out)
         self.downloads += result.downloads
@@ -137,20 +94,6 @@ class RunProgress:
     def noised_share(self) -> float | None:
         """Share of the validated messages that needed noise."""
         return self.noised / self.validated if self.validated else None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the loss is not a finite number."""
-        return self.loss is not None and not math.isfinite(self.loss)
-
-    @property
-    def diverging(self) -> bool:
-        """Whether it diverged, or both loss and accuracy are worse than they were."""
-        if self.loss is None or self.accuracy is None or self.first_loss is None:
-            return False
-        # Not by the loss alone: a confident model may have a large one.
-        fell = self.accuracy < self.best_accuracy - _FALL
-        return self.diverged or (self.loss > self.first_loss and fell)
 
 
 class Ending(NamedTuple):
@@ -167,10 +110,12 @@ class TrainingSession:
     the same files, bit by bit; an error while writing leaves the last checkpoint as it was.
     """
 
-    def __init__(self, built: Built, directory: RunDirectory, *, metrics: Metrics) -> None:
+    def __init__(self, built: Built, directory: RunDirectory) -> None:
         self.simulation, self.directory, self.progress = built.simulation, directory, RunProgress()
         self.rounds = directory.config.rounds or 0
-        self._built, self._metrics, self._delta = built, metrics, directory.config.delta
+        self.curve: list[dict[str, Any]] = []  # measurements so far
+        self._built, self._metrics = built, Metrics(directory.metrics)
+        self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
         self._restore()
@@ -182,6 +127,11 @@ class TrainingSession:
     def round_index(self) -> int:
         """Rounds that are done."""
         return self.simulation.round_index
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last loss is not a finite number."""
+        return self.curve[-1]["loss"] is None
 
     def run(self, *, show: Show, stop: Callable[[], bool]) -> Ending:
         """Do the rounds that are left and save them; at the end, write model and summary."""
@@ -221,7 +171,7 @@ class TrainingSession:
             self._evaluate()
         if self._saved_round is None:
             self._save()  # so that rounds without a checkpoint mean that it was lost
-        while self.round_index < self.rounds and not progress.diverged:
+        while self.round_index < self.rounds and not self.diverged:
             if stop():
                 return Ending("interrupted", f"interrupted after {self._after()}")
             before = time.monotonic()
@@ -242,7 +192,7 @@ class TrainingSession:
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
                 self._save()
         self._evaluate()
-        if progress.diverged:
+        if self.diverged:
             return Ending("diverged", f"the loss after {self._after()} is not a finite number")
         return Ending("finished")
 
@@ -261,7 +211,7 @@ class TrainingSession:
     def _evaluate(self) -> None:
         """Measure the model and add a line, unless this round has one."""
         simulation, progress = self.simulation, self.progress
-        if progress.evaluated == simulation.round_index:
+        if self.curve and self.curve[-1]["round"] == simulation.round_index:
             return
         loss, accuracy = simulation.evaluate()
         self._epsilon = simulation.epsilon(self._delta)
@@ -269,8 +219,8 @@ class TrainingSession:
             "round": simulation.round_index,
             "loss": finite(loss),
             "accuracy": accuracy,
-            "bytes_up": progress.bytes_up,
-            "bytes_down": progress.bytes_down,
+            "bytes_up": simulation.bytes_up,
+            "bytes_down": simulation.bytes_down,
             "epsilon": self._epsilon.to_json(),
             "noised_share": progress.noised_share,
             "left_out": progress.left_out,
@@ -278,11 +228,7 @@ class TrainingSession:
         moving = {"drift": simulation.drift, "clip": simulation.clip}
         record |= {name: value for name, value in moving.items() if value is not None}
         self._metrics.append(record)
-        progress.evaluated = simulation.round_index
-        progress.loss, progress.accuracy = loss, accuracy
-        progress.best_accuracy = max(progress.best_accuracy, accuracy)
-        if progress.first_loss is None:
-            progress.first_loss = loss
+        self.curve.append(record)
 
     def _save(self) -> None:
         now = time.monotonic()
@@ -316,7 +262,7 @@ class TrainingSession:
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
         self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
-        self.progress = RunProgress(**saved)
+        self.curve, self.progress = files.read_metrics(directory.metrics), RunProgress(**saved)
         self._saved_round = self.round_index
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
@@ -327,8 +273,13 @@ class TrainingSession:
         """
         simulation, progress, config = self.simulation, self.progress, self.directory.config
         method, claim = simulation.method, simulation.claim
+        first, last = self.curve[0], self.curve[-1]
+        best = max(one["accuracy"] for one in self.curve)
+        # Not by the loss alone: a confident model may have a large one.
+        worse = None not in (first["loss"], last["loss"]) and last["loss"] > first["loss"]
+        fell = last["accuracy"] < best - _FALL
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
-        up, down = progress.bytes_up, progress.bytes_down
+        up, down = simulation.bytes_up, simulation.bytes_down
         whole_numbers = {}
         if isinstance(method, SketchSkellam):  # as they are where they were not given
             whole_numbers = {
@@ -338,12 +289,12 @@ class TrainingSession:
         return {
             "outcome": ending.kind,
             "reason": ending.reason,
-            "diverging": progress.diverging,
+            "diverging": self.diverged or (worse and fell),
             "rounds": simulation.round_index,
             "planned_rounds": config.rounds,
-            "loss": finite(progress.loss),
-            "accuracy": progress.accuracy,
-            "best_accuracy": progress.best_accuracy,
+            "loss": last["loss"],
+            "accuracy": last["accuracy"],
+            "best_accuracy": best,
             "dim": method.dim,
             "message_bytes": method.wire_bytes,
             **whole_numbers,
@@ -370,7 +321,7 @@ Show: TypeAlias = Callable[[TrainingSession], None]
 
 
 @contextmanager
-def progress_display(console: Console, *, rounds: int) -> Iterator[Show]:
+def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
     """A function to call after each round: a bar on a terminal, elsewhere a line now and then."""
     bar_shown = console.is_terminal
     last, pause = (0.0, _BAR_SECONDS) if bar_shown else (time.monotonic(), _LINE_SECONDS)
@@ -399,16 +350,11 @@ def progress_display(console: Console, *, rounds: int) -> Iterator[Show]:
 
 def progress_line(session: TrainingSession) -> str:
     """Loss, accuracy, bytes and epsilon with its basis."""
-    progress, parts = session.progress, []
-    if progress.loss is not None and progress.accuracy is not None:
-        parts += [f"loss {progress.loss:.4g}", f"accuracy {progress.accuracy:.1%}"]
-    up, down = bytes_in_words(progress.bytes_up), bytes_in_words(progress.bytes_down)
-    return " | ".join([*parts, f"up {up}, down {down}", session.shown_epsilon().text("short")])
-
-
-def print_line(console: Console, text: str) -> None:
-    """Print a line unwrapped and without markup, so that it can be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    last, simulation = session.curve[-1], session.simulation
+    loss = "not finite" if last["loss"] is None else f"{last['loss']:.4g}"
+    up, down = bytes_in_words(simulation.bytes_up), bytes_in_words(simulation.bytes_down)
+    measured = f"loss {loss} | accuracy {last['accuracy']:.1%} | up {up}, down {down}"
+    return f"{measured} | {session.shown_epsilon().text('short')}"
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
@@ -453,7 +399,7 @@ def _sentence(text: str) -> str:
 def start(
     config: RunConfig,
     output: Path | None,
-    console: Console,
+    console: LastingConsole,
     *,
     command: list[str],
     overwrite: bool = False,
@@ -467,48 +413,37 @@ def start(
             return _session_on(console, built, directory)
 
 
-def resume(path: Path, console: Console) -> int:
+def resume(path: Path, console: LastingConsole) -> int:
     """Continue a run until it ends; the exit status."""
     with RunDirectory.open(path) as directory:
         summary = directory.summary()
         if summary is not None and directory.finished:
             print_line(console, f"The run in {path} is finished: there is nothing to continue.")
-            for part in report(summary, directory.times()):
-                console.print(part, highlight=False)
+            console.show(*report(summary, directory.times()))
             return 0
         with threads(directory.config.threads):
             return _session_on(console, build(directory.config), directory)
 
 
-def session(
-    built: Built, directory: RunDirectory, *, show: Show, stop: Callable[[], bool]
-) -> Ending:
-    """Train until the run ends or is interrupted; if it ends, write its results."""
-    with Metrics(directory.metrics) as metrics:
-        return TrainingSession(built, directory, metrics=metrics).run(show=show, stop=stop)
-
-
-def _session_on(console: Console, built: Built, directory: RunDirectory) -> int:
+def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:
     with (
         Interrupts() as interrupts,
         progress_display(console, rounds=built.config.rounds or 0) as show,
         warnings_in_lines(console),
     ):
-        ending = session(built, directory, show=show, stop=lambda: interrupts.signal is not None)
+        training = TrainingSession(built, directory)
+        ending = training.run(show=show, stop=lambda: interrupts.signal is not None)
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
         print_line(console, f"{_sentence(ending.reason)} {again}")
         return interrupts.exit_status
-    for part in report(directory.summary() or {}, directory.times()):
-        console.print(part, highlight=False)
-    for name in files.SHOWN:
-        if (directory.path / name).exists():
-            print_line(console, f"Wrote {directory.path / name}")
+    written = [path for name in files.SHOWN if (path := directory.path / name).exists()]
+    console.show(*report(directory.summary() or {}, directory.times()), wrote=written)
     return EXIT_DIVERGED if ending.kind == "diverged" else 0
 
 
 @contextmanager
-def warnings_in_lines(console: Console) -> Iterator[None]:
+def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
     """Print warnings of workers that are left out as lines, the first few of them."""
     shown = 0
 

@@ -159,7 +159,10 @@ class RunConfig(Options):
     )
     trust: TrustName | None = _method("Whom clients trust: nobody, a secure sum or the server.")
     bits: int | None = _method(
-        "Bits of a whole number on the wire.", means="the fewest", ge=1, le=62
+        "Bits of a cell on the wire.", means="32 for a bare sketch, else the fewest", ge=1, le=62
+    )
+    cell_limit: float | None = _method(
+        "Largest cell of few bits in the first round.", means="1e-6, from which it grows", gt=0
     )
     granularity: float | None = _method(
         "Width of a step of whole numbers.", means="by --bits", gt=0

@@ -201,7 +201,6 @@ class Case:
         planted: The error that was put in on purpose, if one was.
         simulated: Whether noise comes from a seed, where an engine's would not.
         width: How many numbers a trial handles, roughly.
-        cost: How long a trial takes, in rough microseconds, for progress bars.
         limit: From the public hashes and delta to the epsilon that no attack of this adversary
             can exceed, and the best one reaches: exact, not measured.
     """
@@ -217,16 +216,12 @@ class Case:
     planted: str | None = None
     simulated: bool = False
     width: int = 0
-    cost: float = 0.0
     limit: Callable[[SketchKey, float], float] | None = None
 
     def __post_init__(self) -> None:
         check(len(self.attacks) > 0, "attacks", "have one at least", self.attacks)
         check(len(self.deltas) > 0, "deltas", "have one at least", self.deltas)
-        numbers = self.game.neighbours.first.numel()
-        object.__setattr__(self, "width", self.width or numbers)
-        usual = 5 + numbers / 50 if self.game.adversary.knows_hashes else 500
-        object.__setattr__(self, "cost", self.cost or usual)
+        object.__setattr__(self, "width", self.width or self.game.neighbours.first.numel())
 
     @property
     def scope(self) -> Scope:
@@ -387,7 +382,8 @@ class AuditResult:
         """Return all of it as plain data; every epsilon with what it means."""
         best = None
         if self.limit is not None:
-            best = {"epsilon": _finite(self.limit), "how": "exact best attack"}
+            known = self.limit if math.isfinite(self.limit) else None  # JSON has no infinity
+            best = {"epsilon": known, "how": "exact best attack"}
         return {
             "case": self.case.name,
             "title": self.case.title,
@@ -411,10 +407,6 @@ def epsilon_to_json(epsilon: Epsilon) -> dict[str, Any]:
     """Return an epsilon as plain data with all that it means; null where nothing limits it."""
     data = epsilon.to_json()
     return {"epsilon": data.pop("value"), **data}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no name for infinity
 
 
 def check_settings(

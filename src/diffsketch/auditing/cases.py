@@ -39,7 +39,8 @@ from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
@@ -198,7 +199,7 @@ def _low_bits(*, in_floats: bool) -> Case:
         before.claim if in_floats else method.claim_for(1, seed),
         Game(play, Neighbours(torch.zeros(dim), vector)), (attack,),
         deltas=(PURE_DELTA,), trials=10_000, planted="noise in float32" if in_floats else None,
-        simulated=in_floats, width=dim, cost=100,
+        simulated=in_floats, width=dim,
     )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ def _rollback(*, is_keyed: bool) -> Case:
         method.claim_for(1, KEY.seed(0)), Game(play, Neighbours(forth, -forth)),
         rounds=2, deltas=(PURE_DELTA,), trials=600,
         planted="noise from a key and the round" if is_keyed else None,
-        simulated=is_keyed, width=64, cost=2000,
+        simulated=is_keyed, width=64,
     )  # fmt: skip
 
 

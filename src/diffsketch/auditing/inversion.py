@@ -31,11 +31,13 @@ from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
 from diffsketch.privacy.accounting.accountant import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.mechanisms import GaussianMechanism, NormBound
+from diffsketch.privacy.clipping import NormBound
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimate_sigma
 from diffsketch.sketch import CountSketch, SketchKey
-from diffsketch.training.data import ImageDataset, load_mnist
+from diffsketch.training.data import load_mnist
+from diffsketch.training.tasks import Examples
 
 CLASSES, SIDE = 10, 28
 PIXELS = SIDE * SIDE
@@ -217,9 +219,9 @@ def reconstruct(
     return images, evidence.argmax(axis=0)
 
 
-def _first_of_each(dataset: ImageDataset, count: int) -> tuple[Numbers, Labels]:
+def _first_of_each(dataset: Examples, count: int) -> tuple[Numbers, Labels]:
     """Take the first images of each class: one of each, then the next of each."""
     labels = dataset.labels.numpy()
     chosen = np.stack([np.flatnonzero(labels == label)[:count] for label in range(CLASSES)], axis=1)
-    images = dataset.images[torch.from_numpy(chosen.ravel())].flatten(start_dim=1)
+    images = dataset.inputs[torch.from_numpy(chosen.ravel())].flatten(start_dim=1)
     return images.double().numpy() / 255, labels[chosen.ravel()]

@@ -161,12 +161,12 @@ class Release:
         limit = None
         if isinstance(method, CpSgd) and not method.rotate:
             limit = partial(_binomial_limit, method, self.rounds)
-        numbers *= self.rounds * self.cohort_size
-        width = max(numbers, self.neighbours.first.numel()) + getattr(method, "padding", 0)
+        width = max(numbers * self.rounds * self.cohort_size, self.neighbours.first.numel())
+        width += getattr(method, "padding", 0)
         return Case(
             self.name, title, self.claim, Game(self.play, self.neighbours), tuple(attacks),
             rounds=self.rounds, deltas=deltas, trials=self.trials, planted=self.planted,
-            simulated=self.simulated, width=width, cost=10 + numbers / 5, limit=limit,
+            simulated=self.simulated, width=width, limit=limit,
         )  # fmt: skip
 
     @cached_property

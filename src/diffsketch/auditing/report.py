@@ -29,7 +29,7 @@ from diffsketch.auditing.inversion import SIDE, ImageRecovery, InversionResult, 
 from diffsketch.files import replace_files
 from diffsketch.privacy.claim import ProvenClaim
 
-_INVERSION_SECONDS = 8.0  # roughly, for the progress bar
+_INVERSION_COST = 10**8  # as of trials and numbers in them
 _MANY_IMAGES = 100
 # On a terminal, and in a picture.
 _STYLES = {
@@ -92,26 +92,26 @@ def run_suite(
     chosen = [make() for make in selection.cases.values()]
     fewer = 2 if selection.is_quick else 1
     counts = [case.trials // fewer if trials is None else trials for case in chosen]
-    costs = [case.cost * count * 2e-6 for case, count in zip(chosen, counts, strict=True)]
-    total = sum(costs) + (_INVERSION_SECONDS if selection.inversion else 0.0) or 1.0
-    done, results, found = 0.0, [], None
+    # Roughly as they take time, for progress bars.
+    costs = [count * (1000 + case.width) for case, count in zip(chosen, counts, strict=True)]
+    total, done = sum(costs) + _INVERSION_COST * selection.inversion, 0
 
-    def reporter(cost: float, name: str) -> Callable[[float], None]:
-        start = done
+    def reporter(cost: int, name: str) -> Callable[[float], None]:
+        nonlocal done
+        start, done = done, done + cost
+        on_progress(start / total, name)
         return lambda share: on_progress((start + share * cost) / total, name)
 
-    for case, count, cost in zip(chosen, counts, costs, strict=True):
-        report_share = reporter(cost, case.name)
-        report_share(0.0)
-        results.append(
-            audit(case, trials=count, confidence=confidence, delta=delta, seed=seed,
-                  on_progress=report_share)
-        )  # fmt: skip
-        done += cost
+    results = [
+        audit(case, trials=count, confidence=confidence, delta=delta, seed=seed,
+              on_progress=reporter(cost, case.name))
+        for case, count, cost in zip(chosen, counts, costs, strict=True)
+    ]  # fmt: skip
+    found = None
     if selection.inversion:
-        report_share = reporter(_INVERSION_SECONDS, INVERSION)
         images = 1 if selection.is_quick else 10
-        found = invert(per_class=images, seed=seed, on_progress=report_share)
+        told = reporter(_INVERSION_COST, INVERSION)
+        found = invert(per_class=images, seed=seed, on_progress=told)
     on_progress(1.0, "done")
     return Suite(tuple(results), found, confidence, seed)
 

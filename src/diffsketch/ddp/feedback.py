@@ -12,7 +12,7 @@ from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import PlainSketch, TableMethod
 from diffsketch.privacy.claim import Claim, NoClaim, Unit
-from diffsketch.privacy.mechanisms import NormBound
+from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.theorems import query_variance
 from diffsketch.sketch.hashing import HashSeed
 
@@ -84,6 +84,8 @@ class ErrorFeedback:
         self._method: TableMethod = method
         self._limit = None if isinstance(method, PlainSketch) else NormBound(method.clip)
         variance = query_variance(method.sketch, combine=method.combine)
+        if isinstance(method, PlainSketch) and method.grid is not None:
+            variance *= 1 + method.grid.share
         if immediate is None:
             immediate = min(1.0, math.sqrt(_VARIANCE / max(variance, _VARIANCE)))
         check(0 < immediate <= 1, "immediate", "be in (0, 1]", immediate)

@@ -7,6 +7,7 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -31,7 +32,8 @@ from diffsketch.ddp.weights import check_between, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
-from diffsketch.methods.release import check_release, release_noise
+from diffsketch.methods.plain import RoundedTables
+from diffsketch.methods.release import check_release, release_noise, rounding_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
@@ -39,8 +41,9 @@ from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference
 from diffsketch.training.simulation import NonFiniteUpdate
+from diffsketch.wire.formats import WORD_BITS, SumPacking
 
-_PROTOCOL = 1  # what ranks send each other; another number for another meaning
+_PROTOCOL = 2  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
 
@@ -115,11 +118,6 @@ def check_group_options(
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
     gradients overflow, and noise is all that is left. So there the scale must stay what it is.
     """
-    if method.round_clip is not None:
-        raise ArgumentError(
-            f"clip_quantile must be None in a process group, got method={method.name!r} with a "
-            "clip that moves: simulations and Flower have it"
-        )
     check_release(method, claim)
     trust, proven = claim.scope.trust, isinstance(claim, ProvenClaim)
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
@@ -191,6 +189,10 @@ class GroupMean(SavedByState):
             `account-r.json` beside an `account.json`. It is opened if it is there, and no state
             that is loaded takes rounds out of it. For proven claims.
 
+    Attributes:
+        saturated: How many cells of this rank's last message were beyond the limit of cells with
+            few bits; None for other methods.
+
     Raises:
         ArgumentError: Options do not go together.
         MismatchError: Ranks have different ones, or one of them fails. All ranks raise.
@@ -210,6 +212,7 @@ class GroupMean(SavedByState):
         account_file: str | Path | None = None,
     ) -> None:
         self.method, self.group, self.trusted_group = method, group, trusted_group
+        self._first = method  # the method of the first round: a clip may move
         self.rank, self.world = self._join(group)
         self._key, self._round_index = key, 0
         self._name = secrets.token_hex(8)
@@ -218,6 +221,8 @@ class GroupMean(SavedByState):
         self._account: RankAccount | None = None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
+        self._limit_agreed = False  # of cells of few bits
+        self.saturated: Tensor | None = None
         failure: Exception | None = None
         compared: dict[str, str] = {}
         try:
@@ -243,7 +248,7 @@ class GroupMean(SavedByState):
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
                 "protocol": str(_PROTOCOL),
-                "method": str(method),
+                "method": str(self._first),
                 "key": f"one with the fingerprint {key.seed(0).fingerprint.hex()}",
                 "error_feedback": memory,
                 "budget": str(budget),
@@ -276,14 +281,27 @@ class GroupMean(SavedByState):
     def payload_bytes(self) -> int:
         """Bytes that a rank gives to the all-reduce of a round. A ring sends nearly twice that.
 
-        Cells are summed as float32, or as int32 or int64, whichever holds the sum.
+        Cells are summed as float32; as int32 or int64, whichever holds the sum; or, where sums have
+        few bits, several of them in an int32.
         """
-        cells = math.prod(self.method.total_format.shape) + CELLS_PER_RANK * self.world
-        return cells * self._sum_type.itemsize
+        cells = math.prod(self.method.total_format.shape)
+        if self._packing is not None:
+            cells = self._packing.words(cells)
+        return (cells + CELLS_PER_RANK * self.world) * self._sum_type.itemsize
+
+    @cached_property
+    def _packing(self) -> SumPacking | None:
+        """Packing of several cells into a word, if all sums surely fit in few bits."""
+        method, claim = self._first, self._first.claim_for(self.world, self._key.seed(0))
+        sure = isinstance(claim, NoClaim) or claim.scope.trust is Trust.LOCAL
+        bits = method.sum_bits(self.world)
+        if method.message_format.cells != "signed" or not sure or bits > WORD_BITS // 2:
+            return None
+        return SumPacking(bits, method.message_format.limits[0], self.world)
 
     @property
     def _sum_type(self) -> torch.dtype:
-        if not self.method.exact:
+        if self.method.message_format.cells == "float32":
             return torch.float32
         signed = self.method.message_format.cells == "signed"
         few = self.method.sum_bits(self.world) <= (32 if signed else 31)
@@ -327,6 +345,10 @@ class GroupMean(SavedByState):
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
+        except Exception as error:
+            self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
+        self._agree_on_limit(vector)
+        try:
             claim = self.method.claim_for(self.world, seed)
             accounts = self._accounts.after(claim, _EVERYONE)
             scale = self._next_scale(claim)
@@ -336,8 +358,7 @@ class GroupMean(SavedByState):
             if self._account is not None:
                 self._account.charge()  # last: what comes now is sent
         except Exception as error:
-            like = vector if isinstance(vector, Tensor) else None
-            self.fail(error, layout=layout, like=like)
+            self.fail(error, layout=layout, like=vector)
         # Before anything is sent: whatever happens then, this noise is used and this round paid.
         self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
@@ -352,7 +373,7 @@ class GroupMean(SavedByState):
                 target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
                 return target.fill_(math.nan)
             if feedback is not None and finite and self.rank in reports:
-                feedback.keep(own_vector, mixed, message, seed)
+                feedback.keep(own_vector, mixed, self._own_table(message), seed)
             mean = self._decoded(total, seed, count=len(reports), out=out)
             return mean if scale == 1 else mean.mul_(scale)
 
@@ -361,8 +382,10 @@ class GroupMean(SavedByState):
     def _decoded(
         self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
     ) -> Tensor:
-        """The mean of a round whose sum is known."""
-        return self.method.decode(total, seed, count=count, out=out)
+        """The mean of a round whose sum is known, after which the method is the next round's."""
+        mean = self.method.decode(total, seed, count=count, out=out)
+        self.method = self.method.after(total, count=count)
+        return mean
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
         """Take part in a round with zeros, so that all ranks raise, and raise the error.
@@ -370,6 +393,7 @@ class GroupMean(SavedByState):
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
         index, form = self._round_index, self.method.total_format
+        self._agree_on_limit(None, like=like)
         kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
@@ -398,13 +422,14 @@ class GroupMean(SavedByState):
         found: dict[str, Any] = {
             "settings": self._settings(),
             "round_index": self._round_index,
+            "clip": self.method.round_clip or 0.0,
+            "limit_agreed": self._limit_agreed,
             "sent": json.dumps(self._sent),
             "account": "" if self._account is None else self._account.name,
         }
         if self._feedback is not None and self._feedback.memory is not None:
             found["memory"] = self._feedback.memory.clone()
-        accounts = self._accounts.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+        return found | self._accounts.state(_ACCOUNTS)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -454,6 +479,8 @@ class GroupMean(SavedByState):
     def _go_on_from(self, state: Mapping[str, Any]) -> None:
         """Take over what a state has in common with those of all other ranks."""
         self._round_index = int(state["round_index"])
+        self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
+        self._limit_agreed = bool(state["limit_agreed"])
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
         """Rounds by the object that sent them, and the accounts, of a state that belongs here."""
@@ -462,7 +489,15 @@ class GroupMean(SavedByState):
         if state.get("settings") != self._settings():
             why = difference(self._settings(), str(state.get("settings")))
             raise MismatchError(f"the state must be of the same mean, but {why}")
-        needed = ("round_index", "sent", "account", f"{_ACCOUNTS}rounds", f"{_ACCOUNTS}claim")
+        needed = (
+            "round_index",
+            "clip",
+            "limit_agreed",
+            "sent",
+            "account",
+            f"{_ACCOUNTS}rounds",
+            f"{_ACCOUNTS}claim",
+        )
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         memory, shape = state.get("memory"), (self.method.dim,)
@@ -472,12 +507,7 @@ class GroupMean(SavedByState):
             sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise MismatchError(f"sent must be what a state has, got {error}") from error
-        paid = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
-        return sent, self._accounts.restored(paid)
+        return sent, self._accounts.restored(state, _ACCOUNTS)
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
@@ -503,14 +533,52 @@ class GroupMean(SavedByState):
             )
         return scale
 
+    def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
+        """Before the first round, choose the limit of rounded cells by the sizes of all vectors.
+
+        A rank that fails has no vector, and zeros have no size: if no rank has one, the next round
+        tries again. Nothing is done where something is claimed, as the sizes of vectors are data;
+        the limit then starts where the method says.
+        """
+        method, seed = self.method, self._key.seed(0)
+        if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
+            return
+        if not isinstance(method.claim_for(self.world, seed), NoClaim):
+            self._limit_agreed = True
+            return
+        limit = method.limit_for(vector) if vector is not None and bool(vector.any()) else None
+        good = limit is not None and math.isfinite(limit)
+        size = self._mean_size(math.log2(limit) if good else None, like)  # type: ignore[arg-type]
+        if size is not None:  # within the range of limits, where rounding could leave it
+            self.method = method.at_clip(min(max(2.0**size, 1e-29), 1e29))
+            self._limit_agreed = True
+
+    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:
+        """The mean of a number over the ranks that have one."""
+        place = device_of(self.group, self._like if like is None else like)
+        sizes = torch.tensor([0.0, 0.0] if size is None else [size, 1.0], device=place)
+        dist.all_reduce(sizes, group=self.group)
+        total, count = sizes.tolist()
+        return total / count if count else None
+
+    def _own_table(self, message: Tensor) -> Tensor:
+        """The table that a message stands for."""
+        method = self.method
+        return method.mean_table(message, 1) if isinstance(method, RoundedTables) else message
+
     def _encode(
         self, vector: Tensor, seed: HashSeed, claim: Claim
     ) -> tuple[Tensor, RankStatus, bool]:
         """The message, with the server's noise at rank 0; its status; whether it is finite."""
-        method, noise = self.method, release_noise(self.method, claim)
+        method = self.method
+        if isinstance(claim, NoClaim):
+            noise = rounding_noise(self._key, worker=self.rank, round_index=self._round_index)
+        else:
+            noise = release_noise(method, claim)
         status, finite = RankStatus.FINE, True
         try:
-            message = method.encode(vector, seed, noise).messages
+            encoded = method.encode(vector, seed, noise)
+            message, self.saturated = encoded.messages, encoded.saturated
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
             zeros = torch.zeros_like(vector, dtype=torch.float32)
@@ -536,7 +604,10 @@ class GroupMean(SavedByState):
         The function that is returned waits for the sum of all messages as it is published, and
         what all ranks say.
         """
-        flat = message.reshape(-1).to(self._sum_type)  # modulo 2**32, if it is a modulo at all
+        flat, packing = message.reshape(-1), self._packing
+        if packing is not None:
+            flat = packing.pack(flat)
+        flat = flat.to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
         payload = torch.cat([flat, control])
         work = dist.all_reduce(payload, group=self.group, async_op=True)
@@ -544,15 +615,20 @@ class GroupMean(SavedByState):
         def wait() -> tuple[Tensor, Reports]:
             if work is not None:  # as it is where this process is not of the group
                 work.wait()
-            cells = flat.numel()
-            total = payload[:cells].to(message.dtype).reshape(self.method.total_format.shape)
-            return self.method.reduced(total), dict(enumerate(read_reports(payload[cells:])))
+            summed = payload[: flat.numel()]
+            if packing is not None:
+                summed = packing.unpack(summed, message.numel())
+            kind = torch.float32 if message.is_floating_point() else torch.int64
+            total = summed.to(kind).reshape(self.method.total_format.shape)
+            reports = read_reports(payload[flat.numel() :])
+            return self.method.reduced(total), dict(enumerate(reports))
 
         return wait
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
         """Text of all that has to be the same on all ranks in a round."""
-        return f"{_PROTOCOL} {self.method} {seed.fingerprint.hex()} {scale!r} {layout}"
+        clip = self.method.round_clip
+        return f"{_PROTOCOL} {self._first} {clip!r} {seed.fingerprint.hex()} {scale!r} {layout}"
 
     def _settings(self) -> str:
         """Text of all that a state belongs to."""
@@ -560,7 +636,7 @@ class GroupMean(SavedByState):
         if feedback is not None:
             own = f", immediate={feedback.immediate!r}, rank={self.rank}"
         fingerprint = self._key.seed(0).fingerprint.hex()
-        return f"method={self.method}, key={fingerprint}, ranks={self.world}{own}"
+        return f"method={self._first}, key={fingerprint}, ranks={self.world}{own}"
 
 
 def all_reduce_mean(

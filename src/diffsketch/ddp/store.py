@@ -10,8 +10,9 @@ of round `r`, each written once:
                     is over, and this and all later rounds will not be
     r/total         the sum of their messages, by the same rank
 
-Besides, `start/N/RANK` has the settings of a rank, `finished/RANK` says that it will send no more,
-and `decided` counts the rounds.
+Besides, `start/N/RANK` has the settings of a rank, `r/size/RANK` and `r/size/mean` the sizes of
+first vectors where cells have few bits, `finished/RANK` says that a rank will send no more, and
+`decided` counts the rounds.
 """
 
 from __future__ import annotations
@@ -220,6 +221,7 @@ class StoreMean(GroupMean):
             except RunOver:
                 self.over = True
                 return None
+            self._agree_on_limit(None)  # as it was before the first round
             self._round_index, self.present = index + 1, False
             if any(one and one.status is RankStatus.FAILED for one in reports.values()):
                 continue  # void: nobody has used it
@@ -271,6 +273,24 @@ class StoreMean(GroupMean):
     def state_dict(self) -> dict[str, Any]:
         """Round, budget and error feedback, and whose they are."""
         return {**super().state_dict(), "rank": self.rank}
+
+    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
+        """The mean over the ranks that are there in time, by whoever proposes first."""
+        peers, sizes_of = self._peers, f"{self._round_index}/size"
+        name = f"{sizes_of}/mean"
+        peers.store.set(f"{sizes_of}/{self.rank}", json.dumps(size))
+
+        def there() -> list[int]:
+            return [rank for rank in peers.active if peers.has(f"{sizes_of}/{rank}")]
+
+        peers.until(
+            lambda: peers.has(name) or len(there()) == len(peers.active), seconds=peers.wait
+        )
+        sizes = [json.loads(peers.store.get(f"{sizes_of}/{rank}")) for rank in there()]
+        known = [one for one in sizes if one is not None]
+        mean = sum(known) / len(known) if known else None
+        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(mean)))
+        return found
 
     def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
         index, store = own.round_index, self._peers.store

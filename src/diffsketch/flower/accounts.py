@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffsketch import files
 from diffsketch.errors import DataError, MismatchError
-from diffsketch.files import (
-    LockBusy,
-    LockLost,
-    LockUnavailable,
-    locked_beside,
-    prepare_output,
-    replace_file,
-    synchronise,
-)
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon
@@ -227,13 +219,13 @@ class ClientLedger:
         if self.path is None:
             yield
             return
-        prepare_output(self.path.parent)
+        files.prepare_output(self.path.parent)
         try:
-            with locked_beside(self.path, wait=wait):
+            with files.locked_beside(self.path, wait=wait):
                 yield
-        except LockLost as error:
+        except files.LockLost as error:
             raise DataError(f"{error}, and another process may have charged as well") from error
-        except (LockBusy, LockUnavailable) as error:
+        except (files.LockBusy, files.LockUnavailable) as error:
             raise DataError(str(error)) from error
 
     def read(self) -> ClientAccount | None:
@@ -250,9 +242,9 @@ class ClientLedger:
     def write(self, account: ClientAccount) -> None:
         """Replace the file, all at once, before anything is sent."""
         if self.path is not None:
-            prepare_output(self.path.parent)
-            replace_file(self.path, account.to_text().encode())
-            synchronise(self.path.parent)  # or a crash could bring the old account back
+            files.prepare_output(self.path.parent)
+            files.replace_file(self.path, account.to_text().encode())
+            files.synchronise(self.path.parent)  # or a crash could bring the old account back
 
     def _account(
         self, claim: Claim, request: Request, remembered: ClientAccount | None
@@ -358,8 +350,8 @@ class ClientRegistry:
             data = json.loads(text)
             places = {str(name): int(place) for name, place in data["places"].items()}
             state = _tensor_state(data["accounts"])
-            old, clients = self._accounts, len(data["accounts"]["rounds"])
-            accounts = Participation(clients, old.budget, old.planned).restored(state)
+            clients = len(data["accounts"]["rounds"])
+            accounts = replace(self._accounts, clients=clients).restored(state)
             statements = {name: bytes.fromhex(one) for name, one in data["statements"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"the record must be one of this strategy's: {error}") from error
@@ -381,10 +373,8 @@ class ClientRegistry:
         try:
             return self._after(claim, nodes)
         except BudgetExceeded:
-            old = self._accounts
-            free = Participation(old.clients, None, old.planned).restored(old.state())
-            state = self._after(claim, nodes, free).state()
-            return Participation(old.clients, old.budget, old.planned).restored(state)
+            free = self._after(claim, nodes, replace(self._accounts, budget=None))
+            return self._accounts.restored(free.state())
 
     def _all_paid(self) -> Participation:
         """Accounts with the round that was begun."""
@@ -437,9 +427,8 @@ class ClientRegistry:
 
     def _changed(self, clients: int, change: Callable[[Tensor], Tensor]) -> Participation:
         """Accounts of so many clients, of which each array is changed."""
-        old = self._accounts
         state = {
             name: value if isinstance(value, str) else change(value)
-            for name, value in old.state().items()
+            for name, value in self._accounts.state().items()
         }
-        return Participation(clients, old.budget, old.planned).restored(state)
+        return replace(self._accounts, clients=clients).restored(state)

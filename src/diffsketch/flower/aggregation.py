@@ -12,14 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from diffsketch.flower.plan import FlowerPlan
-from diffsketch.flower.records import (
-    SUM_RECORD,
-    Reply,
-    SumReply,
-    SumRequest,
-    content_bytes,
-    reply_in,
-)
+from diffsketch.flower.records import SUM_RECORD, Reply, SumReply, SumRequest, content_bytes
 from diffsketch.methods import Method
 from diffsketch.privacy.claim import Claim
 from diffsketch.wire import Header, Inbox, WireError
@@ -211,7 +204,7 @@ class OpenRound:
         try:
             if node not in self.nodes:
                 raise WireError("reply is of a node that was not asked")
-            reply = reply_in(message.content, self.about.nonce)
+            reply = Reply.find(message.content, self.about.nonce)
             if node in self.replies:
                 raise WireError("reply is the node's second one")
         except WireError as error:

@@ -24,25 +24,10 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
+from diffsketch.flower import records
 from diffsketch.flower.accounts import ClientAccount, ClientLedger
 from diffsketch.flower.plan import FlowerPlan, find_client_key, find_sketch_key
-from diffsketch.flower.records import (
-    NO_MODEL,
-    RECORD,
-    SUM_RECORD,
-    Refusal,
-    Reply,
-    Request,
-    check_layout,
-    check_trust,
-    digest_of,
-    flat,
-    is_local,
-    length_of,
-    local_names,
-    record_in,
-    replay_totals,
-)
+from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import ClientContext, SecureClientAggregation
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
@@ -157,7 +142,7 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
             raise ArgumentError(f"plan must be a FlowerPlan or a function, got {kind}")
         check_positive("importance", self.importance)
         object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
-        object.__setattr__(self, "keep_local", local_names(self.keep_local))
+        object.__setattr__(self, "keep_local", records.local_names(self.keep_local))
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message, as Flower calls mods."""
@@ -192,7 +177,7 @@ class _Session:
             answer = self._aggregation.answer(self._message, self._client)
             if answer is not None:
                 return answer
-        record = record_in(self._message.content)
+        record = self._message.content.config_records.get(RECORD)
         if record is None:
             # The app may not go on: it would send its arrays as they are.
             reason = "the server does not use SketchStrategy, and this client sends nothing without"
@@ -218,7 +203,7 @@ class _Session:
         self._seed = key.seed(request.round_index)
         base, version = self._base_model()
         try:
-            dim = length_of(base, local)
+            dim = records.length_of(base, local)
         except ArgumentError as error:
             raise Refusal("model", str(error)) from error
         client.check_plan(request.plan, dim, local)
@@ -238,10 +223,10 @@ class _Session:
         if not 0 <= skip <= len(request.totals):
             raise Refusal("model", f"version {version} is not one to go on from")
         totals = list(zip(request.rounds, request.totals, strict=True))
-        model, self._method = replay_totals(
+        model, self._method = records.replay_totals(
             base, totals, method=method, key=key, keep_local=local, skip=skip
         )
-        if request.digest and digest_of(model) != request.digest:
+        if request.digest and records.digest_of(model) != request.digest:
             self._memory = ClientMemory(request.series, account=self._memory.account)
             raise Refusal("model", "the model after catching up is not the server's")
         self._memory = replace(self._memory, model=model, version=request.version)
@@ -274,7 +259,7 @@ class _Session:
             raise Refusal("answered", f"round {request.round_index} was already answered")
         claim = self._plan.claim_for(self._method, self._plan.min_replies, seed)
         trusted = self._options.trusted_server or aggregation is not None
-        check_trust(claim, trusted_server=trusted)
+        records.check_trust(claim, trusted_server=trusted)
         if aggregation is not None:
             aggregation.check(self._instructions, request.round_index, client=self._client)
         self._ledger.after(claim, request, remembered=self._memory.account)
@@ -311,13 +296,13 @@ class _Session:
     def _for_app(self) -> Message:
         """The message as the app expects it, with the client's own arrays in the model."""
         content, memory = self._message.content, self._memory
-        records = {name: one for name, one in content.items() if name not in (RECORD, SUM_RECORD)}
+        parts = {name: one for name, one in content.items() if name not in (RECORD, SUM_RECORD)}
         if memory.model is not None:
             own: Mapping[str, Array] = memory.own or {}
-            records[self._request.arrays] = ArrayRecord(
+            parts[self._request.arrays] = ArrayRecord(
                 {name: own.get(name, one) for name, one in memory.model.items()}
             )
-        self._message.content = RecordDict(records)
+        self._message.content = RecordDict(parts)
         return self._message
 
     def _vector(self, reply: Message) -> Tensor:
@@ -327,14 +312,14 @@ class _Session:
         if len(found) != 1 or model is None:
             raise Refusal("app", f"the app must reply with one ArrayRecord, got {len(found)}")
         try:
-            check_layout(found[0], model)
+            records.check_layout(found[0], model)
         except MismatchError as error:
             raise Refusal("app", str(error)) from error
         ordered = ArrayRecord({name: found[0][name] for name in model})
-        own = {name: one for name, one in ordered.items() if is_local(name, local)}
+        own = {name: one for name, one in ordered.items() if records.is_local(name, local)}
         if own:
             self._memory = replace(self._memory, own=ArrayRecord(own))
-        change = flat(ordered, local) - flat(model, local)
+        change = records.flat(ordered, local) - records.flat(model, local)
         return change if self._options.importance == 1 else change * self._options.importance
 
     def _encoded(self, vector: Tensor, claim: Claim) -> Tensor:

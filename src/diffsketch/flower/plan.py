@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,12 +144,13 @@ class FlowerPlan:
             return replace(claim, mechanism=claim.mechanism.rstrip(",") + _HONEST_SERVER)
         return claim
 
-    def describe(self, dim: int) -> str:
+    def describe(self, dim: int, keep_local: Collection[str] = ()) -> str:
         """Text of all that server and clients must agree on: plans are the same if these are."""
         how = ""
         if self.secure_sum:
             how = ", secure sum with identities" if self.identities else ", secure sum"
         how += f", corrupt={self.corrupt}" if self.corrupt else ""
+        how += f", without {', '.join(sorted(keep_local))}" if keep_local else ""
         return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
 
     def _least(self, members: int) -> int:

@@ -66,11 +66,6 @@ def is_local(name: str, keep_local: Collection[str]) -> bool:
     return name in keep_local or name.rpartition(".")[2] in keep_local
 
 
-def describe_with(plan: str, keep_local: Collection[str]) -> str:
-    """Add the arrays that clients keep to themselves to a plan's description."""
-    return plan + (f", without {', '.join(sorted(keep_local))}" if keep_local else "")
-
-
 def length_of(arrays: ArrayRecord, keep_local: Collection[str] = ()) -> int:
     """Length of the vector that the arrays make, which must not have running statistics."""
     shared = {name: one for name, one in arrays.items() if _is_shared(name, one, keep_local)}
@@ -344,6 +339,17 @@ class Reply(_Record):
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip
 
+    @classmethod
+    def find(cls, content: RecordDict, nonce: bytes) -> Reply:
+        """Read a node's reply to the request with this nonce."""
+        record = content.config_records.get(RECORD)
+        if record is None:
+            raise WireError("reply is not of a client with sketch_mod")
+        reply = cls.of(record)
+        if reply.nonce != nonce:
+            raise WireError("reply is to another request")
+        return reply
+
 
 @dataclass(frozen=True)
 class SumRequest(_Record):
@@ -368,23 +374,6 @@ class SumReply(_Record):
     fingerprint: bytes = b""  # of the round's hashes
     reply: bytes = b""  # of the secure sum's stage
     limits: ClassVar[dict[str, int]] = {"code": 40, "reason": 2000, "member": 8, "fingerprint": 8}
-
-
-def record_in(content: RecordDict) -> ConfigRecord | None:
-    """Our record in a message, if there is one."""
-    found = content.config_records.get(RECORD)
-    return found if isinstance(found, ConfigRecord) else None
-
-
-def reply_in(content: RecordDict, nonce: bytes) -> Reply:
-    """Read a node's reply to the request with this nonce."""
-    record = record_in(content)
-    if record is None:
-        raise WireError("reply is not of a client with sketch_mod")
-    reply = Reply.of(record)
-    if reply.nonce != nonce:
-        raise WireError("reply is to another request")
-    return reply
 
 
 def content_bytes(content: Any, known: dict[int, int] | None = None) -> int:

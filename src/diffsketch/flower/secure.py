@@ -13,21 +13,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.flower.aggregation import (
-    AggregationResult,
-    Exchange,
-    RoundContext,
-    most_common,
-)
+from diffsketch.flower.aggregation import AggregationResult, Exchange, RoundContext, most_common
 from diffsketch.flower.plan import FlowerPlan, find_identities, find_identity
-from diffsketch.flower.records import (
-    RECORD,
-    SUM_RECORD,
-    Refusal,
-    SumReply,
-    SumRequest,
-    describe_with,
-)
+from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
 from diffsketch.secure_sum import (
     Params,
     ReplyGuard,
@@ -67,7 +55,7 @@ class ClientContext:
 
     def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:
         """Raise a `Refusal` if the server's plan is another one than the client's."""
-        own = describe_with(self.plan.describe(dim), keep_local)
+        own = self.plan.describe(dim, keep_local)
         if own != wanted:
             raise Refusal("plan", f"the server's plan is another one: {wanted}, not {own}")
 

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.files import prepare_output, replace_file
+from diffsketch.flower import records
 from diffsketch.flower.accounts import ClientRegistry
 from diffsketch.flower.aggregation import (
     AggregationResult,
@@ -25,26 +26,7 @@ from diffsketch.flower.aggregation import (
     plain_sum,
 )
 from diffsketch.flower.plan import FlowerPlan, find_identities
-from diffsketch.flower.records import (
-    NO_MODEL,
-    RECORD,
-    SUM_RECORD,
-    ModelHistory,
-    Refusal,
-    Reply,
-    Request,
-    cast_like,
-    check_trust,
-    content_bytes,
-    decode_total,
-    describe_with,
-    digest_of,
-    flat,
-    length_of,
-    local_names,
-    moved,
-    reply_in,
-)
+from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.release import check_release, release_noise
@@ -131,15 +113,15 @@ class ServerState:
         keep_local: frozenset[str],
     ) -> None:
         self._key, self._series = key, secrets.token_bytes(8)
-        dim = length_of(arrays, keep_local)
+        dim = records.length_of(arrays, keep_local)
         self.method = plan.build(dim)  # of the next round
         self._clips: dict[int, float] = {}  # of rounds that were published
-        self._plan, self._text = plan, describe_with(plan.describe(dim), keep_local)
+        self._plan, self._text = plan, plan.describe(dim, keep_local)
         planned = self.claim_of(plan.min_replies, 0)
         check_release(self.method, planned)
         name = self.method.name
         try:
-            check_trust(planned, trusted_server=trusted)
+            records.check_trust(planned, trusted_server=trusted)
         except Refusal as error:
             raise ArgumentError(f"method={name!r}: {error}") from error
         if budget is not None and not isinstance(planned, ProvenClaim):
@@ -148,7 +130,7 @@ class ServerState:
                 f"method={name!r} is {planned.basis} here ({planned})"
             )
         self.registry = ClientRegistry(budget, planned)
-        self.history = ModelHistory(arrays, keyed=key is not None)
+        self.history = records.ModelHistory(arrays, keyed=key is not None)
 
     def claim_of(self, present: int, round_index: int) -> Claim:
         """Claim of a round with so many messages, without the noise of the corrupt."""
@@ -200,11 +182,11 @@ class ServerState:
                     f"strategy must send one ArrayRecord, the model, got {len(names)}"
                 )
             name = names[0]
-            records = {key: one for key, one in content.items() if key != name}
+            parts = {key: one for key, one in content.items() if key != name}
             download = self.history.download(self.registry.version_of(node))
             statement, digests = self.registry.statement_for(node)
             rounds = [index for index, _ in download.totals]
-            records[RECORD] = Request(
+            parts[RECORD] = Request(
                 series=self._series,
                 nonce=nonce,
                 round_index=round_index,
@@ -222,11 +204,11 @@ class ServerState:
                 clip=self._clips[rounds[0]] if rounds else self.method.round_clip or 0.0,
             ).to_record()
             if node in instructions:
-                records[SUM_RECORD] = instructions[node]
+                parts[SUM_RECORD] = instructions[node]
             if download.arrays is not None:
-                records[name] = download.arrays
-            message.content = RecordDict(records)
-            size += content_bytes(message.content, known)
+                parts[name] = download.arrays
+            message.content = RecordDict(parts)
+            size += records.content_bytes(message.content, known)
         return name, size
 
     def update(self, node: int, reply: Reply) -> None:
@@ -326,7 +308,7 @@ class SketchStrategy(Strategy):
         self._aggregation = aggregation
         self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
-        self._local = local_names(keep_local)
+        self._local = records.local_names(keep_local)
         self._index, self._nonce, self._timeout = 0, b"", 3600.0
         self._started: ServerState | None = None
         self._round: OpenRound | None = None
@@ -502,9 +484,9 @@ class SketchStrategy(Strategy):
         kept = []
         for message in replies:
             if message.has_content():
-                self._evaluation_bytes[0] += content_bytes(message.content)
+                self._evaluation_bytes[0] += records.content_bytes(message.content)
                 try:
-                    reply = reply_in(message.content, self._nonce)
+                    reply = Reply.find(message.content, self._nonce)
                 except WireError as error:
                     _LOG.warning("evaluation refused: %s", error)
                     continue
@@ -563,9 +545,9 @@ class SketchStrategy(Strategy):
         metrics = mean_metrics([current.contents[node].content for node in result.present])
         new, plain = None, None
         if self._key is not None:
-            mean, _ = decode_total(published, index, method=state.method, key=self._key)
-            plain = moved(history.arrays, mean, self._local)
-            if not is_finite(flat(plain)):
+            mean, _ = records.decode_total(published, index, method=state.method, key=self._key)
+            plain = records.moved(history.arrays, mean, self._local)
+            if not is_finite(records.flat(plain)):
                 return None, None, "the new model would not be finite: training diverges"
             # The wrapped strategy gets one reply that stands for all.
             weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
@@ -575,11 +557,11 @@ class SketchStrategy(Strategy):
             arrays, metrics = self.strategy.aggregate_train(server_round, [reply])
             if arrays is None:
                 return None, metrics, "the strategy inside gave no arrays"
-            new = cast_like(arrays, history.arrays)
-            if not is_finite(flat(new)):
+            new = records.cast_like(arrays, history.arrays)
+            if not is_finite(records.flat(new)):
                 return None, metrics, "the strategy's model would not be finite: training diverges"
         self._totals.append((index, published))
-        if new is None or plain is None or digest_of(new) == digest_of(plain):
+        if new is None or plain is None or records.digest_of(new) == records.digest_of(plain):
             history.add(published, index, new)
         else:
             history.replace(new)

@@ -45,16 +45,25 @@ class Encoded:
 
     Attributes:
         messages: `(workers, *shape)`, or `(*shape)` of a single worker: float32, or whole numbers
-            (int64). May be the caller's vectors themselves: do not write into them.
+            (int64, or int8 and int16 for cells of few bits). May be the caller's vectors
+            themselves: do not write into them.
         claimed: For methods that validate by Theorem 1: the epsilon that it claims for each
             worker's bare message (float64; claimed, for one coordinate and one round), infinite
             where it claims nothing. It depends on private data, so it stays with the worker.
         noised: For the same methods: which workers had to add noise (bool).
+        saturated: For methods whose cells have few bits: how many cells of each message are beyond
+            the round's limit and were brought back to it (int64).
     """
 
     messages: Tensor
     claimed: Tensor | None = None
     noised: Tensor | None = None
+    saturated: Tensor | None = None
+
+    def __getitem__(self, worker: int) -> Encoded:
+        """The message of one worker of a batch."""
+        known = self.claimed, self.noised, self.saturated
+        return Encoded(self.messages[worker], *(None if v is None else v[worker] for v in known))
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ class Method(ABC):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of one message, header included."""
+        """Bytes of one message in an agreed round, header included."""
         return self.message_format.wire_bytes
 
     @property
@@ -179,11 +188,7 @@ class Method(ABC):
         encoded = self._encode(batch, seed, noise)
         if encoded.messages is not batch and encoded.messages.is_floating_point():
             check_sums(encoded.messages)
-        if values.dim() == 2:
-            return encoded
-        claimed = None if encoded.claimed is None else encoded.claimed[0]
-        noised = None if encoded.noised is None else encoded.noised[0]
-        return Encoded(encoded.messages[0], claimed, noised)
+        return encoded if values.dim() == 2 else encoded[0]
 
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
         """Make the sum known, as the server does: with `central_noise`, and `reduced`.
@@ -297,8 +302,8 @@ class Method(ABC):
             if not is_finite(total):
                 raise ArgumentError("total must be finite, got NaN or infinity among its cells")
             return
-        if total.dtype != torch.int64:
-            raise ArgumentError(f"total must be int64, got {total.dtype}")
+        if total.is_floating_point() or total.dtype in (torch.bool, torch.uint8):
+            raise ArgumentError(f"total must have signed whole numbers, got {total.dtype}")
         (low, high), (least, end) = map(int, total.aminmax()), layout.limits
         if low < least or high >= end:
             raise MismatchError(
@@ -337,8 +342,9 @@ def register(kind: _Kind) -> _Kind:
 def settings_of(name: str) -> dict[str, bool]:
     """List the settings that a method has, and whether each must be given.
 
-    >>> settings_of("sketch")
-    {'rows': True, 'cols': True, 'family': False, 'combine': False}
+    >>> settings_of("sketch")  # doctest: +NORMALIZE_WHITESPACE
+    {'rows': True, 'cols': True, 'family': False, 'combine': False,
+     'bits': False, 'cell_limit': False}
     """
     if name not in METHODS:
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}, got method={name!r}")
@@ -380,7 +386,7 @@ def build_method(name: str, *, dim: int, cohort: int, settings: Mapping[str, obj
         ArgumentError: The method has no such setting, lacks one that it needs, or refuses a value.
 
     >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7, "cols": 22}).wire_bytes
-    664
+    620
     >>> build_method("sketch", dim=7850, cohort=10, settings={"rows": 7})
     Traceback (most recent call last):
         ...

@@ -23,14 +23,12 @@ from diffsketch.methods.forecast import (
 )
 from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound
-from diffsketch.privacy.mechanisms import (
+from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound, NormBound, Quantizer
+from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
-    NormBound,
-    Quantizer,
+    IntegerMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import WireError
@@ -342,7 +340,7 @@ class SketchGaussian(_Table):
     """Clipped tables under discrete Gaussian noise: arguments of `TableMethod` and `ClientNoise`.
 
     >>> SketchGaussian(7850, 7, 22, clip=1.0, noise_multiplier=4.0).wire_bytes
-    376
+    332
     """
 
     name: ClassVar[str] = "sketch-gaussian"
@@ -360,7 +358,7 @@ class SketchSkellam(_Table):
 
     >>> method = SketchSkellam(7850, 7, 22, clip=1.0, noise_multiplier=4.0, cohort=1000)
     >>> method.message_format.bits, method.wire_bytes
-    (20, 433)
+    (20, 389)
     """
 
     trust: Trust = Trust.DISTRIBUTED

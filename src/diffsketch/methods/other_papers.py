@@ -82,7 +82,7 @@ class CpSgd(Plannable):
         relation: Which data sets are neighbours.
 
     >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
-    3973
+    3929
     >>> CpSgd(dim=7850, cohort=10, levels=12, trials=4).wire_bytes
     7898
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
-from diffsketch.methods.base import Encoded, Method, register
+from diffsketch.methods.base import Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -21,7 +21,7 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.plain import LinearMethod, TableMethod
+from diffsketch.methods.plain import LinearMethod, RoundedTables, TableMethod
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -36,9 +36,9 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.clipping import CoordinateQuantizer
-from diffsketch.privacy.mechanisms import CoordinateBound, DiscreteLaplaceMechanism, PaddedGaussian
-from diffsketch.privacy.mechanisms.padding import padded_tables
+from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer
+from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
+from diffsketch.privacy.mechanisms.padding import PaddedGaussian, padded_tables
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
 from diffsketch.sketch.count_sketch import Combine, CountSketch
@@ -68,18 +68,10 @@ class PaddedTables(TableMethod):
         """Sketch of the extended vectors: with it the tables are made, and must be queried."""
         return CountSketch(self.dim + self.padding, self.rows, self.cols, self.family)
 
-    reduced = Method.reduced  # of real numbers, as it is
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        mean = (total / count).float()
-        # Only the vector's own coordinates, not those of the appended numbers.
-        out = mean.new_empty(self.dim) if out is None else out
-        return self.sketch.query(mean, seed, combine=self.combine, offset=0, out=out)
-
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class DiffSketch(PaddedTables):
+class DiffSketch(PaddedTables, RoundedTables):
     """Algorithm 2 of the paper, at the workers.
 
     * Compression: the table of the vector, with `padding` normal numbers appended, of the vector's
@@ -95,7 +87,7 @@ class DiffSketch(PaddedTables):
 
     `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
 
-    The arguments of every `TableMethod`, and:
+    The arguments of `RoundedTables` (a claim about tables holds for what is made of them), and:
 
     Args:
         per_round: The epsilon that is to be claimed for each message.
@@ -137,7 +129,7 @@ class DiffSketch(PaddedTables):
                 tables[weak], batch[weak], some,
                 alpha=alpha[weak], rows=self.rows, per_round=self.per_round,
             )  # fmt: skip
-        return Encoded(tables, claimed, weak)
+        return self._rounded(Encoded(tables, claimed, weak), noise)
 
 
 @register

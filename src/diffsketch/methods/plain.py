@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, fitted, register
+from diffsketch.errors import check, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_sums, fitted, register
 from diffsketch.methods.forecast import Vectors
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode, wrap
@@ -18,6 +19,7 @@ from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
+from diffsketch.sketch.rounding import CELL_BITS, CellGrid
 from diffsketch.wire.formats import MessageFormat
 
 MANY = 4096  # messages that a sum in clear has room for, whatever cohort is given
@@ -197,8 +199,121 @@ class TableMethod(LinearMethod):
         return self._mean(total, count)
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        table = self._mean(total, count)
-        return self.sketch.query(table, seed, combine=self.combine, out=out)
+        table = self.mean_table(total, count)
+        # Not those of appended numbers, which a sketch of longer vectors has.
+        out = table.new_empty(self.dim) if out is None else out
+        return self.sketch.query(table, seed, combine=self.combine, offset=0, out=out)
+
+
+@dataclass(frozen=True)
+class RoundedTables(TableMethod):
+    """Tables whose cells may be rounded to few bits (`CellGrid`).
+
+    Rounding to 4 bits adds 3% to the variance of the cells, and a sketch's own variance is far
+    larger. So at equal bytes, eight times as many cells of 4 bits have an eighth of its error.
+
+    The arguments of every `TableMethod`, and:
+
+    Args:
+        bits: Of a cell: 1 to 8 or 16, or 32 for float32.
+        cell_limit: With fewer bits than 32, the largest cell of the round: the same for all
+            workers, so that sums of messages are sums of whole numbers. After each round everybody
+            has the next one from the published sum (`after`). Where it starts too small, cells
+            saturate for the first few rounds; too large, they are coarse.
+        cohort: With fewer bits than 32, the most messages that a sum has room for, if that is
+            known: a sum then takes no more bits than it needs.
+    """
+
+    bits: int = field(default=32, kw_only=True)
+    cell_limit: float = field(default=2.0**-20, kw_only=True)
+    cohort: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.bits in CELL_BITS or self.bits == 32
+        check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
+        _ = self.grid  # checks the limit
+        if self.cohort is not None:
+            check_whole("cohort", self.cohort, least=1)
+
+    @property
+    def _together(self) -> int:
+        return self.cohort or MANY
+
+    @cached_property
+    def grid(self) -> CellGrid | None:
+        """Grid of the cells; None for float32."""
+        return None if self.bits == 32 else CellGrid(self.bits, self.cell_limit)
+
+    @property
+    def _sent_shape(self) -> tuple[int, ...]:
+        # Flat, with cells for the table's size, where cells are rounded.
+        if self.grid is None:
+            return self._shape
+        return (self.rows * self.cols + self.grid.size_cells,)
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """Format of the table: float32, or whole numbers of few bits."""
+        if self.grid is None:
+            return super().message_format
+        return self._format(self._sent_shape, "signed", self.bits)
+
+    @property
+    def exact(self) -> bool:
+        """False: noise, if there is any, is added in floating point before cells are rounded."""
+        return False
+
+    def sum_bits(self, count: int) -> int:
+        """Bits of a cell of a sum of so many messages."""
+        return self.bits if self.grid is None else self.bits + (count - 1).bit_length()
+
+    @property
+    def round_clip(self) -> float | None:
+        """The round's `cell_limit`; None for float32."""
+        return None if self.grid is None else self.grid.limit
+
+    def at_clip(self, clip: float) -> Self:
+        """Return the same method in a round with this `cell_limit`."""
+        return super().at_clip(clip) if self.grid is None else replace(self, cell_limit=clip)
+
+    def after(self, total: Tensor, *, count: int | float) -> Self:
+        """Move the limit by the sizes that are in the sum."""
+        if self.grid is None:
+            return self
+        self._check_total(total)
+        return self.at_clip(self.grid.next_limit(total[-self.grid.size_cells :], count))
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return self._rounded(Encoded(self.sketch.encode(batch, seed)), noise)
+
+    def _rounded(self, encoded: Encoded, noise: Noise) -> Encoded:
+        """Round the tables of messages, if cells have few bits."""
+        if self.grid is None:
+            return encoded
+        tables = check_sums(encoded.messages).flatten(1)
+        messages, saturated = self.grid.round(tables, noise.words((len(tables), 3)))
+        return replace(encoded, messages=messages, saturated=saturated)
+
+    def limit_for(self, vector: Tensor) -> float | None:
+        """The `cell_limit` that suits a vector, up to a factor of 1.1 or so; None for float32."""
+        if self.grid is None:
+            return None
+        rms = torch.linalg.vector_norm(vector.detach()).double() / math.sqrt(self.cols)
+        return float(self.grid.wanted(rms))
+
+    def mean_table(self, total: Tensor, count: int | float) -> Tensor:
+        """Compute the table of the mean from the published sum: float32."""
+        if self.grid is None:
+            return super().mean_table(total, count)
+        cells = total[: self.rows * self.cols].reshape(self.rows, self.cols)
+        return self.grid.mean(cells, count)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:
+        """Norm of the numbers that the cells stand for."""
+        if self.grid is None:
+            return super().norm_of(total, count)
+        return float(torch.linalg.vector_norm(self.mean_table(total, count).double())) * count
 
 
 @register
@@ -212,12 +327,14 @@ class Uncompressed(LinearMethod):
 
 @register
 @dataclass(frozen=True)
-class PlainSketch(TableMethod):
+class PlainSketch(RoundedTables):
     """The bare sketch: compression, and no privacy that anybody claims.
 
     >>> method = PlainSketch(dim=7850, rows=7, cols=22)
     >>> method.wire_bytes, round(method.compression, 1)
-    (664, 47.3)
+    (620, 50.6)
+    >>> PlainSketch(dim=7850, rows=1, cols=128, bits=4).message_format.payload_bytes
+    65
     """
 
     name: ClassVar[str] = "sketch"

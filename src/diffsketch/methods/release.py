@@ -8,6 +8,7 @@ restored, copied or forked, no two releases share noise.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 
@@ -54,6 +55,15 @@ def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
     if method.exact:
         return SecureNoise()
     return CohortNoise(NoiseKey(secrets.token_bytes(32)), range(messages), round_index=0)
+
+
+def rounding_noise(key: SketchKey, *, worker: int, round_index: int) -> Noise:
+    """Make the source of random roundings of one message of a method that claims nothing.
+
+    They hide nothing, and follow from the key: the same run has the same bits.
+    """
+    digest = hashlib.blake2b(key.secret, digest_size=32, person=b"ds-rounding").digest()
+    return CohortNoise(NoiseKey(digest), [worker], round_index=round_index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +125,7 @@ def private_mean(
     >>> vectors = torch.full((1000, 500), 0.04)
     >>> found = private_mean(vectors, method)
     >>> found.mean.shape, found.message_bytes
-    (torch.Size([500]), 198)
+    (torch.Size([500]), 154)
     >>> print(found.claim.epsilon(delta=1e-5, rounds=1))
     epsilon = 1.994 at delta = 1e-05 over 1 round (proven; client unit, replace, central trust)
     >>> again = private_mean(vectors, method)  # noise is never drawn twice
@@ -148,5 +158,5 @@ def private_mean(
     total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     return PrivateMean(
-        mean, claim, count, method.message_format.wire_bytes, method.total_format.wire_bytes
+        mean, claim, count, method.message_format.wire_bytes, method.total_format.sum_bytes
     )

@@ -26,7 +26,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, check_exhibit, value_text
+from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,6 @@ def figure(
     `meta` is empty in the main one and says what the others are. Looks are those of this plot alone
     by default; the x axis is `plot.x` for an `axis_index` of 0, else one of `plot.other_x`.
     """
-    check_exhibit(plot)
     looks = looks_of([plot]) if looks is None else looks
     axis = (plot.x, *plot.other_x)[axis_index]
     traces: list[Trace] = []

@@ -1,4 +1,4 @@
-"""Parts of a page as plain data, their checks, and the text of their values.
+"""Parts of a page as plain data, checked when they are made, and the text of their values.
 
 The same parts become interactive plots, pictures, HTML, CSV and Markdown.
 """
@@ -67,9 +67,19 @@ class Mark:
     epsilon: Epsilon | None = None  # that the line stands for, if any: the label has it in full
 
 
+def _check_name(kind: str, name: str) -> None:
+    fits = _NAME.fullmatch(name) is not None
+    check(fits, f"name of {kind}", "consist of letters and digits, with single dashes", name)
+
+
 @dataclass(frozen=True)
 class Plot:
-    """A plot: lines, points and bars over one x axis at a time."""
+    """A plot: lines, points and bars over one x axis at a time.
+
+    Raises:
+        ArgumentError: Its name cannot be that of a file, or a mark is not a number.
+        MismatchError: A series has not as many numbers as places, or lacks an axis to switch to.
+    """
 
     name: str  # of its files and anchor; letters, digits and dashes
     title: str
@@ -81,16 +91,46 @@ class Plot:
     other_x: tuple[Axis, ...] = ()  # to switch to; every series has its `other_x` for each
     categories: tuple[str, ...] = ()  # labels of bars, one for each place 0, 1, 2, ...
 
+    def __post_init__(self) -> None:
+        _check_name("exhibit", self.name)
+        labels = [axis.label for axis in (self.x, *self.other_x)]
+        check(len(set(labels)) == len(labels), "other_x", "have labels of their own", labels)
+        for series in self.series:
+            count = len(series.y)
+            places = count + (series.kind == "steps" and count > 0)
+            numbers: dict[str, tuple[int, Sized]] = {"x": (places, series.x)}
+            if series.low or series.high:  # a spread may be left out, but not one end of it
+                numbers |= {"low": (count, series.low), "high": (count, series.high)}
+            for label in labels[1:]:
+                numbers[f"other_x[{label!r}]"] = (places, series.other_x.get(label, ()))
+            for name, (expected, found) in numbers.items():
+                if len(found) != expected:
+                    raise MismatchError(
+                        f"{name} of series {series.name!r} in plot {self.name!r} must have "
+                        f"{expected} numbers, got {len(found)}"
+                    )
+        for mark in self.marks:
+            check(math.isfinite(mark.value), f"mark of plot {self.name}", "be finite", mark.value)
+
 
 @dataclass(frozen=True)
 class Table:
-    """A table: as many cells in each row as there are columns."""
+    """A table: as many cells in each row as there are columns, else a `MismatchError`."""
 
     name: str  # of its file and anchor
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name("exhibit", self.name)
+        columns = len(self.columns)
+        for number, row in enumerate(self.rows):
+            if len(row) != columns:
+                raise MismatchError(
+                    f"row {number} of table {self.name!r} must have {columns} cells, got {len(row)}"
+                )
 
 
 Exhibit = Plot | Table
@@ -111,7 +151,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of sections."""
+    """A page of sections.
+
+    Names of exhibits become names of files: they are unique also where a file system does not
+    tell capital letters apart, else an `ArgumentError`.
+    """
 
     title: str
     lead: str
@@ -119,78 +163,23 @@ class Page:
     notice: str = ""  # in a box at the top, such as "Reduced run"
     origin: Mapping[str, str] = field(default_factory=dict)  # commands, versions, seeds, settings
 
+    def __post_init__(self) -> None:
+        for kind, names in (
+            ("section", [section.name for section in self.sections]),
+            ("exhibit", [exhibit.name for exhibit in all_exhibits(self)]),
+        ):
+            seen: set[str] = set()
+            for name in names:
+                _check_name(kind, name)
+                check(name.lower() not in seen, f"name of {kind}", "be unique on its page", name)
+                seen.add(name.lower())
+
 
 def all_exhibits(page: Page) -> Iterator[Exhibit]:
     """Yield everything on a page that has a file, in its order: also what is folded away."""
     for section in page.sections:
         yield from section.exhibits
         yield from section.details.values()
-
-
-def check_page(page: Page) -> None:
-    """Check all names and shapes.
-
-    Names of exhibits become names of files: they are unique also where a file system does not
-    tell capital letters apart.
-
-    Raises:
-        ArgumentError: A name has other than letters, digits and single dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many.
-    """
-    for kind, names in (
-        ("section", [section.name for section in page.sections]),
-        ("exhibit", [exhibit.name for exhibit in all_exhibits(page)]),
-    ):
-        seen: set[str] = set()
-        for name in names:
-            _check_name(kind, name)
-            check(name.lower() not in seen, f"name of {kind}", "be unique on its page", name)
-            seen.add(name.lower())
-    for exhibit in all_exhibits(page):
-        check_exhibit(exhibit)
-
-
-def _check_name(kind: str, name: str) -> None:
-    fits = _NAME.fullmatch(name) is not None
-    check(fits, f"name of {kind}", "consist of letters and digits, with single dashes", name)
-
-
-def check_exhibit(exhibit: Exhibit) -> None:
-    """Check that the numbers of a plot, or the cells of a table, fit together.
-
-    Raises:
-        ArgumentError: Its name cannot be that of a file, or a mark is not a number.
-        MismatchError: A series has not as many numbers as places or lacks an axis to switch to, or
-            a row has more or fewer cells than there are columns.
-    """
-    _check_name("exhibit", exhibit.name)
-    if isinstance(exhibit, Table):
-        columns = len(exhibit.columns)
-        for number, row in enumerate(exhibit.rows):
-            if len(row) != columns:
-                raise MismatchError(
-                    f"row {number} of table {exhibit.name!r} must have {columns} cells, "
-                    f"got {len(row)}"
-                )
-        return
-    labels = [axis.label for axis in (exhibit.x, *exhibit.other_x)]
-    check(len(set(labels)) == len(labels), "other_x", "have labels of their own", labels)
-    for series in exhibit.series:
-        count = len(series.y)
-        places = count + (series.kind == "steps" and count > 0)
-        numbers: dict[str, tuple[int, Sized]] = {"x": (places, series.x)}
-        if series.low or series.high:  # a spread may be left out, but not one end of it
-            numbers |= {"low": (count, series.low), "high": (count, series.high)}
-        for label in labels[1:]:
-            numbers[f"other_x[{label!r}]"] = (places, series.other_x.get(label, ()))
-        for name, (expected, found) in numbers.items():
-            if len(found) != expected:
-                raise MismatchError(
-                    f"{name} of series {series.name!r} in plot {exhibit.name!r} must have "
-                    f"{expected} numbers, got {len(found)}"
-                )
-    for mark in exhibit.marks:
-        check(math.isfinite(mark.value), f"mark of plot {exhibit.name}", "be finite", mark.value)
 
 
 def number_text(value: float) -> str:

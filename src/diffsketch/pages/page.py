@@ -30,7 +30,6 @@ from diffsketch.pages.exhibits import (
     Plot,
     all_exhibits,
     cell_text,
-    check_page,
     is_numeric,
 )
 from diffsketch.pages.tables import to_csv
@@ -57,10 +56,8 @@ def render(page: Page, *, files: bool = False) -> str:
           scripts only these, known by their hashes, run.
         * Text is shown as it is, whatever is in it (`tests/pages/test_page.py`).
 
-    With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them. Raises
-    as `check_page`.
+    With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them.
     """
-    check_page(page)
     looks = charts.looks_of(all_exhibits(page))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -157,7 +154,6 @@ def _log_is_sensible(plot: Plot) -> bool:
 
 def pictures_of(page: Page) -> Pictures:
     """Draw all plots of a page, in its colours. This takes most of a page's time."""
-    check_page(page)
     looks = charts.looks_of(all_exhibits(page))
     return {
         exhibit.name: {"svg": charts.to_svg(exhibit, looks), "png": charts.to_png(exhibit, looks)}
@@ -179,8 +175,7 @@ def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True)
     The page itself needs no other file. Whatever else is in the directory is left as it is. The
     same page gives the same bytes.
 
-    Returns the files, `index.html` first. Raises as `check_page`, and an `OSError` where a file
-    cannot be written.
+    Returns the files, `index.html` first. Raises an `OSError` where a file cannot be written.
 
     Args:
         page: The page.

@@ -9,7 +9,7 @@ from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import build_method
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
-from diffsketch.wire.formats import HEADER_BYTES
+from diffsketch.wire.formats import CHECKSUM_BYTES
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def bytes_needed(option: Option, request: PlanRequest) -> int:
     """Bytes of a message with the vector itself, in float32 unless the noise has a finer form."""
     dense = option.method.name.removeprefix("sketch-")
     if dense == option.method.name:
-        return HEADER_BYTES + 4 * request.dim
+        return CHECKSUM_BYTES + 4 * request.dim
     sizes = ("rows", "cols", "bits", "granularity")
     settings = {name: value for name, value in option.settings.items() if name not in sizes}
     return build_method(dense, dim=request.dim, cohort=request.cohort, settings=settings).wire_bytes

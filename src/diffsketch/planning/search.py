@@ -19,7 +19,7 @@ from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
 from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import SketchKey
-from diffsketch.wire.formats import HEADER_BYTES
+from diffsketch.wire.formats import payload_within
 
 SAMPLINGS = ("shuffled", "uniform", "weighted", "poisson")
 """Ways to draw a round's devices, by the names of `diffsketch run --sampling`."""
@@ -94,9 +94,8 @@ class PlanRequest:
                 check(value <= limit, name, f"be <= {limit}", value)
         if self.population is not None:
             check_whole("population", self.population, least=self.cohort)
-        least = HEADER_BYTES + 4
-        reason = f"be >= {least}, a header of {HEADER_BYTES} bytes and one number"
-        check(self.message_bytes >= least, "message_bytes", reason, self.message_bytes)
+        reason = "be >= 6, a header of 2 bytes and one number"
+        check(self.message_bytes >= 6, "message_bytes", reason, self.message_bytes)
         scope = Scope(self.unit, self.relation, self.trust)  # checks, and converts names
         for name in ("unit", "relation", "trust"):
             object.__setattr__(self, name, getattr(scope, name))
@@ -124,7 +123,7 @@ class PlanRequest:
     @property
     def payload_bits(self) -> int:
         """Bits that are left of a message for its cells."""
-        return 8 * (self.message_bytes - HEADER_BYTES)
+        return 8 * payload_within(self.message_bytes)
 
     @property
     def members(self) -> int:

@@ -33,22 +33,21 @@ from diffsketch.privacy.claim import (
     Trust,
     Unit,
 )
-from diffsketch.privacy.clipping import clip_coordinates, clip_norm
-from diffsketch.privacy.mechanisms import (
-    BinomialMechanism,
+from diffsketch.privacy.clipping import (
     CoordinateBound,
+    NormBound,
+    Quantizer,
+    clip_coordinates,
+    clip_norm,
+)
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
-    GaussianMechanism,
-    LaplaceMechanism,
-    NormBound,
-    PaddedGaussian,
-    PrivUnitG,
-    ProjUnit,
-    Quantizer,
     SkellamMechanism,
-    table_noise_like_padding,
 )
+from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism, PrivUnitG, ProjUnit
+from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1

@@ -413,6 +413,11 @@ class SecureNoise(Noise):
         values = bernoulli(checked_probabilities(probabilities))
         return torch.from_numpy(values).reshape(probabilities.shape).to(probabilities.device)
 
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """64 random bits in each place, as int64."""
+        values = random_words(count_cells(shape)).astype(np.int64)
+        return torch.from_numpy(values).reshape(shape)
+
     def _integers(self, shape: tuple[int, ...], law: str, *parameters: float) -> Tensor:
         count, first = count_cells(shape), float(parameters[0])
         if law == "binomial":

@@ -115,6 +115,10 @@ class Noise(ABC):
     def bernoulli(self, probabilities: Tensor) -> Tensor:
         """1 with the probability given for each place, else 0 (int64)."""
 
+    @abstractmethod
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """64 random bits in each place, as int64."""
+
     def discrete_gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Integers `x` (int64) with probability proportional to `exp(-x**2 / (2 std**2))`."""
         check(0 <= std <= MAX_SCALE, "std", "be in [0, 2**50]", std)
@@ -206,25 +210,14 @@ class IntegerTable:
         return self.starts[self.search.find(flat)].reshape(len(words), count)
 
 
-def discrete_gaussian(std: float) -> IntegerTable:
-    """Weights `exp(-x**2 / (2 std**2))`."""
+def exponential(scale: float, power: int) -> IntegerTable:
+    """Weights `exp(-abs(x / scale)**power / power)`: Laplace for power 1, Gaussian for power 2."""
 
     def log_weight(x: Integers) -> Floats:
-        with np.errstate(over="ignore"):  # far beyond a tiny std: a weight of 0
-            return -0.5 * np.square(x / std)
+        with np.errstate(over="ignore"):  # far beyond a tiny scale: a weight of 0
+            return np.asarray(-(np.abs(x / scale) ** power) / power)
 
-    radius = math.ceil(math.sqrt(2 * _TAIL) * std) + 1
-    return IntegerTable.build(log_weight, mode=0, below=radius, above=radius)
-
-
-def discrete_laplace(scale: float) -> IntegerTable:
-    """Weights `exp(-abs(x) / scale)`."""
-
-    def log_weight(x: Integers) -> Floats:
-        with np.errstate(over="ignore"):
-            return -np.abs(x) / scale
-
-    radius = math.ceil(_TAIL * scale) + 1
+    radius = math.ceil((power * _TAIL) ** (1 / power) * scale) + 1
     return IntegerTable.build(log_weight, mode=0, below=radius, above=radius)
 
 
@@ -304,13 +297,12 @@ def _words(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint64]:
 @lru_cache(maxsize=64, typed=True)
 def integer_table(law: LawName, *parameters: float) -> IntegerTable:
     """The table of a law, kept for the next draw from it."""
-    makers: dict[LawName, Callable[..., IntegerTable]] = {
-        "discrete_gaussian": discrete_gaussian,
-        "discrete_laplace": discrete_laplace,
-        "skellam": skellam,
-        "binomial": binomial,
-    }
-    return makers[law](*parameters)
+    if law == "skellam":
+        return skellam(*parameters)
+    if law == "binomial":
+        trials, probability = parameters
+        return binomial(int(trials), probability)
+    return exponential(parameters[0], 2 if law == "discrete_gaussian" else 1)
 
 
 @dataclass(frozen=True)
@@ -395,6 +387,13 @@ class SimulatedNoise(Noise):
         values = torch.from_numpy((uniform < chances).astype(np.int64))
         return values.reshape(shape).to(probabilities.device)
 
+    def words(self, shape: tuple[int, ...]) -> Tensor:
+        """64 random bits in each place, as int64."""
+        values = np.empty(self._size(shape), np.int64)
+        for row in self._each(values):
+            row[:] = self._rng.integers(-(2**63), 2**63, row.size)
+        return torch.from_numpy(values).reshape(shape)
+
     def _integers(self, shape: tuple[int, ...], law: LawName, *parameters: float) -> Tensor:
         rows, cells = self._size(shape)
         first, last = parameters[0], parameters[-1]
@@ -460,15 +459,12 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        if not isinstance(key, NoiseKey):
-            check_type("key", key, NoiseKey)
-        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
-            check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        check_type("key", key, NoiseKey)
+        check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
-            if not 0 <= number < 1 << 63:
-                check(False, "workers", "be in [0, 2**63)", number)
+            check(0 <= number < 1 << 63, "workers", "be in [0, 2**63)", number)
         self._draws = dict.fromkeys(self._workers, 0)
         if len(self._draws) != len(self._workers):
             raise ArgumentError("workers must be different, or they would add the same noise")
@@ -505,10 +501,8 @@ class CohortNoise(SimulatedNoise):
             raise ArgumentError(
                 f"shape must start with a row for each of {len(self._workers)} workers, got {shape}"
             )
-        cells = math.prod(shape[1:])
-        if type(cells) is not int or min(shape) < 0:
-            count_cells(shape)  # raises
-        return shape[0], cells
+        count_cells(shape)  # checks the sizes
+        return shape[0], math.prod(shape[1:])
 
     def _each(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         bits, state = self._rng.bit_generator, self._state

@@ -22,6 +22,7 @@ training with them. Hash words are taken to be independent and uniform, as every
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -135,14 +136,7 @@ def padding_for(
         if (reason := _failed_condition(MAX_DIM, cols, alpha, sigma)) is None:
             reason = f"no vector of up to {MAX_DIM} numbers has so small an epsilon in Theorem 1"
         return NoClaim(_SCOPE, reason)
-    too_short, enough = shortest, MAX_DIM
-    while enough - too_short > 1:
-        middle = (too_short + enough) // 2
-        if suffices(middle):
-            enough = middle
-        else:
-            too_short = middle
-    return enough - dim
+    return bisect_left(range(MAX_DIM), True, lo=shortest, key=suffices) - dim
 
 
 def estimate_alpha(vectors: Tensor) -> Tensor:

@@ -2,6 +2,6 @@
 
 `experiments` reads the settings files; `jobs` does the work in them, and keeps the results;
 `measurements` and `audits` measure what is no training run. `figures`, `figures_trained` and
-`figures_private` draw; `verdicts` judges the claims of `claims.toml`; `document` makes the page,
-the Markdown and `results.json`; `reproduce` is the command.
+`figures_private` draw; `claims` judges what `claims.toml` has, by `rules`; `document` makes the
+page, the Markdown and `results.json`; `reproduce` is the command.
 """

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Literal
+from functools import cached_property, partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,15 +32,8 @@ from diffsketch.auditing.cases import bare_unknown
 from diffsketch.auditing.inversion import invert
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
 from diffsketch.errors import ArgumentError, check
-from diffsketch.methods.base import Method
-from diffsketch.methods.client_noise import SketchGaussian
-from diffsketch.methods.paper import (
-    LaplaceBaseline,
-    ProvenDiffSketch,
-    RawLaplace,
-    SketchLaplace,
-    add_laplace,
-)
+from diffsketch.methods import Method, build_method
+from diffsketch.methods.paper import LaplaceBaseline, SketchLaplace, add_laplace
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import Claim, NoClaim, PaperClaim, Relation, Scope, Trust, Unit
@@ -59,6 +52,7 @@ from diffsketch.reproduction.measurements import (
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 
 Change = Literal["alpha", "largest", "client"]
+_DIM = 7850  # of MNIST's gradients
 _DELTA = 0.01  # of claims about Gaussian noise
 _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 
@@ -69,67 +63,10 @@ class _Inversion(MeasurementSettings):
 
 
 class _Audit(MeasurementSettings):
-    """Settings of all audits; each case has its own besides."""
-
     case: str
     round: Whole
     trials: Whole
     confidence: float
-
-    def case_for(self, vectors: Tensor) -> Case:
-        """The case, given a worker's gradient and another worker's."""
-        del vectors
-        return bare_unknown()
-
-
-class _OfMethod(_Audit):
-    """The message of a method, noise and all; `make` takes the settings that it adds."""
-
-    make: ClassVar[Callable[..., Method]]
-    title: ClassVar[str]
-    change: Change
-
-    def case_for(self, vectors: Tensor) -> Case:
-        dim = vectors.shape[-1]
-        own = self.model_dump(exclude=set(_OfMethod.model_fields))
-        how = "as the paper has it" if own["clip"] is None else "clipped"
-        title = self.title.format(how=how, **own)
-        if "padding" in own:
-            own["padding"] *= dim  # given in lengths of the vector
-        return of_method(vectors, type(self).make(dim, **own), change=self.change, title=title)
-
-
-class _RawLaplace(_OfMethod):
-    make: ClassVar[Callable[..., Method]] = RawLaplace
-    title = "Laplace noise on the gradient, {how}"
-    per_round: float
-    clip: float | None = None
-
-
-class _SketchLaplace(_RawLaplace):
-    make = SketchLaplace
-    title = "Laplace noise on tables, {rows} x {cols}, {how}"
-    rows: Whole
-    cols: Whole
-
-
-class _SketchGaussian(_OfMethod):
-    make = SketchGaussian
-    title = "Gaussian noise on clipped tables, {rows} x {cols}"
-    rows: Whole
-    cols: Whole
-    clip: float
-    noise_multiplier: float
-
-
-class _Proven(_OfMethod):
-    make = ProvenDiffSketch
-    title = "DiffSketch repaired, {rows} x {cols}, {padding}n appended"
-    rows: Whole
-    cols: Whole
-    clip: float
-    std: float
-    padding: Whole
 
 
 class _Padded(_Audit):
@@ -138,31 +75,50 @@ class _Padded(_Audit):
     cols: Whole
     padding: Whole
 
-    def case_for(self, vectors: Tensor) -> Case:
-        dim, seed = vectors.shape[-1], SketchKey.from_integer(0).seed(0)
-        padded = Padded(CountSketch(dim, self.rows, self.cols), self.padding * dim, seed)
-        return of_padding(vectors, padded, change=self.change)
+
+class _OfMethod(_Audit, extra="allow"):  # and the settings of the method
+    change: Change
 
 
+TITLES = {
+    "laplace": "Laplace noise on the gradient, {how}",
+    "sketch-laplace": "Laplace noise on tables, {rows} x {cols}, {how}",
+    "diffsketch-proven": "DiffSketch repaired, {rows} x {cols}, {padding}n appended",
+    "sketch-gaussian": "Gaussian noise on clipped tables, {rows} x {cols}",
+}
+"""Titles of the audits of a method's message, noise and all, by `case`, the method's name."""
 CASES: dict[str, type[_Audit]] = {
     "padded": _Padded,
     "bare-unknown": _Audit,
-    "laplace": _RawLaplace,
-    "sketch-laplace": _SketchLaplace,
-    "diffsketch-proven": _Proven,
-    "sketch-gaussian": _SketchGaussian,
+    **dict.fromkeys(TITLES, _OfMethod),
 }
-"""Settings by `case`: `padded` is what DiffSketch sends where Theorem 1 asks for no noise, with
-`padding` in lengths of the vector; `bare-unknown` a bare sketch, 5 x 2 of 2,000 unknown Gaussian
-coordinates; Laplace noise is for the epsilon `per_round`, with `clip` in the proven form and
+"""Settings by `case`: `padded` is what DiffSketch sends where Theorem 1 asks for no noise;
+`bare-unknown` a bare sketch, 5 x 2 of 2,000 unknown Gaussian coordinates. `padding` is in lengths
+of the vector; Laplace noise is for the epsilon `per_round`, with `clip` in the proven form and
 without in the paper's, which takes alpha from the vector."""
 
 
-def read_audit(settings: Given) -> _Audit:
-    """The settings of an audit; raise an `ArgumentError` that names what is wrong."""
-    name = settings.get("case")
+def read_audit(settings: Given, dim: int) -> tuple[_Audit, Callable[[Tensor], Case]]:
+    """The settings of an audit, and its case given a worker's gradient and another worker's.
+
+    Raises an `ArgumentError` that names what is wrong.
+    """
+    name = str(settings.get("case"))
     check(name in CASES, "case", f"be one of {', '.join(CASES)} or inversion", name)
-    return CASES[str(name)].read(settings)
+    own = CASES[name].read(settings)
+    if isinstance(own, _Padded):
+        sketch, seed = CountSketch(dim, own.rows, own.cols), SketchKey.from_integer(0).seed(0)
+        return own, partial(
+            of_padding, padded=Padded(sketch, own.padding * dim, seed), change=own.change
+        )
+    if not isinstance(own, _OfMethod):
+        return own, lambda _: bare_unknown()
+    given = dict(own.model_extra or {})
+    how = "as the paper has it" if given.get("clip") is None else "clipped"
+    absolute = {key: value * dim if key == "padding" else value for key, value in given.items()}
+    method = build_method(name, dim=dim, cohort=1, settings=absolute)
+    title = TITLES[name].format(how=how, **given)
+    return own, partial(of_method, method=method, change=own.change, title=title)
 
 
 def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found:
@@ -176,7 +132,7 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
         images = _Inversion.read(settings).images
         found = invert(per_class=images, seed=seed, on_progress=on_progress)
         return {"images": len(found.labels), "inversion": [r.to_json() for r in found.recoveries]}
-    own = read_audit(settings)
+    own, case_of = read_audit(settings, _DIM)
     given = {"task": "mnist", "method": "none", "rounds": own.round + 1}
     for seen in observe(simulation_of(given, seed=seed), [own.round]):
         # First comes the worker whose largest coordinate is the most alphas: privacy is about the
@@ -184,7 +140,7 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
         heights = seen.vectors.abs().amax(dim=1) / estimate_alpha(seen.vectors)
         vectors = seen.vectors[heights.argsort(descending=True)]
     result = audit(
-        own.case_for(vectors),
+        case_of(vectors),
         trials=own.trials,
         confidence=own.confidence,
         seed=seed,

@@ -13,13 +13,12 @@ from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, check_page
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import Verdicts
+from diffsketch.reproduction.claims import Verdicts, claim_tables, count_standings, summary_text
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
-from diffsketch.reproduction.verdicts import claim_tables, count_standings, summary_text
 
 _TRUE = "What is true: "
 _NOT_SAID = ("evaluate_every",)  # not less of anything
@@ -213,7 +212,7 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
             for one in variants
         ],
         "measured": [
-            (one.name, one.kind, len(experiment.measured(one)), listed(one.settings))
+            (one.name, one.kind, len(experiment.jobs_of(one)), listed(one.settings))
             for one in experiment.measurements
         ],
         "paper-values": list(experiment.paper.items()),
@@ -247,7 +246,6 @@ def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None 
     Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon says
     what it is worth, and text cannot break out of a table.
     """
-    check_page(page)
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
     holds, part, fails, without = count_standings(verdicts).values()
     counted = f"{holds} hold, {part} hold in part, {fails} fail, {without} were not measured"
@@ -308,12 +306,9 @@ def write_document(
     document first.
 
     Raises:
-        ArgumentError: A name has other than letters, digits and dashes, or appears twice.
-        MismatchError: Numbers that belong together are not equally many, or the pictures are those
-            of another page.
+        MismatchError: The pictures are those of another page.
         OSError: A file cannot be written.
     """
-    check_page(page)
     contents: dict[Path, bytes] = {}
     links, outdated = {}, []
     for name in _plots(page):
@@ -358,13 +353,13 @@ def records(
             {"name": variant.name, "panels": list(variant.panels), "group": variant.group,
              "seed": job.seed, "key": job.key, **_run_record(results[job])}
             for variant in experiment.variants
-            for job in experiment.runs(variant)
+            for job in experiment.jobs_of(variant)
         ]  # fmt: skip
         measurements = [
             {"name": item.name, "kind": item.kind, "settings": dict(item.settings),
              "seed": job.seed, "key": job.key, "result": results[job]}
             for item in experiment.measurements
-            for job in experiment.measured(item)
+            for job in experiment.jobs_of(item)
         ]  # fmt: skip
         experiments[experiment.name] = {
             "place": experiment.place,

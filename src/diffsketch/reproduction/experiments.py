@@ -41,7 +41,7 @@ from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -140,6 +140,9 @@ directory's `summary.json`, `times.json` and `metrics.jsonl`. Of a measurement: 
 class Variant:
     """Training runs of one line of a figure: the same settings with every seed."""
 
+    kind: ClassVar[str] = RUN
+    seeds: ClassVar[int | None] = None  # as many as the experiment has
+
     name: _Text  # for the legend; different from the others' in its panel
     panels: Annotated[tuple[_Text, ...], Field(min_length=1)]
     settings: _Settings  # of `diffsketch run`, without the seed
@@ -185,20 +188,16 @@ class Experiment:
     quick: Quick = Field(default_factory=Quick)
     reduced: bool = False
 
-    def runs(self, variant: Variant) -> tuple[Job, ...]:
-        """The jobs of a variant, one for each seed."""
-        return tuple(Job(RUN, variant.settings, seed) for seed in range(self.seeds))
-
-    def measured(self, measurement: Measurement) -> tuple[Job, ...]:
-        """The jobs of a measurement, one for each seed."""
-        seeds = range(measurement.seeds or self.seeds)
-        return tuple(Job(measurement.kind, measurement.settings, seed) for seed in seeds)
+    def jobs_of(self, part: Variant | Measurement) -> tuple[Job, ...]:
+        """The jobs of a variant or a measurement, one for each seed."""
+        seeds = range(part.seeds or self.seeds)
+        return tuple(Job(part.kind, part.settings, seed) for seed in seeds)
 
     @property
     def named_jobs(self) -> list[tuple[str, Job]]:
         """All jobs with the names of their variants and measurements."""
-        runs = [(one.name, job) for one in self.variants for job in self.runs(one)]
-        return runs + [(one.name, job) for one in self.measurements for job in self.measured(one)]
+        parts: tuple[Variant | Measurement, ...] = (*self.variants, *self.measurements)
+        return [(part.name, job) for part in parts for job in self.jobs_of(part)]
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -370,7 +369,7 @@ def _less(full: Experiment) -> Experiment:
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
     from diffsketch.app.build import settings_of_methods  # PyTorch comes with it
-    from diffsketch.app.compare import contenders_of
+    from diffsketch.app.compare import config_of, contenders_of
 
     fields_of = settings_of_methods()
     # By number: in different panels there may be the same names.
@@ -380,12 +379,12 @@ def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     except DiffSketchError as error:
         raise DataError(f"{path}: [common]: {error}") from error
     found = []
-    for variant, contender in zip(experiment.variants, contenders, strict=True):
+    for variant, (index, own) in zip(experiment.variants, contenders.items(), strict=True):
         try:
-            config = contender.config(0)
+            config = config_of(own, 0)
             whole = with_task_defaults(config, fields=fields_of[config.method])
         except DiffSketchError as error:
-            where = f"{path}: [[run]] {int(contender.name) + 1} ({variant.name})"
+            where = f"{path}: [[run]] {int(index) + 1} ({variant.name})"
             raise DataError(f"{where}: {error}") from error
         kept = {key: value for key, value in whole if value is not None and key != "seed"}
         found.append(replace(variant, settings=kept))

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -26,7 +26,10 @@ from diffsketch.reproduction.experiments import Experiment, Results
 Fact = float | str | bool | None
 """A number that was measured; None where there is none, such as an accuracy of no finished run."""
 Rows = list[tuple[Cell, ...]]
-_SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
+"""The scope of the paper's epsilons, and of the repair of its padding."""
+SECURE_SUM = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
+"""The scope of cpSGD's."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Measured:
 def measured_of(experiment: Experiment, results: Results, kind: str = "") -> list[Measured]:
     """The measurements of an experiment in its order: those of a kind, or all."""
     return [
-        Measured(each.name, each.settings, tuple(results[job] for job in experiment.measured(each)))
+        Measured(each.name, each.settings, tuple(results[job] for job in experiment.jobs_of(each)))
         for each in experiment.measurements
         if each.kind == kind or not kind
     ]
@@ -126,6 +129,21 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
     """The mean; None if one of the values is."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def banded(found: Iterable[tuple[float | None, float | None]], **more: Any) -> dict[str, Any]:
+    """The fields of a series of shares: means over the seeds, with standard deviations if known."""
+    pairs = list(found)
+    low, high = (
+        tuple(
+            None if mean is None else min(1.0, max(0.0, mean + sign * (spread or 0.0)))
+            for mean, spread in pairs
+        )
+        for sign in (-1, 1)
+    )
+    several = all(spread is not None for mean, spread in pairs if mean is not None)
+    band = {"low": low, "high": high, "kind": "band"} if several else {}
+    return {"y": tuple(mean for mean, _ in pairs), **band, **more}
 
 
 def slug(text: str) -> str:
@@ -411,7 +429,7 @@ def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
     paper, delta = measured[0].first["rows"], measured[0].first["delta"]
     stated = {4: "10x", 5: "6x"}
     rows: Rows = [
-        (Epsilon(row["claimed"], delta, 1, Basis.CLAIMED, _SECURE_SUM), row["bits"], row["levels"],
+        (Epsilon(row["claimed"], delta, 1, Basis.CLAIMED, SECURE_SUM), row["bits"], row["levels"],
          row["trials"], row["bits_needed"], stated.get(row["bits"], "not given"),
          round(row["compression"], 2), round(row["cohorts"][0]["sum_compression"], 2))
         for row in paper
@@ -437,7 +455,7 @@ def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
                 value, basis = sums["epsilon"], Basis.PROVEN
                 if value is None:
                     value, basis = math.inf, Basis.NONE
-                proven = Epsilon(value, each.first["delta"], 1, basis, _SECURE_SUM)
+                proven = Epsilon(value, each.first["delta"], 1, basis, SECURE_SUM)
                 theorem.append(
                     (each.name, f"{row['claimed']:g}", row["bits"], sums["cohort"],
                      round(sums["variance"], 2), round(sums["variance_needed"], 1), proven,
@@ -454,7 +472,7 @@ def draw_cpsgd(experiment: Experiment, results: Results) -> Figure:
     values = [each["epsilon"] for each in every]
     if None not in values:
         lead += texts()["cpsgd"]["all"].format(
-            workers=every[0]["cohort"], least=min(values), most=max(values), scope=_SECURE_SUM
+            workers=every[0]["cohort"], least=min(values), most=max(values), scope=SECURE_SUM
         )
     return Figure(
         lead=lead,

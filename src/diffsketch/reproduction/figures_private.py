@@ -7,14 +7,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diffsketch.app.session import epsilon_from_data
 from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
 from diffsketch.reproduction.experiments import Experiment, Results
 from diffsketch.reproduction.figures import (
+    COORDINATE,
     Fact,
     Figure,
     Measured,
     Rows,
+    banded,
     mean_and_spread,
     mean_or_none,
     measured_of,
@@ -24,8 +27,7 @@ from diffsketch.reproduction.figures import (
     texts,
 )
 
-_SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of Theorem 1 and of the repair
-_CLAIMED = f"claimed; {_SCOPE}"
+_CLAIMED = f"claimed; {COORDINATE}"
 _FAR = 10.0
 _CHANGES = {
     "alpha": "one coordinate: alpha or -alpha",
@@ -53,6 +55,11 @@ class AuditedCase:
         # Never where nothing is stated.
         more = float(self.measured) > float(self.stated)
         self.refuted = self.stated.basis is not Basis.NONE and more
+        claimed = None if math.isinf(self.stated) else float(self.stated)
+        self.facts: dict[str, Fact] = {
+            f"claimed/{self.name}": claimed,
+            f"lower/{self.name}": float(self.measured),
+        }
 
     @property
     def excess(self) -> float:
@@ -62,10 +69,7 @@ class AuditedCase:
 
 def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
     """The epsilon that an audit wrote, with all that it means."""
-    scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
-    value = math.inf if data["epsilon"] is None else float(data["epsilon"])
-    simulated = data.get("simulated", False)
-    return Epsilon(value, data["delta"], data["rounds"], Basis(data["basis"]), scope, simulated)
+    return epsilon_from_data({"simulated": False, **data, "value": data["epsilon"]})
 
 
 def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:
@@ -102,17 +106,15 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
         exhibits.append(_inversion_table(f"{name}-inversion", inverted))
     claims = [case for case in paper if case.stated.basis is Basis.CLAIMED]
     refuted = [case for case in claims if case.refuted]
-    lead = [f"{len(refuted)} of {len(claims)} claimed epsilons are exceeded by what was measured"]
+    lead = [entry["lead"].format(refuted=len(refuted), claims=len(claims))]
     if refuted:
         worst = max(refuted, key=lambda case: case.excess)
-        lead.append(
-            f"the worst, {worst.name}: claimed {float(worst.stated):.3g}, measured at least "
-            f"{float(worst.measured):.3g} ({worst.stated.scope})"
-        )
+        numbers = {"stated": float(worst.stated), "measured": float(worst.measured)}
+        lead.append(entry["worst"].format(name=worst.name, scope=worst.stated.scope, **numbers))
     beside: tuple[Exhibit, ...] = ()
     wrong = sum(case.refuted for case in proven)
     if proven:
-        lead.append(f"of {len(proven)} proven ones, {wrong or 'none'} is exceeded")
+        lead.append(entry["proven"].format(count=len(proven), wrong=wrong or "none"))
         beside = (
             _bars(f"{name}-proven-claims", "Proven mechanisms, audited alike", proven),
             audit_table(f"{name}-proven-cases", "Audits of proven mechanisms", proven),
@@ -127,7 +129,7 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
     facts: dict[str, Fact] = {"seeds": 1, "confidence": least}
     for case in cases:
         finite = case.limit is not None and math.isfinite(case.limit)
-        facts |= _facts_of_audits([case]) | {
+        facts |= case.facts | {
             f"measured/{case.name}": float(case.measured),
             f"limit/{case.name}": case.limit if finite else None,
             f"refuted/{case.name}": case.refuted,
@@ -145,22 +147,23 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
 
 def _bars(name: str, title: str, cases: Sequence[AuditedCase]) -> Plot:
     """Bars for each case: stated, measured, and what the best attack reaches."""
-    word = "proven" if cases[0].proven else "claimed"
+    word, measured = "proven" if cases[0].proven else "claimed", "measured, at least"
     limited = {str(case.measured.scope) for case in cases if case.limit is not None}
-    sets: list[tuple[str, list[Epsilon], list[float | None]]] = [
-        (word, [case.stated for case in cases], [float(case.stated) for case in cases]),
-        ("measured, at least", [case.measured for case in cases],
-         [float(case.measured) for case in cases]),
-        ("best attack, exact", [], [case.limit for case in cases]),
-    ]  # fmt: skip
+    sets: dict[str, Sequence[Epsilon | float | None]] = {
+        word: [case.stated for case in cases],
+        measured: [case.measured for case in cases],
+        "best attack, exact": [case.limit for case in cases],
+    }
     series: list[Series] = []
-    for legend, of, values in sets:
+    for legend, values in sets.items():
         # The legend has what the epsilon is worth, where it is the same for all.
+        of = [value for value in values if isinstance(value, Epsilon)]
         known = [each for each in of if each.basis is not Basis.NONE]
         same = len({(each.basis, each.scope) for each in known}) == 1
         text = "" if of else f"calculated, one message; {'; or '.join(sorted(limited))}"
         # On a logarithmic axis.
-        heights = tuple(v if v is not None and 0 < v < math.inf else None for v in values)
+        numbers = [None if value is None else float(value) for value in values]
+        heights = tuple(v if v is not None and 0 < v < math.inf else None for v in numbers)
         if limited if not of else any(value is not None for value in heights):
             series.append(
                 Series(
@@ -168,7 +171,7 @@ def _bars(name: str, title: str, cases: Sequence[AuditedCase]) -> Plot:
                     tuple(float(place) for place in range(len(cases))),
                     heights,
                     kind="bars",
-                    dashed=legend != "measured, at least",
+                    dashed=legend != measured,
                     epsilon=known[0] if same else None,
                     epsilon_text="by case, one message" if same else text,
                     epsilon_along="y",
@@ -212,15 +215,6 @@ def audit_table(name: str, title: str, cases: Sequence[AuditedCase]) -> Table:
     return table("audits", name, rows, title=title)
 
 
-def _facts_of_audits(audits: Sequence[AuditedCase]) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {}
-    for case in audits:
-        value = float(case.stated)
-        facts[f"claimed/{case.name}"] = value if math.isfinite(value) else None
-        facts[f"lower/{case.name}"] = float(case.measured)
-    return facts
-
-
 def _inversion_table(name: str, inverted: Sequence[Mapping[str, Any]]) -> Table:
     rows: Rows = []
     for each in inverted:
@@ -252,9 +246,9 @@ def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
 class MessageClaims:
     """Theorem 1's claims for the messages of one table and padding, over the seeds."""
 
-    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, rows: int, found: Sequence[Mapping[str, Any]]) -> None:
         self.found, first = found, found[0]
-        self.cols, self.compression = int(first["cols"]), float(first["compression"])
+        self.size, self.compression = f"{rows} x {first['cols']}", float(first["compression"])
         self.length = int(first["padding"])  # of the appended noise, in lengths of the vector
         self.padding = f"{self.length}n" if self.length else "none"
         # Over the seeds; None where one of them has no finite median, or no message with a claim.
@@ -268,7 +262,7 @@ class MessageClaims:
         self.proven_value: float | None = most
         self.proven: Epsilon | None = None
         if most is not None:
-            self.proven = Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, _SCOPE)
+            self.proven = Epsilon(most, proven[0]["delta"], 1, Basis.PROVEN, COORDINATE)
 
     def needs_noise(self, requirement: str) -> tuple[float, float | None]:
         """Share of messages that exceed the requirement, or have no claim; and its spread."""
@@ -279,52 +273,42 @@ class MessageRun:
     """A training whose messages were looked at."""
 
     def __init__(self, measured: Measured) -> None:
-        self.name, self.found = measured.name, measured.found
-        self.rows = int(measured.first["table_rows"])
-        self.requirements = list(measured.first["tables"][0]["needs_noise"])
+        self.name, self.found, first = measured.name, measured.found, measured.first
+        self.requirements = list(first["tables"][0]["needs_noise"])
         tables = zip(*(each["tables"] for each in self.found), strict=True)
-        self.tables = [MessageClaims(each) for each in tables]
+        self.tables = [MessageClaims(first["table_rows"], each) for each in tables]
         # Share of messages that got Laplace noise in the run itself; None if it adds none.
         self.noised = mean_or_none([each["noised"] for each in self.found])
         self.ratio = statistics.fmean(each["ratio"]["mean"] for each in self.found)
-        # The tables by the appended noise, in the order of the compression.
-        self.by_padding: dict[str, list[MessageClaims]] = {one.padding: [] for one in self.tables}
-        for claims in sorted(self.tables, key=lambda claims: claims.compression):
-            self.by_padding[claims.padding].append(claims)
 
 
 def _claim(value: float) -> Epsilon:
-    return Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE)
+    return Epsilon(value, 0.0, 1, Basis.CLAIMED, COORDINATE)
 
 
 def _epsilons(
     name: str, x: Sequence[float], found: Sequence[Epsilon | None], text: str, **more: Any
 ) -> list[Series]:
     """The series of these epsilons; nothing if there is none."""
-    known = [each for each in found if each is not None]
+    first = next((each for each in found if each is not None), None)
     y = tuple(None if each is None else float(each) for each in found)
-    more = (
-        {"epsilon": known[0], "epsilon_text": text, "epsilon_along": "y", **more} if known else {}
-    )
-    return [Series(name, tuple(x), y, **more)] if known else []
+    more |= {"epsilon": first, "epsilon_text": text, "epsilon_along": "y"}
+    return [] if first is None else [Series(name, tuple(x), y, **more)]
 
 
 def _claims_table(experiment: Experiment, runs: Sequence[MessageRun]) -> Table:
     """A row for each training, table and padding."""
     requirements = runs[0].requirements
-    columns = (
-        "training", "table", "compression", "appended", "median, claimed", "without a claim",
-        *(f"above {value} (needs noise)" for value in requirements),
-        "proven of the repaired padding",
-    )  # fmt: skip
+    before, after = texts()["claims"]["before"], texts()["claims"]["after"]
+    above = [f"above {value} (needs noise)" for value in requirements]
     rows: Rows = [
-        (run.name, f"{run.rows} x {claims.cols}", round(claims.compression, 1), claims.padding,
+        (run.name, claims.size, round(claims.compression, 1), claims.padding,
          claims.claimed, round(1 - claims.finite, 4),
          *(round(claims.needs_noise(value)[0], 4) for value in requirements), claims.proven)
         for run in runs
         for claims in run.tables
     ]  # fmt: skip
-    return table("claims", f"{experiment.name}-claims", rows, columns)
+    return table("claims", f"{experiment.name}-claims", rows, [*before, *above, *after])
 
 
 def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
@@ -340,51 +324,51 @@ def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
     audits, first, name = audited_of(experiment, results), runs[0], experiment.name
     by_padding: dict[str, Series] = {}  # of two trainings with the same table, the first one's
     for run in runs:
-        for cols in dict.fromkeys(claims.cols for claims in run.tables):
-            own = [claims for claims in run.tables if claims.cols == cols and claims.length]
-            size, x = f"{run.rows} x {cols}", [float(claims.length) for claims in own]
+        for size in dict.fromkeys(claims.size for claims in run.tables):
+            own = [claims for claims in run.tables if claims.size == size and claims.length]
+            x = [float(claims.length) for claims in own]
             for basis in ("claimed", "proven"):
                 found: list[Epsilon | None] = [getattr(claims, basis) for claims in own]
                 for series in _epsilons(f"{size}, {basis}", x, found, "by length, a round",
                                         dashed=basis == "claimed", role=size):  # fmt: skip
                     by_padding.setdefault(series.name, series)
-    proven: list[Exhibit] = [plot("by-padding", f"{name}-proven", list(by_padding.values()))]
-    if audits:
-        proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
-    bare, most = first.tables[0], first.tables[-1]
-    parts = [
-        f"for a requirement of {value}, in {bare.needs_noise(value)[0]:.1%} of the messages "
-        f"without appended noise and in {most.needs_noise(value)[0]:.1%} with {most.padding} of it"
+    bare, most, entry = first.tables[0], first.tables[-1], texts()["needs-noise"]
+    shares = (
+        entry["share"].format(
+            value=value,
+            bare=bare.needs_noise(value)[0],
+            most=most.needs_noise(value)[0],
+            padding=most.padding,
+        )
         for value in first.requirements
-    ]
-    lead = f"Noise is needed {'; '.join(parts)} ({_CLAIMED})."
+    )
+    lead = entry["lead"].format(shares="; ".join(shares), claimed=_CLAIMED)
     if refuted := [case for case in audits if case.refuted]:
         worst = max(refuted, key=lambda case: case.excess)
-        lead += (
-            f" What is claimed is not true either: an audit measures at least "
-            f"{float(worst.measured):.3g} where {float(worst.stated):.3g} is claimed."
-        )
+        lead += entry["refuted"].format(measured=float(worst.measured), stated=float(worst.stated))
     ratios = ", ".join(f"{run.ratio:.3g} in {run.name}" for run in runs)
-    text = (
-        "A claim depends on a message only through alpha / sigma of the vector "
-        f"(on average {ratios}), so one training gives the claims for all tables and paddings."
-    )
+    text = entry["text"].format(ratios=ratios)
     if noised := [f"{run.noised:.1%} in {run.name}" for run in runs if run.noised is not None]:
-        text += f" Messages that got Laplace noise in the training itself: {', '.join(noised)}."
+        text += entry["noised"].format(noised=", ".join(noised))
     return Figure(
         lead=lead,
-        exhibits=(
-            _histogram(experiment, first),
-            _shares(experiment, runs),
-            _claims_table(experiment, runs),
+        exhibits=(_histogram(name, first), _shares(name, runs), _claims_table(experiment, runs)),
+        proven=(
+            plot("by-padding", f"{name}-proven", list(by_padding.values())),
+            *_audits_beside(name, audits),
         ),
-        proven=tuple(proven),
         text=(text,),
-        facts=_local_facts(runs) | _facts_of_audits(audits),
+        facts=_local_facts(runs) | {k: v for case in audits for k, v in case.facts.items()},
     )
 
 
-def _histogram(experiment: Experiment, run: MessageRun) -> Plot:
+def _audits_beside(name: str, audits: Sequence[AuditedCase]) -> list[Table]:
+    title = "What an audit measures"
+    return [audit_table(f"{name}-audits", title, audits)] if audits else []
+
+
+def _histogram(name: str, run: MessageRun) -> Plot:
+    """The claims of all messages of a run, for each padding."""
     edges, series = tuple(run.found[0]["edges"]), []
     messages = sum(int(each["messages"]) for each in run.found)
     for claims in run.tables:
@@ -405,32 +389,26 @@ def _histogram(experiment: Experiment, run: MessageRun) -> Plot:
         Mark(float(value), f"requirement {value}", axis="x", epsilon=_claim(float(value)))
         for value in run.requirements
     ]
-    size = f"{run.rows} x {run.tables[0].cols}"
-    return plot("histogram", f"{experiment.name}-histogram", series, marks=marks, table=size,
+    return plot("histogram", f"{name}-histogram", series, marks=marks, table=run.tables[0].size,
                 claimed=_CLAIMED, messages=messages, seeds=len(run.found))  # fmt: skip
 
 
-def _shares(experiment: Experiment, runs: Sequence[MessageRun]) -> Plot:
+def _shares(name: str, runs: Sequence[MessageRun]) -> Plot:
     """Bars: the share of messages that need noise, for each padding."""
     series = []
     for run in runs:
         for requirement in run.requirements:
             found = [claims.needs_noise(requirement) for claims in run.tables]
-            spreads = found if len(run.found) > 1 else []
             series.append(
                 Series(
                     f"{run.name}: above {requirement}",
                     tuple(float(place) for place in range(len(found))),
-                    tuple(mean for mean, _ in found),
-                    low=tuple(max(0.0, mean - (spread or 0.0)) for mean, spread in spreads),
-                    high=tuple(min(1.0, mean + (spread or 0.0)) for mean, spread in spreads),
-                    kind="bars",
+                    **banded(found, kind="bars"),
                     epsilon=_claim(float(requirement)),
                 )
             )
-    names = [claims.padding for claims in runs[0].tables]
-    name = f"{experiment.name}-needs-noise"
-    return plot("needs-noise", name, series, categories=names, claimed=_CLAIMED)
+    paddings = [claims.padding for claims in runs[0].tables]
+    return plot("needs-noise", f"{name}-needs-noise", series, categories=paddings, claimed=_CLAIMED)
 
 
 def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
@@ -446,7 +424,7 @@ def _local_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:
             padding = claims.padding
             for value in run.requirements:
                 share, spread = claims.needs_noise(value)
-                name = f"{run.rows}x{claims.cols}/{padding}/{value}"
+                name = f"{claims.size.replace(' ', '')}/{padding}/{value}"
                 if run is first:
                     facts[f"share-within/{padding}/{value}"] = 1 - share
                     facts[f"spread/share-within/{padding}/{value}"] = spread
@@ -478,7 +456,7 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
     for run in runs:
         place = f"{name}-{slug(run.name)}"
         claimed, without, series = list[Series](), list[Series](), list[Series]()
-        for padding, some in run.by_padding.items():
+        for padding, some in _by_padding(run).items():
             x, role = tuple(claims.compression for claims in some), f"{padding} appended"
             means = [None if (one := c.finite_mean) is None else _claim(one) for c in some]
             claimed += _epsilons(role, x, means, "mean over messages with a claim, a round",
@@ -499,24 +477,27 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
         fields: dict[str, Any] = {
             "run": run.name,
             "claimed": _CLAIMED,
-            "end": "Where a line ends, no message has a claim."
-            if claimed
-            else "No message has one.",
+            "end": entry["over-ratio"]["end" if claimed else "nothing"],
             "audited": entry["proven-over-ratio"]["audited"] if own else "",
         }
         exhibits.append(plot("over-ratio", f"{place}-claimed", claimed, **fields))
         exhibits.append(plot("without", f"{place}-without", without, **fields))
         proven.append(plot("proven-over-ratio", f"{place}-proven", series, **fields))
-    exhibits.append(_claims_table(experiment, runs))
-    if audits:
-        proven.append(audit_table(f"{name}-audits", "What an audit measures", audits))
     return Figure(
         lead=_ratio_lead(runs[0], audits),
-        exhibits=tuple(exhibits),
-        proven=tuple(proven),
+        exhibits=(*exhibits, _claims_table(experiment, runs)),
+        proven=(*proven, *_audits_beside(name, audits)),
         text=(entry["proven-over-ratio"]["text"],),
-        facts=_ratio_facts(runs) | _facts_of_audits(audits),
+        facts=_ratio_facts(runs) | {k: v for case in audits for k, v in case.facts.items()},
     )
+
+
+def _by_padding(run: MessageRun) -> dict[str, list[MessageClaims]]:
+    """The tables by the appended noise, in the order of the compression."""
+    found: dict[str, list[MessageClaims]] = {claims.padding: [] for claims in run.tables}
+    for claims in sorted(run.tables, key=lambda claims: claims.compression):
+        found[claims.padding].append(claims)
+    return found
 
 
 def _audited_series(audits: Sequence[AuditedCase], *, dim: int) -> list[Series]:
@@ -537,25 +518,17 @@ def _audited_series(audits: Sequence[AuditedCase], *, dim: int) -> list[Series]:
 
 
 def _ratio_lead(run: MessageRun, audits: Sequence[AuditedCase]) -> str:
-    bare = next(iter(run.by_padding.values()))
-    least, most = bare[0], bare[-1]
+    bare, entry = next(iter(_by_padding(run).values())), texts()["over-ratio"]
     some = [(one.finite_mean, one.compression) for one in bare if one.finite_mean is not None]
     if not some:
-        return f"{run.name}: Theorem 1 claims nothing for any message, at any of the ratios."
-    text = (
-        f"{run.name}, nothing appended: Theorem 1 claims something for {least.finite:.1%} of the "
-        f"messages at {least.compression:.0f}x and for {most.finite:.1%} at "
-        f"{most.compression:.0f}x. More compression does mean a smaller claim (on average "
-        f"{some[0][0]:.3g} at {some[0][1]:.0f}x, {some[-1][0]:.3g} at {some[-1][1]:.0f}x; "
-        f"{_CLAIMED})."
+        return str(entry["no-claim"].format(run=run.name))
+    lead: str = entry["lead"].format(
+        run=run.name, least=bare[0], most=bare[-1], first=some[0], last=some[-1], claimed=_CLAIMED
     )
-    if refuted := [case for case in audits if case.refuted]:
-        least_bound = min(float(case.measured) for case in refuted)
-        text += (
-            f" That is the formula's: of {len(audits)} audited messages, {len(refuted)} have more "
-            f"than is claimed for them, {least_bound:.2g} at least."
-        )
-    return text
+    if refuted := [float(case.measured) for case in audits if case.refuted]:
+        counts = {"audits": len(audits), "refuted": len(refuted)}
+        lead += entry["refuted"].format(**counts, least=min(refuted))
+    return lead
 
 
 def _ratio_facts(runs: Sequence[MessageRun]) -> dict[str, Fact]:

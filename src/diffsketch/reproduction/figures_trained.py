@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from diffsketch.reproduction.figures import (
     Fact,
     Figure,
     Rows,
+    banded,
     mean_and_spread,
     mean_or_none,
     measured_of,
@@ -29,7 +30,7 @@ from diffsketch.reproduction.figures import (
     texts,
 )
 from diffsketch.training.rounds import mask_bytes
-from diffsketch.wire.formats import HEADER_BYTES
+from diffsketch.wire.formats import payload_within
 
 _ACCURACY = Axis("test accuracy", percent=True)
 _UPLOADS = Axis("uploads (rounds / ratio)", log=True)
@@ -94,7 +95,7 @@ class TrainedLine:
         uncompressed = sum(int(one["uncompressed_bytes_up"]) for one in found)
         self.compression = uncompressed / max(1, sum(int(one["bytes_up"]) for one in found))
         # Message over vector in float32: the paper's ratio, without any header.
-        self.share = float((first["message_bytes"] - HEADER_BYTES) / (4 * first["dim"]))
+        self.share = payload_within(first["message_bytes"]) / (4 * first["dim"])
         times = [run.get("times", {}).get("training") for run in runs]
         rounds = sum(one["rounds"] for one in found)
         self.seconds = sum(times) / rounds if rounds and None not in times else None  # of a round
@@ -142,7 +143,7 @@ def panels_of(experiment: Experiment, results: Results) -> dict[str, list[Traine
     """The lines by the panels that they are drawn in, in their order."""
     panels: dict[str, list[TrainedLine]] = {}
     for variant in experiment.variants:
-        line = TrainedLine(variant, [results[job] for job in experiment.runs(variant)])
+        line = TrainedLine(variant, [results[job] for job in experiment.jobs_of(variant)])
         for panel in variant.panels:
             panels.setdefault(panel, []).append(line)
     return panels
@@ -256,21 +257,6 @@ def _curves(name: str, title: str, lines: Sequence[TrainedLine]) -> Plot:
     return Plot(name, title, _UPLOADS, _ACCURACY, series, caption=caption, other_x=axes)
 
 
-def _banded(found: Iterable[tuple[float | None, float | None]]) -> dict[str, Any]:
-    """The fields of a series of means over the seeds, with the standard deviations as a band."""
-    pairs = list(found)
-    several = all(spread is not None for mean, spread in pairs if mean is not None)
-    low, high = (
-        tuple(
-            None if mean is None else min(1.0, max(0.0, mean + sign * (spread or 0.0)))
-            for mean, spread in pairs
-        )
-        for sign in (-1, 1)
-    )
-    y = tuple(mean for mean, _ in pairs)
-    return {"y": y, "low": low, "high": high, "kind": "band"} if several else {"y": y}
-
-
 def _curve(line: TrainedLine) -> Series:
     """The curve of a variant: its mean over the seeds, with the standard deviation as a band."""
     points, config = line.points, line.config
@@ -282,7 +268,7 @@ def _curve(line: TrainedLine) -> Series:
     return Series(
         name=line.name,
         x=tuple(point.round * line.share for point in points),
-        **_banded((point.accuracy, point.spread) for point in points),
+        **banded((point.accuracy, point.spread) for point in points),
         dashed=epsilon.basis is not Basis.PROVEN,
         role="none" if line.method == "none" else line.name.partition(_PROVEN)[0],
         epsilon=epsilon,
@@ -438,7 +424,7 @@ def draw_compression(experiment: Experiment, results: Results) -> Figure:
             Series(
                 name=method or panel,
                 x=tuple(1 / one.share for one in known),
-                **_banded((one.accuracy, one.spread) for one in known),
+                **banded((one.accuracy, one.spread) for one in known),
                 dashed=True,  # nothing here is proven
                 epsilon=epsilon,
                 epsilon_text=text,
@@ -493,7 +479,7 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
         points = points_of([run["curve"] for run in runs])
         pairs = ((point.accuracy, point.spread) for point in points)
         note = "what the server publishes is noise of the sum's norm"
-        shown.append(_over_rounds(Series(control.name, (), **_banded(pairs), note=note), points))
+        shown.append(_over_rounds(Series(control.name, (), **banded(pairs), note=note), points))
         sizes = (int(control.first[name]) for name in ("message_bytes", "mask_bytes"))
         spread_ = None if spread is None else round(spread, 4)
         last = None if drift is None else round(drift, 3)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import shutil
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diffsketch.app.compare import Contender, Member, run_one
+from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import threads
@@ -122,7 +122,7 @@ class Store:
         if path.exists() and not has_run(path):
             shutil.rmtree(path)  # of a process that was killed before the run had begun
         there, note = path.exists(), ""
-        member = Member(job.key, job.seed, path, Contender(job.key, job.settings).config(job.seed))
+        member = Member(job.key, job.seed, path, config_of(job.settings, job.seed))
         try:
             found = run_one(member, command=command, tell=tell, stop=stop)
         except (DataError, MismatchError) as error:
@@ -146,15 +146,6 @@ def made_by(kind: str) -> dict[str, str]:
 
 def _head(job: Job) -> dict[str, Any]:
     return {"format": _FORMAT, "kind": job.kind, "settings": dict(job.settings), "seed": job.seed}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A job with its label, such as "mnist, DiffSketch, seed 3", and its estimated seconds."""
-
-    job: Job
-    label: str
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -187,23 +178,24 @@ class JobsOutcome:
     interrupted: bool  # whether it was stopped before all was done
 
 
-def pieces_of(experiments: Sequence[Experiment]) -> list[Piece]:
-    """All jobs, each once and named by the first experiment that has it."""
-    found: dict[Job, Piece] = {}
+def labels_of(experiments: Sequence[Experiment]) -> dict[Job, str]:
+    """A label of each job, such as "mnist, DiffSketch, seed 3", by the first that has it."""
+    found: dict[Job, str] = {}
     for experiment in experiments:
         for name, job in experiment.named_jobs:
-            label = f"{experiment.name}, {name}, seed {job.seed}"
-            found.setdefault(job, Piece(job, label, seconds_of(job)))
-    return list(found.values())
+            found.setdefault(job, f"{experiment.name}, {name}, seed {job.seed}")
+    return found
 
 
-def in_order(pieces: Sequence[Piece], processes: int) -> list[Piece]:
-    """The pieces as they are done: long ones first, then one experiment after the other.
+def in_order(jobs: Iterable[Job], processes: int) -> dict[Job, float]:
+    """The jobs as they are done, with estimated seconds: long ones first, others as they come.
 
     What comes last is short, so that all processes end at about the same time.
     """
-    limit = _LONG * sum(piece.seconds for piece in pieces) / processes
-    return sorted(pieces, key=lambda piece: -piece.seconds if piece.seconds > limit else 0.0)
+    seconds = {job: seconds_of(job) for job in jobs}
+    limit = _LONG * sum(seconds.values()) / processes
+    long_first = sorted(seconds, key=lambda job: -seconds[job] if seconds[job] > limit else 0.0)
+    return {job: seconds[job] for job in long_first}
 
 
 def do_jobs(
@@ -222,63 +214,67 @@ def do_jobs(
     interrupted and continued, the results are the same, bit by bit. If a process is killed,
     `PoolBroken` is raised, and what is done is kept.
     """
-    pieces = pieces_of(experiments)
-    found = {piece.job: store.find(piece.job) for piece in pieces}
+    labels = labels_of(experiments)
+    found = {job: store.find(job) for job in labels}
     notes = [note for _, note in found.values() if note]
-    rest = in_order([one for one in pieces if found[one.job][0] is None], processes)
-    groups = [frozenset(experiment.jobs) for experiment in experiments]
+    rest = in_order((job for job, (result, _) in found.items() if result is None), processes)
+    total, groups = sum(rest.values()), [frozenset(one.jobs) for one in experiments]
 
     def watch(shares: Sequence[float | None]) -> None:
-        both = list(zip(rest, shares, strict=True))
-        left = {piece.job for piece, share in both if share != 1.0}
-        done = sum(piece.seconds * (share or 0.0) for piece, share in both)
-        now = tuple(piece.label for piece, share in both if share not in (None, 1.0))
+        both = dict(zip(rest, shares, strict=True))
+        left = {job for job, share in both.items() if share != 1.0}
+        done = sum(rest[job] * (share or 0.0) for job, share in both.items())
+        now = tuple(labels[job] for job, share in both.items() if share not in (None, 1.0))
         whole = sum(left.isdisjoint(jobs) for jobs in groups)
-        show(State(done, sum(piece.seconds for piece in rest), whole, now))
+        show(State(done, total, whole, now))
 
     watch([None] * len(rest))
-    source = {piece.job.kind: made_by(piece.job.kind) for piece in rest}
+    source = {job.kind: made_by(job.kind) for job in rest}
     work = partial(_do, directory=store.directory, command=command, source=source)
-    done = run_all(work, rest, processes=processes, watch=watch, stop=stop)
+    done = run_all(work, list(rest), processes=processes, watch=watch, stop=stop)
     failures = []
-    for piece, (made, note, failure) in zip(rest, done, strict=True):
-        notes += [note] if note else []
-        failures += [failure] if failure else []
+    for job, (made, note, trace) in zip(rest, done, strict=True):
+        if trace:
+            failures.append(Failure(labels[job], note, trace))
+        elif note:
+            notes.append(f"{labels[job]}: {note}")
         if made:
-            found[piece.job] = store.find(piece.job)
-            if found[piece.job][0] is None:
-                failures.append(Failure(piece.label, f"lost: {found[piece.job][1]}", ""))
+            found[job] = store.find(job)
+            if found[job][0] is None:
+                failures.append(Failure(labels[job], f"lost: {found[job][1]}", ""))
     results = {job: result for job, (result, _) in found.items() if result is not None}
     return JobsOutcome(
         results=results,
-        made=sum(piece.job in results for piece in rest),
+        made=sum(job in results for job in rest),
         notes=tuple(notes),
         failures=tuple(failures),
-        interrupted=len(results) + len(failures) < len(pieces),
+        interrupted=len(results) + len(failures) < len(labels),
     )
 
 
 def _do(
-    piece: Piece,
+    job: Job,
     *,
     directory: Path,
     command: list[str],
     source: Mapping[str, Mapping[str, str]],
     tell: Tell,
     stop: Stop,
-) -> tuple[bool, str, Failure | None]:
-    """Do one job, in whichever process; a failure is returned and not raised."""
+) -> tuple[bool, str, str]:
+    """Do one job, in whichever process: whether it is done, a note, and "".
+
+    A failure is not raised: it is returned as the note, with its traceback.
+    """
     try:
-        if made_by(piece.job.kind) != source[piece.job.kind]:
+        if made_by(job.kind) != source[job.kind]:
             # A process reads it later than its parent, which could not use what it makes.
             raise MismatchError("the source of diffsketch was changed while the command began")
         with warnings.catch_warnings():
             # Counted in the summary, and what diverges is drawn so.
             warnings.simplefilter("ignore", NonFiniteUpdate)
-            done, note = Store(directory).make(piece.job, command=command, tell=tell, stop=stop)
+            return *Store(directory).make(job, command=command, tell=tell, stop=stop), ""
     except Exception as error:  # whatever it is, the others go on
         reason = " ".join(str(error).split())
         if not isinstance(error, DiffSketchError | OSError):
             reason = f"{type(error).__name__}: {reason}"
-        return False, "", Failure(piece.label, reason, traceback.format_exc())
-    return done, f"{piece.label}: {note}" if note else "", None
+        return False, reason, traceback.format_exc()

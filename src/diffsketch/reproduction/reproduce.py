@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,11 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as PrintedTable
 
 from diffsketch.app.files import locked, read_json, versions
-from diffsketch.app.session import Interrupts
+from diffsketch.app.terminal import Interrupts, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.pages.page import pictures_of, write_page
-from diffsketch.reproduction.claims import Standing
+from diffsketch.reproduction.claims import Standing, count_standings, judged
 from diffsketch.reproduction.document import (
     command_of,
     notice_of,
@@ -41,7 +40,6 @@ from diffsketch.reproduction.experiments import (
 )
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.jobs import JobsOutcome, State, Store, do_jobs
-from diffsketch.reproduction.verdicts import count_standings, judged
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
@@ -91,11 +89,13 @@ def reproduce(
     left_out = [name for name in every if name not in chosen]
     with _owned(output, reduced=reduced):
         if notice := notice_of(full, experiments, left_out=left_out):
-            _print(console, notice.replace("`", ""))
+            print_line(console, notice.replace("`", ""))
         with Interrupts() as interrupts:
             outcome = _work(experiments, output, console, jobs=jobs, interrupts=interrupts)
         if outcome.interrupted:
-            _print(console, "Interrupted; what is done is kept. Continue with the same command.")
+            print_line(
+                console, "Interrupted; what is done is kept. Continue with the same command."
+            )
             return interrupts.exit_status
         good = [one for one in experiments if all(job in outcome.results for job in one.jobs)]
         if good:
@@ -114,8 +114,8 @@ def reproduce(
             seconds, old = time.monotonic() - begin, len(outcome.results) - outcome.made
             took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
             done = f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}."
-            _print(console, done)
-            _print(console, f"Wrote {page}")
+            print_line(console, done)
+            print_line(console, f"Wrote {page}")
         path, failures = output / _ERRORS, outcome.failures
         path.unlink(missing_ok=True)
         if failures:  # all else is kept
@@ -139,7 +139,7 @@ def _work(
 ) -> JobsOutcome:
     pieces = {job for one in experiments for job in one.jobs}
     estimate = minutes_text(wall_seconds(pieces, jobs))
-    _print(
+    print_line(
         console,
         f"{_count(len(experiments), 'experiment')}, {_count(len(pieces), 'job')}: about {estimate} "
         f"with {_count(jobs, 'process')}, less what is in {output / _CACHE} already.",
@@ -154,9 +154,9 @@ def _work(
             stop=lambda: interrupts.signal is not None,
         )
     for note in outcome.notes[:_NOTES]:
-        _print(console, f"note: {note}")
+        print_line(console, f"note: {note}")
     if more := len(outcome.notes[_NOTES:]):
-        _print(console, f"note: {_count(more, 'other')} as well")
+        print_line(console, f"note: {_count(more, 'other')} as well")
     return outcome
 
 
@@ -173,7 +173,7 @@ def _progress(console: Console, *, experiments: int) -> Iterator[Callable[[State
                 return
             last = now
             left = minutes_text((now - begin) * (state.total - state.done) / state.done)
-            _print(
+            print_line(
                 console,
                 f"{state.done / state.total:.0%} of the work, {state.experiments} of "
                 f"{experiments} experiments, about {left} left",
@@ -273,20 +273,12 @@ def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
                 f"got output={shown!r}"
             )
     prepare_output(output)
-    lock = locked(output)
-    try:
+    with locked(output):
         content = json.dumps({"format": FORMAT, "reduced": reduced}).encode() + b"\n"
         replace_file(mark, content)
         yield
-    finally:
-        os.close(lock)
 
 
 def _count(number: int, word: str) -> str:
     plural = f"{word}es" if word.endswith("s") else f"{word}s"
     return f"{number:,} {word if number == 1 else plural}"
-
-
-def _print(console: Console, text: str) -> None:
-    # Not wrapped, so that it can be copied.
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, rounded_down, rounded_up
-from diffsketch.privacy.mechanisms import BinomialMechanism, CoordinateBound, LaplaceMechanism
+from diffsketch.privacy.clipping import CoordinateBound
+from diffsketch.privacy.mechanisms.additive import LaplaceMechanism
+from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism
 from diffsketch.privacy.mechanisms.padding import table_noise_like_padding
 from diffsketch.privacy.theorems import ConvexProblem, lemma1_error, padding_for, theorem1, theorem2
 from diffsketch.reproduction.claims import (

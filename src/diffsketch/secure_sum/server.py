@@ -173,7 +173,7 @@ class SecureSumServer:
         kind, size = {
             Stage.KEYS: (MessageKind.KEYS, PublicKeys.size(params)),
             Stage.SHARES: (MessageKind.SHARES, ENCRYPTED_BYTES),
-            Stage.MASKED: (MessageKind.MASKED, params.layout.wire_bytes),
+            Stage.MASKED: (MessageKind.MASKED, params.layout.full_bytes),
             Stage.CONSISTENCY: (MessageKind.CONSISTENCY, SIGNATURE_BYTES),
             Stage.UNMASK: (MessageKind.UNMASK, 1 + SHARE_BYTES),
         }[stage]

@@ -249,9 +249,12 @@ class CountSketch:
         if isinstance(count, bool) or not isinstance(count, int):
             raise ArgumentError(f"count must be an int, got count={count!r}")
         check(0 <= count <= self.dim, "count", f"be in 0..dim={self.dim}", count)
-        estimates = self.query(table, seed, combine=combine)
-        indices = kernels_for(table.device).largest(estimates, count)
-        return estimates.gather(-1, indices), indices
+        check_seed(seed)
+        self.check_table(table)
+        check(combine in ("median", "mean"), "combine", "be 'median' or 'mean'", combine)
+        return kernels_for(table.device).top_k(
+            table.detach().contiguous(), seed, count, layout=self.layout, mean=combine == "mean"
+        )
 
     def norm_estimate(self, table: Tensor) -> Tensor:
         """Estimate of the vector's Euclidean norm: the median of the rows' norms (AMS).

@@ -221,32 +221,33 @@ class Participation:
             value = min(value, budget.epsilon)  # or a round would have been refused
         return Epsilon(value, delta, rounds, Basis.PROVEN, claim.scope)
 
-    def state(self) -> dict[str, Tensor | str]:
-        """For a checkpoint: tensors, and the weakest claim as text."""
+    def state(self, prefix: str = "") -> dict[str, Tensor | str]:
+        """For a checkpoint: tensors, and the weakest claim as text, by names with this prefix."""
         state: dict[str, Tensor | str] = {}
         for name in self._accounts.names:
             shown = name if name == _ROUNDS else f"paid.{name}"
-            state[shown] = torch.from_numpy(self._accounts.whole(name))
-        state["claim"] = json.dumps(_claim_to_json(self._weakest))
+            state[prefix + shown] = torch.from_numpy(self._accounts.whole(name))
+        state[f"{prefix}claim"] = json.dumps(_claim_to_json(self._weakest))
         return state
 
-    def restored(self, state: Mapping[str, Any]) -> Participation:
-        """Restore a state from `state()` for these clients and this budget.
+    def restored(self, state: Mapping[str, Any], prefix: str = "") -> Participation:
+        """Restore what `state(prefix)` gave, of all in a state, for these clients and this budget.
 
         Raises:
             MismatchError: It is of another number of clients.
         """
+        paid = f"{prefix}paid."
         accounts = {
-            name.removeprefix("paid."): value.numpy().copy()
+            name.removeprefix(paid): value.numpy().copy()
             for name, value in state.items()
-            if name.startswith("paid.")
+            if name.startswith(paid)
         }
-        rounds = state["rounds"].numpy().copy()
+        rounds = state[prefix + _ROUNDS].numpy().copy()
         for name, value in {"rounds": rounds, **accounts}.items():
             if value.shape[-1:] != (self.clients,):
                 raise MismatchError(f"{name} must be of {self.clients} clients, got {value.shape}")
         most = {name: float(account.sum(axis=0).max()) for name, account in accounts.items()}
-        claim = _claim_from_json(json.loads(state["claim"]))
+        claim = _claim_from_json(json.loads(state[f"{prefix}claim"]))
         return replace(
             self,
             _accounts=Columns({_ROUNDS: rounds, **accounts}),

@@ -137,10 +137,13 @@ class _CharModel(nn.Module):
     """
 
     gates: int
+    usual: int  # states of a layer
 
-    def __init__(self, *, hidden: int, letters: int, embedding: int, seed: int) -> None:
+    def __init__(
+        self, *, hidden: int | None = None, letters: int = 80, embedding: int = 8, seed: int = 0
+    ) -> None:
         super().__init__()
-        self.hidden = hidden
+        hidden = self.hidden = self.usual if hidden is None else hidden
         self.embedding = nn.Parameter(torch.empty(letters, embedding))
         for layer, size in enumerate((embedding, hidden)):
             rows = self.gates * hidden
@@ -192,12 +195,7 @@ class CharLSTM(_CharModel):
     torch.Size([39408])
     """
 
-    gates = 4
-
-    def __init__(
-        self, *, hidden: int = 52, letters: int = 80, embedding: int = 8, seed: int = 0
-    ) -> None:
-        super().__init__(hidden=hidden, letters=letters, embedding=embedding, seed=seed)
+    gates, usual = 4, 52
 
 
 class CharGRU(_CharModel):
@@ -210,12 +208,7 @@ class CharGRU(_CharModel):
     torch.Size([39720])
     """
 
-    gates = 3
-
-    def __init__(
-        self, *, hidden: int = 60, letters: int = 80, embedding: int = 8, seed: int = 0
-    ) -> None:
-        super().__init__(hidden=hidden, letters=letters, embedding=embedding, seed=seed)
+    gates, usual = 3, 60
 
 
 def _generator(seed: int) -> torch.Generator:

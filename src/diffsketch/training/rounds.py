@@ -25,12 +25,13 @@ from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.sampling import draw_batches
 from diffsketch.training.tasks import Batches, Devices
-from diffsketch.wire.formats import HEADER_BYTES, MessageFormat
+from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES, MessageFormat
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
 Correct: TypeAlias = Callable[[Tensor], Tensor]  # changes the decoded mean before it is applied
 
+_DOWN_BYTES = COUNT_BYTES + CHECKSUM_BYTES  # header of what a server sends in an agreed round
 CLIP_BYTES = 8  # a clip that moves, for a device that does not see the sums it follows from
 MOST_STEP = 1e38  # largest learning rate or step of the server: float32 ends a little above
 _PAIR_BYTES = 8  # an index and a value of 32 bits each
@@ -168,9 +169,10 @@ def mask_bytes(dim: int, workers: int) -> tuple[int, int]:
     takes.
 
     >>> mask_bytes(7850, 10)
-    (1030, 3973)
+    (986, 3933)
     """
-    return HEADER_BYTES + -(-dim // 8), HEADER_BYTES + -(-dim * workers.bit_length() // 8)
+    bits = workers.bit_length()
+    return CHECKSUM_BYTES + -(-dim // 8), _DOWN_BYTES + -(-dim * bits // 8)
 
 
 def relative_drift(weights: Tensor) -> float | None:
@@ -296,7 +298,7 @@ class ServerRule(ABC):
 
     def model_bytes(self, dim: int) -> int:
         """Bytes of the whole model for a device that downloads it, header included."""
-        return HEADER_BYTES + 4 * dim
+        return _DOWN_BYTES + 4 * dim
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ class ServerOptimizer(ServerRule):
 
     def round_bytes(self, method: Method) -> int:
         """The published sum."""
-        return method.total_format.wire_bytes
+        return method.total_format.sum_bytes
 
     def model_bytes(self, dim: int) -> int:
         """The weights; and the momentum, without which a device could not apply further sums."""
@@ -451,7 +453,7 @@ class FetchSGD(ServerRule):
     def round_bytes(self, method: Method) -> int:
         """A header, an index and a value for each coordinate, and the next clip if it moves."""
         clip = 0 if method.round_clip is None else CLIP_BYTES
-        return HEADER_BYTES + _PAIR_BYTES * self.top_k + clip
+        return _DOWN_BYTES + _PAIR_BYTES * self.top_k + clip
 
 
 @dataclass(frozen=True)

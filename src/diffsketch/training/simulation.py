@@ -21,12 +21,7 @@ from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
-from diffsketch.training.identity import (
-    difference,
-    run_identity,
-    run_noise_key,
-    tensor_digest,
-)
+from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.rounds import (
     CLIP_BYTES,
@@ -45,6 +40,7 @@ from diffsketch.training.tasks import Examples, Task, check_task
 Hashes: TypeAlias = Literal["fresh", "fixed"]
 
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
+_PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
 _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
 
@@ -574,22 +570,16 @@ class Simulation:
     def state(self) -> dict[str, Any]:
         """All that has to be kept to continue: tensors, numbers and texts."""
         state = self._state
-        found: dict[str, Any] = {
-            "settings": self.identity,
-            "round_index": state.round_index,
-            "bytes_up": state.bytes_up,
-            "bytes_down": state.bytes_down,
-            "ended": state.ended,
-            "weights": state.model.weights.clone(),
-            "synced": torch.from_numpy(state.synced.copy()),
-        }
+        found: dict[str, Any] = {"settings": self.identity}
+        found |= {name: getattr(state, name) for name in _PLAIN}
+        found["weights"] = state.model.weights.clone()
+        found["synced"] = torch.from_numpy(state.synced.copy())
         found |= {f"memory.{name}": value.clone() for name, value in state.model.memory.items()}
         if state.average is not None:
             found["average"] = state.average.clone()
         if state.clip is not None:
             found["clip"] = state.clip
-        accounts = state.participation.state()
-        return found | {f"{_ACCOUNTS}{name}": value for name, value in accounts.items()}
+        return found | state.participation.state(_ACCOUNTS)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, in a simulation with the same arguments.
@@ -614,20 +604,12 @@ class Simulation:
             state[name].to(before.model.weights.device).clone()
             for name in ("weights", *(f"memory.{name}" for name in before.model.memory))
         )
-        accounts = {
-            name.removeprefix(_ACCOUNTS): value
-            for name, value in state.items()
-            if name.startswith(_ACCOUNTS)
-        }
         self._state = RunState(
-            round_index=state["round_index"],
+            **{name: state[name] for name in _PLAIN},
             model=ModelState(weights, dict(zip(before.model.memory, memory, strict=True))),
             average=None if before.average is None else state["average"].to(weights).clone(),
-            participation=before.participation.restored(accounts),
+            participation=before.participation.restored(state, _ACCOUNTS),
             synced=state["synced"].cpu().numpy().copy(),
-            bytes_up=state["bytes_up"],
-            bytes_down=state["bytes_down"],
-            ended=state["ended"],
             clip=None if before.clip is None else state["clip"],
         )
 

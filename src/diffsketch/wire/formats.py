@@ -20,9 +20,20 @@ from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, che
 from diffsketch.wire.kernels import pack_words, unpack_words
 
 HEADER_BYTES = 48
-"""Size of every message's header; `diffsketch.wire.message` lays it out."""
+"""Size of the full header of a message; `diffsketch.wire.message` lays it out."""
+
+COUNT_BYTES = 4
+"""Size of the number of messages in a sum, in an agreed round."""
+
+CHECKSUM_BYTES = 4
+"""Size of the header of a worker's message in an agreed round, but for short ones."""
+
+_SHORT = 64  # bytes of cells up to which that checksum has two bytes
 
 Cells: TypeAlias = Literal["float32", "unsigned", "signed"]
+
+WHOLE_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of tensors of whole numbers. Sums are int64."""
 
 _OWN_CODES = 128  # codes from here on are hashes of the names of users' own methods
 
@@ -52,9 +63,9 @@ class MessageFormat:
             the one in 128 pairs that share a code.
 
     >>> MessageFormat("sketch", dim=7850, shape=(7, 22), cells="float32", bits=32).wire_bytes
-    664
+    620
     >>> MessageFormat("cpsgd", dim=7850, shape=(7850,), cells="unsigned", bits=4).wire_bytes
-    3973
+    3929
     """
 
     method: str
@@ -105,17 +116,41 @@ class MessageFormat:
         return -(-self.cell_count * self.bits // 8)
 
     @property
-    def wire_bytes(self) -> int:
-        """Bytes of a message, header included."""
+    def full_bytes(self) -> int:
+        """Bytes of a message with a full header."""
         return HEADER_BYTES + self.payload_bytes
+
+    @property
+    def checksum_bytes(self) -> int:
+        """Bytes of the header of a worker's message in an agreed round: its checksum."""
+        return 2 if self.payload_bytes <= _SHORT else CHECKSUM_BYTES
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of a worker's message in an agreed round, header included."""
+        return self.checksum_bytes + self.payload_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a sum in an agreed round: that of a message, and how many are in it."""
+        return COUNT_BYTES + self.wire_bytes
+
+
+def payload_within(message_bytes: int) -> int:
+    """Bytes of cells that a message of so many bytes has room for, in an agreed round.
+
+    >>> payload_within(8), payload_within(66), payload_within(67), payload_within(1000)
+    (6, 64, 64, 996)
+    """
+    return max(min(message_bytes - 2, _SHORT), message_bytes - CHECKSUM_BYTES)
 
 
 def check_cells(cells: Tensor, layout: MessageFormat) -> None:
     """Raise unless the cells have the format's type and shape."""
-    dtype = torch.float32 if layout.cells == "float32" else torch.int64
-    if not isinstance(cells, Tensor) or cells.dtype != dtype:
+    kinds = (torch.float32,) if layout.cells == "float32" else WHOLE_TYPES
+    if not isinstance(cells, Tensor) or cells.dtype not in kinds:
         kind = cells.dtype if isinstance(cells, Tensor) else type(cells).__name__
-        raise ArgumentError(f"cells must be a tensor of {dtype} in this format, got {kind}")
+        raise ArgumentError(f"cells must be a tensor of {kinds[-1]} in this format, got {kind}")
     if tuple(cells.shape) != layout.shape:
         raise MismatchError(f"cells must have the shape {layout.shape}, got {tuple(cells.shape)}")
 
@@ -138,19 +173,20 @@ def pack(cells: Tensor, layout: MessageFormat) -> bytes:
         wrong = least if least < low else most
         raise ArgumentError(f"cells must be in [{low}, {end}), got {wrong} among them")
     words = np.empty(-(-layout.payload_bytes // 8), np.uint64)
-    pack_words(values, layout.bits, words)
+    pack_words(values.astype(np.int64, copy=False), layout.bits, words)
     return words.astype("<u8", copy=False).tobytes()[: layout.payload_bytes]
 
 
 def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
-    """Unpack the cells of a message that has the right length, into memory of their own.
+    """Unpack the cells at the end of a message of the right length, into memory of their own.
 
     Whole numbers are within their `limits`, because that is how many bits are read; signed ones
     are in two's complement. A `WireError` if a cell is not finite, or the last byte is not filled
     up with zeros.
     """
     if layout.cells == "float32":
-        floats = np.frombuffer(data, "<f4", offset=HEADER_BYTES).astype(np.float32)
+        start = len(data) - layout.payload_bytes
+        floats = np.frombuffer(data, "<f4", offset=start).astype(np.float32)
         if not np.isfinite(floats).all():
             raise WireError("message has cells that are not finite")
         return torch.from_numpy(floats).reshape(layout.shape)
@@ -158,10 +194,62 @@ def unpack(data: bytes | bytearray, layout: MessageFormat) -> Tensor:
     if used and data[-1] >> used:
         raise WireError("message has other bits than zeros after its last cell")
     words = np.zeros(-(-layout.payload_bytes // 8), "<u8")
-    words.view(np.uint8)[: layout.payload_bytes] = np.frombuffer(data, np.uint8, -1, HEADER_BYTES)
+    payload = np.frombuffer(data, np.uint8, -1, len(data) - layout.payload_bytes)
+    words.view(np.uint8)[: layout.payload_bytes] = payload
     cells = np.empty(layout.cell_count, np.int64)
     unpack_words(words.astype(np.uint64, copy=False), layout.bits, cells)
     if layout.cells == "signed":
         half = layout.limits[1]
         cells = (cells ^ half) - half
     return torch.from_numpy(cells).reshape(layout.shape)
+
+
+WORD_BITS = 32
+"""Bits of the words that collectives sum: int32 is the smallest type that all of them know."""
+
+
+@dataclass(frozen=True)
+class SumPacking:
+    """Several cells in each word of a sum: fields of a word, which never run into one another.
+
+    Args:
+        bits: Of a cell of the sum.
+        lowest: The smallest number in a cell of a message; it is subtracted, so that fields are
+            never negative.
+        count: Messages of the sum.
+
+    >>> packing = SumPacking(bits=6, lowest=-8, count=4)
+    >>> words = packing.pack(torch.tensor([-8, 7, 0, 1, 2, 3, -1], dtype=torch.int8))
+    >>> len(words), packing.unpack(4 * words, 7).tolist()
+    (2, [-32, 28, 0, 4, 8, 12, -4])
+    """
+
+    bits: int
+    lowest: int
+    count: int
+
+    @property
+    def fields(self) -> int:
+        """Cells in a word."""
+        return WORD_BITS // self.bits
+
+    def words(self, cells: int) -> int:
+        """Words that so many cells take."""
+        return -(-cells // self.fields)
+
+    def _shifts(self, like: Tensor) -> Tensor:
+        return torch.arange(self.fields, dtype=torch.int32, device=like.device) * self.bits
+
+    def pack(self, cells: Tensor) -> Tensor:
+        """Pack one message's cells `(cells,)` into words, int32."""
+        raised = torch.zeros(
+            self.words(len(cells)) * self.fields, dtype=torch.int32, device=cells.device
+        )
+        torch.sub(cells.to(torch.int32), self.lowest, out=raised[: len(cells)])
+        shifted = raised.view(-1, self.fields) << self._shifts(cells)
+        return shifted.sum(dim=1, dtype=torch.int32)
+
+    def unpack(self, words: Tensor, cells: int) -> Tensor:
+        """Unpack so many cells of the sum, int32, from the sum of the words of all messages."""
+        fields = (words[:, None] >> self._shifts(words)) & ((1 << self.bits) - 1)
+        return fields.view(-1)[:cells] + self.count * self.lowest

@@ -1,4 +1,4 @@
-"""A message as a value, as bytes, and back: a header of 48 bytes, and the packed cells.
+"""A message as a value, as bytes, and back: a header of 48, 4 or 2 bytes, and the packed cells.
 
 All numbers of the header are unsigned and little-endian; there are no optional parts.
 
@@ -19,6 +19,12 @@ All numbers of the header are unsigned and little-endian; there are no optional 
 
 The checksum finds accidents (all but one in 2**32). It is no signature: whoever alters a message on
 purpose computes it again.
+
+Within an agreed round, where both sides know all of the header but the checksum, a worker's message
+is the checksum and the cells. It is the checksum of the full message, so that whatever differs is
+found: the method, a size, the round, the key, the sender. Short messages, up to 64 bytes of cells,
+have its first two bytes only (all but one accident in 2**16 is found). A sum is preceded by its
+count, 4 bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check_whole
 from diffsketch.wire.formats import (
+    COUNT_BYTES,
     HEADER_BYTES,
     MessageFormat,
     WireError,
@@ -179,8 +186,12 @@ class Message:
             sender=self.sender, count=self.count,
         )  # fmt: skip
 
-    def to_bytes(self) -> bytes:
-        """Serialise to `format.wire_bytes` bytes.
+    def to_bytes(self, *, agreed: bool = False) -> bytes:
+        """Serialise to `format.full_bytes` bytes.
+
+        Args:
+            agreed: For a receiver who knows all of the header: to `format.wire_bytes` bytes, or
+                `format.sum_bytes` for what the server sends.
 
         Raises:
             ArgumentError: A cell is not finite, or beyond the format's `limits`.
@@ -188,7 +199,51 @@ class Message:
         data = bytearray(self.header.to_bytes())
         data += pack(self.cells, self.format)
         data[CHECKSUM] = checksum(data)
-        return bytes(data)
+        if not agreed:
+            return bytes(data)
+        count = self.count.to_bytes(COUNT_BYTES, "little") if self.sender == SERVER else b""
+        short = data[CHECKSUM][: self.format.checksum_bytes]
+        return bytes(count + short + data[HEADER_BYTES:])
+
+    @classmethod
+    def from_agreed(
+        cls,
+        data: bytes | bytearray,
+        expected: MessageFormat,
+        *,
+        round_index: int,
+        fingerprint: bytes,
+        sender: int,
+    ) -> Message:
+        """Read what `to_bytes(agreed=True)` wrote, of a known sender in an agreed round.
+
+        Raises:
+            WireError: It is not that sender's message of this round, or was altered.
+            ArgumentError: No message could be what is expected, or `data` is not bytes.
+        """
+        check_data(data)
+        summed = sender == SERVER
+        length = expected.sum_bytes if summed else expected.wire_bytes
+        if len(data) != length:
+            what = "truncated" if len(data) < length else "too long"
+            raise WireError(f"message is {what}: {len(data)} bytes, and {length} are expected")
+        count = int.from_bytes(data[:COUNT_BYTES], "little") if summed else 1
+        if count < 1:
+            raise WireError("message is the sum of 0 messages, and 1 or more is expected")
+        cells, end = len(data) - expected.payload_bytes, expected.checksum_bytes
+        header = Header.of(
+            expected, round_index=round_index, fingerprint=fingerprint, sender=sender, count=count
+        )
+        found = checksum(header.to_bytes() + data[cells:])[:end]
+        if data[cells - end : cells] != found:
+            raise WireError(
+                f"message is not that of sender {sender} in round {round_index} as agreed, or was "
+                "altered on its way: its checksum does not fit"
+            )
+        return cls(
+            expected, unpack(data, expected), round_index=round_index, fingerprint=fingerprint,
+            sender=sender, count=count,
+        )  # fmt: skip
 
     @classmethod
     def from_bytes(
@@ -224,10 +279,10 @@ class Message:
                     f"message has {name} {found}, and {right} is expected for method "
                     f"{expected.method}"
                 )
-        if len(data) != expected.wire_bytes:
-            what = "truncated" if len(data) < expected.wire_bytes else "too long"
+        if len(data) != expected.full_bytes:
+            what = "truncated" if len(data) < expected.full_bytes else "too long"
             raise WireError(
-                f"message is {what}: {len(data)} bytes, and {expected.wire_bytes} are expected"
+                f"message is {what}: {len(data)} bytes, and {expected.full_bytes} are expected"
             )
         if data[CHECKSUM] != checksum(data):
             raise WireError("message was altered on its way: its checksum does not fit")

@@ -48,108 +48,6 @@ _TIGHT = 1e-4  # of a calibration, where each look takes a Fourier transform
 _EXACT = 1e-10  # where there is a closed form
 
 
-class Lookahead:
-    """Reserves rounds ahead, as many as were spent, and hands them out one by one.
-
-    What was spent and what is reserved, composed, are within the budget: so is all that is taken
-    from the reserve. All kinds of rounds are reserved at once, in proportion to what was spent of
-    them, so they are composed only when their number has doubled; when that is too much it is a
-    smaller share, and in the end the very rounds that are asked for. Events that are nearly alike
-    share what is reserved for a slightly less private one.
-    """
-
-    def __init__(self, epsilon: float, delta: float) -> None:
-        self._epsilon, self._delta = epsilon, delta
-        self._reserve: Counter[_Key] = Counter()
-        self._share = 1.0  # of what was spent, to be reserved next
-        self._alike: dict[_Key, _Key] = {}  # by key, so as not to be computed again
-
-    def admits(
-        self, event: events.Event, rounds: int, *, spent: Callable[[], Iterable[_Rounds]]
-    ) -> bool:
-        """Whether the rounds fit; if so they count as spent from now on."""
-        if self.takes(event, rounds):
-            return True
-        total = _counted([*spent(), (event, rounds)])  # asked for only now, if need be
-        self._reserve.clear()
-        alike: dict[_Key, list[_Key]] = {}
-        for key in total:
-            alike.setdefault(self._alike_to(key), []).append(key)
-        asked = self._alike_to(tuple(events.leaves(event)))
-        numbers: dict[_Key, float] = {}
-        for group, keys in alike.items():
-            # What is asked for counts as if there had been as many as of others: it may be what
-            # is to come.
-            least = total.total() / len(alike) if group == asked else 0
-            most = max(least, sum(total[key] for key in keys))
-            numbers[keys[0] if len(keys) == 1 else group] = most
-        while reserve := {key: n for key in numbers if (n := int(self._share * numbers[key]))}:
-            if self._total(total + Counter(reserve)) <= self._epsilon:
-                self._reserve.update(reserve)
-                self._share = min(1.0, 2 * self._share)
-                return True
-            self._share /= 4
-        self._share *= 4
-        return self._total(total) <= self._epsilon
-
-    def takes(self, event: events.Event, rounds: int) -> bool:
-        """Whether the rounds were reserved; if so they count as spent from now on."""
-        exact = tuple(events.leaves(event))
-        for key in (exact, self._alike_to(exact)):
-            if self._reserve[key] >= rounds:
-                self._reserve[key] -= rounds
-                return True
-        return False
-
-    def most(self, event: events.Event, *, spent: Iterable[_Rounds]) -> int:
-        """Number of such rounds that fit, up to a million.
-
-        Totals are nearly powers of the number of rounds, which makes a good guess; every other
-        step halves the range in any case.
-        """
-        known, key, limit = _counted(spent), tuple(events.leaves(event)), self._epsilon
-
-        def total(rounds: int) -> float:
-            return self._total(known + Counter({key: rounds}))
-
-        least, most, low, high = 0, 1, 0.0, total(1)
-        while high <= limit:
-            if most == _MOST_ROUNDS:
-                return most
-            least, low = most, high
-            most = min(8 * most, _MOST_ROUNDS)
-            high = total(most)
-        halve = False
-        while most - least > 1:
-            guess = (least + most) // 2
-            if not halve and 0 < low < high < math.inf:
-                share = math.log(limit / low) / math.log(high / low)
-                guess = round(least * (most / least) ** share)
-            guess = min(max(guess, least + 1), most - 1)
-            value = total(guess)
-            halve = not halve
-            if value <= limit:
-                least, low = guess, value
-            else:
-                most, high = guess, value
-        return least
-
-    def copy(self) -> Lookahead:
-        """Another one in the same state."""
-        other = copy(self)
-        other._reserve = self._reserve.copy()
-        return other
-
-    def _alike_to(self, key: _Key) -> _Key:
-        if key not in self._alike:
-            self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
-        return self._alike[key]
-
-    def _total(self, rounds: Counter[_Key]) -> float:
-        parts = [(leaf, count * n) for key, n in rounds.items() for leaf, count in key]
-        return epsilon_for(_composed(parts), self._delta)
-
-
 def _composed(rounds: Iterable[_Rounds]) -> events.Event:
     return events.composed(*(events.repeated(event, count) for event, count in rounds))
 
@@ -159,6 +57,11 @@ def _counted(rounds: Iterable[_Rounds]) -> Counter[_Key]:
     for event, count in rounds:
         total[tuple(events.leaves(event))] += count
     return total
+
+
+def _total(rounds: Counter[_Key], delta: float) -> float:
+    parts = [(leaf, count * n) for key, n in rounds.items() for leaf, count in key]
+    return epsilon_for(_composed(parts), delta)
 
 
 class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
@@ -225,8 +128,10 @@ class Accountant:
         check_type("scope", scope, Scope)
         self._scope, self._budget = scope, budget
         self._spent: dict[str, Spending] = {}  # by kind: composition knows no order
-        self._lookahead = None if budget is None else Lookahead(budget.epsilon, budget.delta)
         self._watched = budget is not None  # whether the budget was there for every round
+        self._reserve: Counter[_Key] = Counter()  # fits the budget, with all that was spent
+        self._share = 1.0  # of what was spent, to be reserved next
+        self._alike: dict[_Key, _Key] = {}  # by key, so as not to be computed again
 
     @classmethod
     def restored(cls, scope: Scope, budget: Budget | None, spent: Iterable[Spending]) -> Accountant:
@@ -281,8 +186,8 @@ class Accountant:
         """
         self._check(claim)
         more = Spending(claim, rounds)
-        ahead, budget = self._lookahead, self._budget
-        if ahead and budget and not ahead.admits(claim.event, rounds, spent=self._events):
+        budget = self._budget
+        if budget is not None and not self._admits(budget, claim.event, rounds):
             event = _composed([*self._events(), (claim.event, rounds)])
             total = epsilon_for(event, budget.delta)
             many = "1 more round" if rounds == 1 else f"{rounds:,} more rounds"
@@ -295,14 +200,43 @@ class Accountant:
     def rounds_left(self, claim: ProvenClaim) -> int:
         """Number of rounds like this that the budget still allows, up to a million.
 
+        Totals are nearly powers of the number of rounds, which makes a good guess; every other
+        step halves the range in any case.
+
         Raises:
             ArgumentError: There is no budget, or the claim is not proven.
             MismatchError: The claim is about something else.
         """
         self._check(claim)
-        if self._lookahead is None:
+        if self._budget is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
-        return self._lookahead.most(claim.event, spent=self._events())
+        known, key = _counted(self._events()), tuple(events.leaves(claim.event))
+        limit, delta = self._budget.epsilon, self._budget.delta
+
+        def total(rounds: int) -> float:
+            return _total(known + Counter({key: rounds}), delta)
+
+        least, most, low, high = 0, 1, 0.0, total(1)
+        while high <= limit:
+            if most == _MOST_ROUNDS:
+                return most
+            least, low = most, high
+            most = min(8 * most, _MOST_ROUNDS)
+            high = total(most)
+        halve = False
+        while most - least > 1:
+            guess = (least + most) // 2
+            if not halve and 0 < low < high < math.inf:
+                share = math.log(limit / low) / math.log(high / low)
+                guess = round(least * (most / least) ** share)
+            guess = min(max(guess, least + 1), most - 1)
+            value = total(guess)
+            halve = not halve
+            if value <= limit:
+                least, low = guess, value
+            else:
+                most, high = guess, value
+        return least
 
     def __repr__(self) -> str:
         return f"Accountant({self._scope}, budget={self._budget}, rounds={self.rounds})"
@@ -310,8 +244,7 @@ class Accountant:
     def copy(self) -> Accountant:
         """Another one in the same state."""
         other = copy(self)
-        other._spent = dict(self._spent)
-        other._lookahead = self._lookahead and self._lookahead.copy()
+        other._spent, other._reserve = dict(self._spent), self._reserve.copy()
         return other
 
     def follow(self, earlier: Accountant) -> None:
@@ -319,10 +252,59 @@ class Accountant:
 
         It has the same budget, and none of its rounds is missing here.
         """
-        ahead, known = earlier._lookahead and earlier._lookahead.copy(), earlier.kinds
+        self._reserve, self._share = earlier._reserve.copy(), earlier._share
+        known = earlier.kinds
         more = ((item, item.rounds - known.get(kind, 0)) for kind, item in self._spent.items())
-        if ahead and all(n == 0 or ahead.takes(item.claim.event, n) for item, n in more):
-            self._lookahead = ahead
+        if not all(n == 0 or self._takes(item.claim.event, n) for item, n in more):
+            self._reserve, self._share = Counter(), 1.0
+
+    def _admits(self, budget: Budget, event: events.Event, rounds: int) -> bool:
+        """Whether the rounds fit; if so they count as spent from now on.
+
+        Rounds are reserved ahead, as many as were spent, and handed out one by one. What was spent
+        and what is reserved, composed, are within the budget: so is all that is taken from the
+        reserve. All kinds of rounds are reserved at once, in proportion to what was spent of them,
+        so they are composed only when their number has doubled; when that is too much it is a
+        smaller share, and in the end the very rounds that are asked for. Events that are nearly
+        alike share what is reserved for a slightly less private one.
+        """
+        if self._takes(event, rounds):
+            return True
+        total = _counted([*self._events(), (event, rounds)])
+        self._reserve.clear()
+        alike: dict[_Key, list[_Key]] = {}
+        for key in total:
+            alike.setdefault(self._alike_to(key), []).append(key)
+        asked = self._alike_to(tuple(events.leaves(event)))
+        numbers: dict[_Key, float] = {}
+        for group, keys in alike.items():
+            # What is asked for counts as if there had been as many as of others: it may be what
+            # is to come.
+            least = total.total() / len(alike) if group == asked else 0
+            most = max(least, sum(total[key] for key in keys))
+            numbers[keys[0] if len(keys) == 1 else group] = most
+        while reserve := {key: n for key in numbers if (n := int(self._share * numbers[key]))}:
+            if _total(total + Counter(reserve), budget.delta) <= budget.epsilon:
+                self._reserve.update(reserve)
+                self._share = min(1.0, 2 * self._share)
+                return True
+            self._share /= 4
+        self._share *= 4
+        return _total(total, budget.delta) <= budget.epsilon
+
+    def _takes(self, event: events.Event, rounds: int) -> bool:
+        """Whether the rounds were reserved; if so they count as spent from now on."""
+        exact = tuple(events.leaves(event))
+        for key in (exact, self._alike_to(exact)):
+            if self._reserve[key] >= rounds:
+                self._reserve[key] -= rounds
+                return True
+        return False
+
+    def _alike_to(self, key: _Key) -> _Key:
+        if key not in self._alike:
+            self._alike[key] = tuple((no_better(leaf, _ALIKE), count) for leaf, count in key)
+        return self._alike[key]
 
     def _check(self, claim: ProvenClaim) -> None:
         if not isinstance(claim, ProvenClaim):

@@ -46,8 +46,20 @@ class Kernels(Protocol):
         False, and nothing is done, where that is not possible.
         """
 
-    def largest(self, values: Tensor, count: int) -> Tensor:
-        """Indices `(..., count)` of the numbers largest in size, in that order."""
+    def top_k(
+        self, tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
+
+    def round_cells(
+        self, tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor
+    ) -> Tensor:
+        """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated.
+
+        Cell `i` of a table with the keys `(a, b)` becomes `floor(x / step - 1/2 + u)`, brought into
+        `bits` bits, with `u = mix64(i, a, b) >> 40` in units of `2**-24`. Rows of `out` may lie
+        apart.
+        """
 
     def is_finite(self, table: Tensor) -> bool:
         """Whether no cell is NaN or infinite."""

@@ -8,6 +8,7 @@ are small enough, into a fixed number of partial tables, added in order at the e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,7 +36,10 @@ _MANY = 1 << 18  # numbers in short vectors below which one thread does them
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
-_SAMPLE = 256  # one number of so many is looked at to guess where the largest begin
+_SAMPLED, _SAMPLE = (
+    8,
+    16,
+)  # pieces, and one number of so many in them, that tell where the largest begin
 
 
 class _Plan(NamedTuple):
@@ -180,11 +184,11 @@ def query(
     return _estimate(table, seed, result, layout, offset, mean, threads_for(result.size), validate)
 
 
-def _padded(table: Array, result: Array, layout: SketchLayout) -> Array:
+def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
     """Tables whose rows repeat their start, so that no block goes around the end, if they may."""
     pad = max(min(layout.geometry.block, cpu_blocked.QUERY_CHUNK), BYTES // table.itemsize)
     size = layout.rows * (layout.cols + pad) * table.itemsize
-    if size * len(table) > max(_SPARE, result.nbytes // 125):
+    if size * len(table) > max(_SPARE, result_bytes // 125):
         return table
     whole, rest = divmod(pad, layout.cols)
     return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
@@ -211,7 +215,7 @@ def _estimate(
     cols, block, runs = layout.cols, layout.geometry.block, layout.geometry.runs
     words, parts = seed.words_for(rows), 1 if threads == 1 else -(-4 * threads // items)
     if kind == "long":
-        table = table if table.shape[2] > cols else _padded(table, result, layout)
+        table = table if table.shape[2] > cols else _padded(table, result.nbytes, layout)
         lanes, place = BYTES // size, result.ctypes.data - offset * size
         aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
         aligned &= block * size % BYTES == 0
@@ -241,22 +245,35 @@ def add_residual(
     scale: float, mean: bool,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
-    total, whole, tables = out.numpy(), vector.numpy(), table.numpy()[None]
-    pieces, factor = range(0, layout.dim, _PIECE), total.dtype.type(scale)
-    is_long = _plan(_PIECE, layout, total.itemsize).kind == "long"
-    padded = _padded(tables, total[None], layout) if is_long and layout.dim > _PIECE else tables
+    total, whole, factor = out.numpy(), vector.numpy(), out.numpy().dtype.type(scale)
+    starts, estimate = _pieces(table.numpy()[None], seed, layout, mean)
 
-    def add_piece(task: int, estimates: Array) -> None:
-        some = slice(pieces[task], min(pieces[task] + _PIECE, layout.dim))
-        found = estimates[None, : some.stop - some.start]
-        _estimate(padded, seed, found, layout, some.start, mean, 1, False)
-        _add_missed(total[some], whole[some], found[0], factor)
+    def add_piece(task: int, scratch: Array) -> None:
+        estimates = estimate(starts[task], scratch)
+        some = slice(starts[task], starts[task] + len(estimates))
+        _add_missed(total[some], whole[some], estimates, factor)
 
     run_tasks(
-        add_piece, len(pieces), threads_for(layout.dim),
+        add_piece, len(starts), threads_for(layout.dim),
         scratch=lambda: (_aligned(_PIECE, total.dtype),),
     )  # fmt: skip
     return True
+
+
+def _pieces(
+    table: Array, seed: HashSeed, layout: SketchLayout, mean: bool
+) -> tuple[range, Callable[[int, Array], Array]]:
+    """Where pieces of a vector begin, and the function that estimates one, in `scratch`."""
+    is_long = _plan(_PIECE, layout, table.itemsize).kind == "long"
+    if is_long and layout.dim > _PIECE:
+        table = _padded(table, layout.dim * table.itemsize, layout)
+
+    def estimate(start: int, scratch: Array) -> Array:
+        found: Array = scratch[: min(_PIECE, layout.dim - start)]
+        _estimate(table, seed, found[None], layout, start, mean, 1, False)
+        return found
+
+    return range(0, layout.dim, _PIECE), estimate
 
 
 @compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
@@ -265,43 +282,61 @@ def _add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
         out[i] += scale * (vector[i] - estimates[i])
 
 
-def largest(values: Tensor, count: int) -> Tensor:
-    """Indices `(..., count)` of the numbers largest in size, in that order; the first of equals."""
-    rows = values.reshape(-1, values.shape[-1]).numpy()
-    found = np.empty((len(rows), count), np.int64)
-    for row, to in zip(rows, found, strict=True):
-        to[:] = _largest(row, count)
-    return torch.from_numpy(found.reshape(*values.shape[:-1], count))
+def top_k(
+    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Estimates `(..., count)` largest in size and their coordinates; the first of equals."""
+    batch = tables.numpy().reshape(-1, layout.rows, layout.cols)
+    values = np.empty((len(batch), count), batch.dtype)
+    indices = np.empty((len(batch), count), np.int64)
+    for table, to, places in zip(batch, values, indices, strict=True):
+        to[:], places[:] = _top_k(table[None], seed, count, layout, mean)
+    shape = (*tables.shape[:-2], count)
+    return torch.from_numpy(values.reshape(shape)), torch.from_numpy(indices.reshape(shape))
 
 
-def _largest(row: Array, count: int) -> npt.NDArray[np.int64]:
-    """Sort those that are above a limit, guessed from a sample to leave few more than `count`."""
-    sample = np.abs(row[::_SAMPLE])
-    limit = row.dtype.type(0)
-    rank = 2 * count // _SAMPLE + 16
-    if rank < len(sample):
-        limit = np.partition(sample, len(sample) - rank)[len(sample) - rank]
-    starts = range(0, len(row), _PIECE)
+def _top_k(
+    table: Array, seed: HashSeed, count: int, layout: SketchLayout, mean: bool
+) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Sort the estimates above a limit, guessed from a sample to leave few more than `count`.
+
+    Estimates are made piece by piece and only those above the limit are kept.
+    """
+    starts, estimate = _pieces(table, seed, layout, mean)
+    scratch, some = _aligned(_PIECE, table.dtype), starts[:: max(1, len(starts) // _SAMPLED)]
+    sizes = np.concatenate([np.abs(estimate(start, scratch)[::_SAMPLE]) for start in some])
+    limit = table.dtype.type(0)
+    share = len(sizes) / layout.dim
+    rank = math.ceil(count * share + 4 * math.sqrt(count * share)) + 16
+    if rank < len(sizes):
+        limit = np.partition(sizes, len(sizes) - rank)[len(sizes) - rank]
     above: list[Any] = [None] * len(starts)
 
-    def look(task: int, found: Any) -> None:
-        above[task] = found[: _find_above(row, limit, starts[task], found)].copy()
+    def look(task: int, found: Array, places: Any) -> None:
+        piece = estimate(starts[task], found)
+        some = places[: _find_above(piece, limit, places)]
+        above[task] = piece[some], some + starts[task]
 
-    run_tasks(
-        look, len(starts), threads_for(len(row)), scratch=lambda: (np.empty(_PIECE, np.int64),)
-    )
-    candidates = np.concatenate(above)
-    if len(candidates) < count:  # a rare sample
-        candidates = np.arange(len(row))
-    order = np.argsort(-np.abs(row[candidates]), kind="stable")
-    return np.asarray(candidates[order[:count]])
+    def above_limit() -> tuple[Array, npt.NDArray[np.int64]]:
+        run_tasks(
+            look, len(starts), threads_for(layout.dim),
+            scratch=lambda: (_aligned(_PIECE, table.dtype), np.empty(_PIECE, np.int64)),
+        )  # fmt: skip
+        return np.concatenate([one for one, _ in above]), np.concatenate([at for _, at in above])
+
+    values, indices = above_limit()
+    if len(values) < count:  # a rare sample
+        limit = table.dtype.type(0)
+        values, indices = above_limit()
+    order = np.argsort(-np.abs(values), kind="stable")[:count]
+    return values[order], indices[order]
 
 
 @compiled(fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
-def _find_above(row: Any, limit: Any, start: Any, found: Any) -> Any:
-    """Write the indices of numbers of at least this size, of a piece; return how many there are."""
+def _find_above(row: Any, limit: Any, found: Any) -> Any:
+    """Write the indices of numbers of at least this size; return how many there are."""
     one, zero, count = np.float32(1), np.float32(0), 0
-    for first in range(start, min(start + found.size, row.size), 64):
+    for first in range(0, row.size, 64):
         part, some = row[first : first + 64], zero
         for i in range(part.size):  # vectorised: mostly there is none
             some += one if abs(part[i]) >= limit else zero
@@ -311,6 +346,37 @@ def _find_above(row: Any, limit: Any, start: Any, found: Any) -> Any:
                     found[count] = first + i
                     count += 1
     return count
+
+
+def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
+    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
+    source, rounded, words = tables.numpy(), out.numpy(), keys.numpy().view(np.uint64)
+    (items, cells), inverse, half = source.shape, np.float32(1 / step), 1 << (bits - 1)
+    pieces = -(-cells // _PIECE)
+    saturated = np.zeros((items, pieces), np.int64)
+    run_tasks(
+        _round_piece, items * pieces, threads_for(source.size),
+        source, inverse, half, words, rounded, saturated,
+    )  # fmt: skip
+    return torch.from_numpy(saturated.sum(axis=1))
+
+
+@compiled
+def _round_piece(
+    task: Any, tables: Any, inverse: Any, half: Any, keys: Any, out: Any, saturated: Any
+) -> None:
+    item, piece = task // saturated.shape[1], task % saturated.shape[1]
+    table, to = tables[item], out[item]
+    first_key, second_key, beyond = keys[item, 0], keys[item, 1], 0
+    low, high = np.float32(-half), np.float32(half - 1)
+    for i in range(piece * _PIECE, min((piece + 1) * _PIECE, table.size)):
+        chance = np.uint32(cpu_blocked.mix64(np.uint64(i), first_key, second_key) >> np.uint64(40))
+        shift = np.float32(np.int32(chance)) * np.float32(2**-24) - np.float32(0.5)
+        place = np.floor(table[i] * inverse + shift)
+        kept = min(max(place, low), high)
+        beyond += kept != place
+        to[i] = np.int32(kept)
+    saturated[item, piece] = beyond
 
 
 def is_finite(table: Tensor) -> bool:

@@ -3,56 +3,146 @@
 For `blocked` the same input gives the same bits every time. Where a table is too small to occupy
 the device, the runs are split over programs, and their partial tables are added in a second pass,
 in a fixed order as well. `pairwise` sums agree to rounding only.
+
+A call is one launch, two where there are partial tables, and nothing waits for the device but a
+look at its answer. Grids and sizes are kept from call to call: the host needs longer to work them
+out than the device for a million numbers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
+from triton.runtime import driver
 
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 from diffsketch.sketch.kernels.gpu_triton import (
     add_partials_kernel,
     encode_narrow_kernel,
     encode_wide_kernel,
-    hash_kernel,
+    pack_kernel,
     query_narrow_kernel,
     query_wide_kernel,
+    round_kernel,
     scatter_kernel,
+    unpack_kernel,
 )
 from diffsketch.sketch.kernels.networks import median_network
 
 INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 # Tile sizes and warps: the fastest of those tried on an H200.
-_TILE, _WARPS, _UNROLL = 512, 1, 2
-_QUERY_TILE, _QUERY_WARPS = 1024, 4
-_NARROW_TILE = 1024  # elements, over several runs
-_PROGRAMS = 4096  # enough to occupy the largest devices; more would cost partial tables
-_MAX_ITEMS = 65_535
-_SPARE = 0.0095  # of the vector: memory for hashes and partial tables (allocators round up)
+_LONG_BLOCK = 256  # from here on a tile lies in a block or two
+_MANY = 4_000_000  # additions from which on hashes for each of them would take longest
+_BUSY = 1024  # programs that occupy the device
+_TILE, _FEW_ROWS = 512, 2
+_QUERY_TILE, _QUERY_WARPS, _QUERY_SPAN = 1024, 4, 4
+_NARROW_TILE, _NARROW_LEAST = 128, 32
+_PER_THREAD = 16
+_CHUNK = 1024
+_PROGRAMS = 2048  # of one warp: enough for the largest devices; more would cost partial tables
+_PARTS = 8  # partial tables that are added at a time
+_SPARE, _LEAST_SPARE = 0.0095, 1 << 22  # for partial tables: a share of the vectors, or bytes
 _SMALL_SORT = 9  # rows up to which a tile of the narrow query may be large
+_HERE = nullcontext()
+_DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+
+
+class _Launch:
+    """A kernel with its grid and sizes.
+
+    Triton's own launcher works out anew what to run, each time, from every argument; what it ran
+    the first time can be run again for tensors of the same types and alignment.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], sizes: tuple[int, ...],
+        constants: tuple[Any, ...], **options: Any,
+    ) -> None:  # fmt: skip
+        self.kernel, self.grid, self.options = kernel, (*grid, 1), options
+        self.rest = (*sizes, *constants)
+        self.runners: dict[tuple[bool, ...], Any] = {}
+
+    def __call__(self, *tensors: Tensor, numbers: tuple[float, ...] = ()) -> None:
+        places = [tensor.data_ptr() for tensor in tensors]
+        aligned = tuple([place % 16 == 0 for place in places])
+        runner = self.runners.get(aligned)
+        if runner is not None:
+            runner(*places, *numbers, *self.rest)
+            return
+        compiled = self.kernel[self.grid](*tensors, *numbers, *self.rest, **self.options)
+        if _DIRECT:
+            self.runners[aligned] = compiled[self.grid]
+
+
+class _Case(NamedTuple):
+    """Sizes and types that a launch follows from."""
+
+    layout: SketchLayout
+    items: int
+    offset: int
+    length: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    @property
+    def index(self) -> tl.dtype:
+        """Type that holds every coordinate."""
+        return tl.int32 if self.layout.dim + self.layout.cols < (1 << 31) - 1024 else tl.int64
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """First and number of the blocks that the coordinates touch."""
+        first, last = self.offset // self.block, (self.end - 1) // self.block
+        return first, last - first + 1
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """The same of the runs."""
+        (first, count), runs = self.blocks, self.layout.geometry.runs
+        return (0, runs) if count >= runs else (first % runs, count)
+
+    @property
+    def block(self) -> int:
+        return self.layout.geometry.block
 
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
-    wide = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+    dtype, device, length = vectors.dtype, vectors.device, vectors.shape[-1]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
     shape = (*vectors.shape[:-1], layout.rows, layout.cols)
-    adds = layout.family == "pairwise" or not vectors.numel()
-    out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=vectors.device)
-    if vectors.numel():
-        batch = vectors.view(-1, vectors.shape[-1])
-        tables = out.view(-1, layout.rows, layout.cols)
-        with torch.cuda.device(vectors.device):
-            for some in _groups(batch.shape[0]):
-                (_scatter if adds else _gather)(batch[some], tables[some], seed, layout, offset)
+    numbers = vectors.numel()
+    adds = layout.family == "pairwise" or not numbers
+    out = (torch.zeros if adds else torch.empty)(shape, dtype=wide, device=device)
+    if not numbers:
+        return out
+    case = _Case(layout, numbers // length, offset, length, dtype, device)
+    with _on(device):
+        words = _device_words(seed, layout.rows, device)
+        if adds:
+            _scatter_plan(case)(vectors, out, words)
+            return out
+        splits, launch, add = _gather_plan(case)
+        if splits == 1:
+            launch(vectors, out, out, words)
+        else:
+            partials = out.new_empty((splits - 1) * out.numel())
+            launch(vectors, out, partials, words)
+            add(out, partials)
     return out
 
 
@@ -74,10 +164,7 @@ def query(
     if not tables.numel():
         return True
     largest = torch.linalg.vector_norm(tables, ord=math.inf) if validate else None
-    if out.numel():
-        batch, results = tables.view(-1, layout.rows, layout.cols), out.view(-1, out.shape[-1])
-        for some in _groups(batch.shape[0]):
-            _query(batch[some], seed, results[some], layout, offset, mean=mean)
+    _query(tables, seed, out, layout, offset, mean=mean)
     return largest is None or math.isfinite(largest.item())
 
 
@@ -88,8 +175,7 @@ def add_residual(
     """Add `scale` times what a table's estimates miss of a vector; False if it takes two passes."""
     if table.dtype != torch.float32:  # which Triton takes the scale in
         return False
-    missed = vector, scale
-    return _query(table[None], seed, out[None], layout, 0, mean=mean, missed=missed)
+    return _query(table, seed, out, layout, 0, mean=mean, missed=(vector, scale))
 
 
 def _query(
@@ -106,43 +192,31 @@ def _query(
 
     False, and nothing is done, if the latter takes two passes.
     """
-    length, geometry = out.shape[-1], layout.geometry
-    items = out.numel() // length
-    network = tuple(k for pair in median_network(layout.rows) for k in pair)
-    common = {
-        "BLOCK": geometry.block,
-        "ROWS": layout.rows,
-        "NETWORK": () if mean else network,
-        "MEAN": mean,
-        "ACC": _accumulator(tables),
-    }
-    with torch.cuda.device(tables.device):
-        window = _Window.of(layout, offset, length)
-        hashes = _hash_tables(seed, layout, window, tables.device)
-        if hashes is not None:
-            tile = min(geometry.block, _QUERY_TILE)
-            grid = (window.block_count * (geometry.block // tile), items)
+    length, device = out.shape[-1], tables.device
+    if not out.numel():
+        return True
+    case = _Case(layout, out.numel() // length, offset, length, tables.dtype, device)
+    is_wide, launch = _query_plan(case, mean, missed is not None)
+    if missed is not None and not is_wide:
+        return False
+    with _on(device):
+        words = _device_words(seed, layout.rows, device)
+        if is_wide:
             other, scale = missed or (out, 1.0)
-            query_wide_kernel[grid](
-                tables, out, other, *hashes, scale, offset, offset + length, layout.cols,
-                geometry.runs, *window.runs_blocks[:3], TILE=tile, num_warps=_QUERY_WARPS,
-                RESIDUAL=missed is not None, **common,
-            )  # fmt: skip
-        elif missed is not None:
-            return False
+            launch(tables, out, other, words, numbers=(scale,))
         else:
-            tile = 512 if layout.rows <= _SMALL_SORT else 128
-            query_narrow_kernel[(triton.cdiv(length, tile), items)](
-                tables, out, _device_words(seed, tables.device), offset, offset + length,
-                geometry.runs, layout.cols, TILE=tile, PAIRWISE=layout.family == "pairwise",
-                **common,
-            )  # fmt: skip
+            launch(tables, out, words)
     return True
 
 
-def largest(values: Tensor, count: int) -> Tensor:
-    """Indices `(..., count)` of the numbers largest in size, in that order."""
-    return values.abs().topk(count, dim=-1).indices
+def top_k(
+    tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
+    estimates = tables.new_empty((*tables.shape[:-2], layout.dim))
+    query(tables, seed, estimates, layout=layout, offset=0, mean=mean, validate=False)
+    indices = estimates.abs().topk(count, dim=-1).indices
+    return estimates.gather(-1, indices), indices
 
 
 def is_finite(table: Tensor) -> bool:
@@ -152,111 +226,142 @@ def is_finite(table: Tensor) -> bool:
     return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
-def _scatter(
-    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
-) -> None:
-    items, length = vectors.shape
-    scatter_kernel[(triton.cdiv(length, 1024), items)](
-        vectors, out, _device_words(seed, vectors.device), offset, offset + length, layout.cols,
-        TILE=1024, ROWS=layout.rows, ACC=_accumulator(out),
-    )  # fmt: skip
+def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
+    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
+    counted = pad(keys, (0, 1)).to(tables.device, non_blocking=True)  # zeros, to count in
+    if tables.numel():
+        with _on(tables.device):
+            launch = _round_plan(*tables.shape, out.stride(0), bits, out.dtype, tables.device)
+            launch(tables, counted, out, numbers=(1 / step,))
+    return counted[:, 2]
 
 
-def _gather(
-    vectors: Tensor, out: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
-) -> None:
-    items, length = vectors.shape
+def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Cells `(cells,)`, int8 or int16, less the lowest number, in words, int32.
+
+    A word has as many fields of so many bits as fit, from the lowest bits on.
+    """
+    launch, words = _pack_plan(cells.numel(), bits, lowest, cells.dtype, cells.device)
+    out = torch.empty(words, dtype=torch.int32, device=cells.device)
+    with _on(cells.device):
+        launch(cells, out)
+    return out
+
+
+def unpack_cells(words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Write the fields of words, and the lowest number added, to `out`: int32, int64, float32."""
+    with _on(words.device):
+        _unpack_plan(out.numel(), bits, lowest, out.dtype, words.device)(words, out)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _scatter_plan(case: _Case) -> _Launch:
+    layout, tiles = case.layout, triton.cdiv(case.length, _CHUNK)
+    sizes = (case.offset, case.end, layout.cols, tiles)
+    constants = (_CHUNK, layout.rows, _accumulator(case.dtype))
+    return _Launch(scatter_kernel, (tiles * case.items, 1), sizes, constants)
+
+
+@lru_cache(maxsize=1024)
+def _gather_plan(case: _Case) -> tuple[int, _Launch, _Launch]:
+    """Number of parts that the runs are split into, and the launches that add in them and up."""
+    layout, items = case.layout, case.items
     geometry, size = layout.geometry, layout.rows * layout.cols
-    window = _Window.of(layout, offset, length)
-    hashes = _hash_tables(seed, layout, window, vectors.device)
-    tile = min(
-        (geometry.block, _TILE) if hashes else (triton.next_power_of_2(layout.cols), _NARROW_TILE)
-    )
+    first_run, run_count = case.runs
+    tile = min(case.block, _TILE)
+    if layout.rows > _FEW_ROWS and size * items >= 2 * _TILE * _BUSY:
+        tile = min(case.block, 2 * _TILE)  # the cache is the limit, not the memory: fewer hashes
     tiles = triton.cdiv(layout.cols, tile) * layout.rows
-    spare = _SPARE * length * out.element_size() - (_nbytes(*hashes) if hashes else 0)
-    spare_tables = int(spare // (size * out.element_size()))
-    wanted = triton.cdiv(_PROGRAMS, tiles * items)
-    splits = max(1, min(wanted, spare_tables + 1, window.run_count))
-    partials = out.new_empty((items, splits - 1, size))
-    span = (offset, offset + length, geometry.slots, layout.cols, layout.rows, geometry.runs)
-    per_split = triton.cdiv(window.run_count, splits)
-    options: dict[str, Any] = {"BLOCK": geometry.block, "TILE": tile, "ACC": _accumulator(out)}
-    grid = (tiles, splits, items)
-    if hashes:
-        index = tl.int32 if layout.dim + layout.cols < (1 << 31) - 1024 else tl.int64
-        encode_wide_kernel[grid](
-            vectors, out, partials, *hashes, *span, *window.runs_blocks, per_split,
-            UNROLL=_UNROLL, INDEX=index, num_warps=_WARPS, **options,
-        )  # fmt: skip
-    else:
-        encode_narrow_kernel[grid](
-            vectors, out, partials, _device_words(seed, vectors.device), *span,
-            window.first_run, window.run_count, per_split,
-            RUNS=max(1, _NARROW_TILE // tile), **options,
-        )  # fmt: skip
-    if splits > 1:
-        add_partials_kernel[(triton.cdiv(size, 1024), items)](
-            out, partials, size, splits - 1, CHUNK=1024
-        )
-
-
-@dataclass(frozen=True)
-class _Window:
-    """The runs and blocks that a stretch of consecutive coordinates touches."""
-
-    first_run: int
-    run_count: int
-    first_block: int
-    block_count: int
-    length: int
-
-    @classmethod
-    def of(cls, layout: SketchLayout, offset: int, length: int) -> _Window:
-        geometry = layout.geometry
-        first, last = offset // geometry.block, (offset + length - 1) // geometry.block
-        count = last - first + 1
-        if count >= geometry.runs:
-            return cls(0, geometry.runs, first, count, length)
-        return cls(first % geometry.runs, count, first, count, length)
-
-    @property
-    def runs_blocks(self) -> tuple[int, int, int, int]:
-        return self.first_run, self.run_count, self.first_block, self.block_count
-
-
-def _hash_tables(
-    seed: HashSeed, layout: SketchLayout, window: _Window, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """Hashes of the runs and blocks, or None where they would take over 1% of the vector."""
-    shifts = layout.rows * window.run_count
-    too_many = 4 * shifts + 8 * window.block_count > _SPARE * 4 * window.length
-    if layout.family == "pairwise" or layout.geometry.block < 256 or too_many:
-        return None
-    shift = torch.empty(shifts, dtype=torch.int32, device=device)
-    weyl = torch.empty(window.block_count, dtype=torch.int64, device=device)
-    hash_kernel[(triton.cdiv(max(window.block_count, shifts), 256),)](
-        _device_words(seed, device), shift, weyl, layout.rows, layout.cols, layout.geometry.runs,
-        *window.runs_blocks, CHUNK=256,
+    many = layout.rows * case.length * items >= _MANY or tiles * items >= _BUSY
+    is_wide = case.block >= _LONG_BLOCK and many
+    if not is_wide:
+        tile = min(_NARROW_TILE, triton.next_power_of_2(layout.cols))
+        while tile > _NARROW_LEAST and triton.cdiv(layout.cols, tile) * layout.rows * items < 264:
+            tile //= 2
+        tiles = triton.cdiv(layout.cols, tile) * layout.rows
+    wanted = _PROGRAMS // (tiles * items)
+    if not is_wide:  # a second launch takes as long as a program of so many additions
+        wanted = min(wanted // 4, triton.cdiv(run_count * tile, 1 << 18))
+    spare = max(_SPARE * case.length * items, _LEAST_SPARE / 4) // (size * items)
+    splits = int(max(1, min(wanted, spare + 1, run_count)))
+    per_split = triton.cdiv(run_count, splits)
+    constants: tuple[Any, ...] = (case.block, tile, case.index, _accumulator(case.dtype))
+    kernel, warps = encode_wide_kernel, 1
+    if not is_wide:
+        kernel, warps = encode_narrow_kernel, 4 if tiles * items * splits >= _BUSY else 8
+        at_once = min(warps * 32 * _PER_THREAD // tile, triton.next_power_of_2(per_split))
+        constants += (max(1, at_once),)
+    sizes = (
+        case.offset, case.end, geometry.slots, layout.cols, layout.rows, geometry.runs,
+        first_run, run_count, per_split, tiles,
     )  # fmt: skip
-    return shift, weyl
+    launch = _Launch(kernel, (tiles * items, splits), sizes, constants, num_warps=warps)
+    chunks = triton.cdiv(size, _CHUNK // _PARTS)
+    add = _Launch(
+        add_partials_kernel, (chunks * items, 1), (size, chunks, splits - 1),
+        (_CHUNK // _PARTS, _PARTS),
+    )  # fmt: skip
+    return splits, launch, add
 
 
-def _device_words(seed: HashSeed, device: torch.device) -> Tensor:
-    words = seed.memo.get(device)
+@lru_cache(maxsize=1024)
+def _query_plan(case: _Case, mean: bool, residual: bool) -> tuple[bool, _Launch]:
+    """Whether the rows are long, and the launch that estimates."""
+    layout, runs = case.layout, case.layout.geometry.runs
+    network = () if mean else tuple(k for pair in median_network(layout.rows) for k in pair)
+    is_wide = layout.family == "blocked" and case.block >= _LONG_BLOCK
+    common = (layout.rows, network, mean, case.index, _accumulator(case.dtype))
+    last: tuple[Any, ...]
+    if is_wide:
+        tile = min(case.block, _QUERY_TILE)
+        span = min(case.block // tile, _QUERY_SPAN if case.length * case.items >= _MANY else 1)
+        tiles = case.blocks[1] * (case.block // (span * tile))
+        kernel, last = query_wide_kernel, (span, residual)
+    else:
+        tile = 512 if layout.rows <= _SMALL_SORT else 128
+        tiles = triton.cdiv(case.length, tile)
+        kernel, last = query_narrow_kernel, (layout.family == "pairwise",)
+    sizes = (case.offset, case.end, layout.cols, runs, tiles)
+    grid, constants = (tiles * case.items, 1), (case.block, tile, *common, *last)
+    return is_wide, _Launch(kernel, grid, sizes, constants, num_warps=_QUERY_WARPS)
+
+
+@lru_cache(maxsize=1024)
+def _round_plan(tables: int, cells: int, stride: int, bits: int, *_types: object) -> _Launch:
+    chunks = min(triton.cdiv(cells, _CHUNK), triton.cdiv(_PROGRAMS, tables))
+    return _Launch(
+        round_kernel, (chunks * tables, 1), (cells, stride, chunks), (_CHUNK, bits),
+        enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _pack_plan(cells: int, bits: int, lowest: int, *_types: object) -> tuple[_Launch, int]:
+    words = triton.cdiv(cells, 32 // bits)
+    grid = (triton.cdiv(words, _CHUNK), 1)
+    return _Launch(pack_kernel, grid, (lowest, cells, words), (bits, _CHUNK)), words
+
+
+@lru_cache(maxsize=1024)
+def _unpack_plan(cells: int, bits: int, lowest: int, *_types: object) -> _Launch:
+    return _Launch(unpack_kernel, (triton.cdiv(cells, _CHUNK), 1), (lowest, cells), (bits, _CHUNK))
+
+
+def _device_words(seed: HashSeed, rows: int, device: torch.device) -> Tensor:
+    """The seed's words, on their way to the device before what the present stream does next."""
+    key = device, rows, driver.active.get_current_stream(device.index)
+    words: Tensor | None = seed.memo.get(key)
     if words is None:
-        words = torch.from_numpy(seed.words.view(np.int64).copy()).to(device)
-        seed.memo[device] = words
+        here = torch.from_numpy(seed.words_for(rows).view(np.int64).copy())
+        words = seed.memo[key] = here.to(device, non_blocking=True)  # short: copied at once
     return words
 
 
-def _groups(items: int) -> list[slice]:
-    """Batches that a grid can hold: its second and third dimension end at 65,535."""
-    return [slice(first, first + _MAX_ITEMS) for first in range(0, items, _MAX_ITEMS)]
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one; if it is already, that would only take time."""
+    return _HERE if torch.cuda.current_device() == device.index else torch.cuda.device(device)
 
 
-def _nbytes(*tensors: Tensor) -> int:
-    return sum(t.nbytes for t in tensors)
-
-
-def _accumulator(table: Tensor) -> tl.dtype:
-    return tl.float64 if table.dtype == torch.float64 else tl.float32
+def _accumulator(dtype: torch.dtype) -> tl.dtype:
+    return tl.float64 if dtype == torch.float64 else tl.float32

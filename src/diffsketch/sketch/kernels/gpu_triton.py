@@ -5,8 +5,9 @@ run lies on the row without overlap, so its part of the tile is one or two piece
 coordinates. No atomics, one fixed order of additions, hence the same bits every time. `pairwise`
 scatters with atomic additions, whose order the device chooses.
 
-"Wide" kernels read the hashes of runs and blocks from tables made beforehand; "narrow" ones, for
-short rows, where such tables would be large, compute them where they are used.
+A program computes the hashes that it needs, so that a call is one launch. "Wide" kernels, for long
+rows, hash a tile's run and block once; "narrow" ones hash for each number, and take several runs
+at a time, so that a short vector or table occupies the device as well.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import triton.language as tl
 
 # Sizes differ from sketch to sketch; a kernel compiled anew for each would cost seconds.
 _SIZES = [
-    "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "first_block",
-    "block_count", "per_split", "size", "partials",
+    "offset", "end", "slots", "cols", "rows", "runs", "first_run", "run_count", "per_split",
+    "tiles", "chunks", "partials", "lowest",
 ]  # fmt: skip
 
 
@@ -31,20 +32,24 @@ def _mix64(value, first_key, second_key):
 
 
 @triton.jit
-def _shift_word(words_ptr, row, run, cols):
-    """Shift of a run in its low 31 bits, its flip in the top bit."""
-    first = tl.load(words_ptr + 2 + 3 * row).to(tl.uint64, bitcast=True)
-    second = tl.load(words_ptr + 3 + 3 * row).to(tl.uint64, bitcast=True)
-    h = _mix64(run, first, second)
+def _keys(words_ptr, first):
+    """Two consecutive words of the seed."""
+    one = tl.load(words_ptr + first).to(tl.uint64, bitcast=True)
+    return one, tl.load(words_ptr + first + 1).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _shift_word(keys, run, cols):
+    """Shift of a run in its low 31 bits, its flip in the top bit; `keys` are its row's."""
+    h = _mix64(run, keys[0], keys[1])
     return ((((h >> 32) * cols.to(tl.uint64)) >> 32) | ((h & 1) << 31)).to(tl.uint32)
 
 
 @triton.jit
-def _weyl_word(words_ptr, block):
-    """Step of a block's sign sequence in the high half, its start in the low half."""
-    first = tl.load(words_ptr).to(tl.uint64, bitcast=True)
-    second = tl.load(words_ptr + 1).to(tl.uint64, bitcast=True)
-    return _mix64(block, first, second)
+def _sequence(keys, block):
+    """Step and start of a block's sign sequence; `keys` are those of the signs."""
+    weyl = _mix64(block, keys[0], keys[1])
+    return (weyl >> 32).to(tl.uint32), weyl.to(tl.uint32)
 
 
 @triton.jit
@@ -54,30 +59,14 @@ def _signed(x, phase, ACC: tl.constexpr):
     return x.to(ACC) * one.to(tl.float32, bitcast=True).to(ACC)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def hash_kernel(
-    words_ptr, shift_ptr, weyl_ptr, rows, cols, runs, first_run, run_count, first_block,
-    block_count, CHUNK: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    weyl = _weyl_word(words_ptr, first_block + i)
-    tl.store(weyl_ptr + i, weyl.to(tl.int64, bitcast=True), mask=i < block_count)
-    row, run = i // run_count, (first_run + i % run_count) % runs
-    inside = row < rows
-    word = _shift_word(words_ptr, tl.where(inside, row, 0), run, cols)
-    tl.store(shift_ptr + i, word.to(tl.int32, bitcast=True), mask=inside)
-
-
 @triton.jit
 def _piece(
-    x_ptr, weyl_ptr, block, place, flip, low, high, offset, end, first_block, block_count, lane,
+    x_ptr, signs, block, place, flip, low, high, offset, end, lane,
     BLOCK: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Part of a block for lanes `low` to `high` of a tile; lane 0 is its element `place`."""
-    near = tl.minimum((block - first_block).to(tl.uint32), (block_count - 1).to(tl.uint32))
-    weyl = tl.load(weyl_ptr + near).to(tl.uint64, bitcast=True)
-    step = (weyl >> 32).to(tl.uint32)
-    turn = step * lane.to(tl.uint32) + (step * place.to(tl.uint32) + weyl.to(tl.uint32) + flip)
+    step, begin = _sequence(signs, block)
+    turn = step * lane.to(tl.uint32) + (step * place.to(tl.uint32) + begin + flip)
     base = block * BLOCK + place
     if MASK:
         low = tl.minimum(tl.maximum(low.to(INDEX), offset - base), BLOCK).to(tl.int32)
@@ -88,64 +77,105 @@ def _piece(
     return _signed(x, turn, ACC)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def encode_wide_kernel(
-    x_ptr, out_ptr, part_ptr, shift_ptr, weyl_ptr,
-    offset, end, slots, cols, rows, runs, first_run, run_count, first_block, block_count, per_split,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr,
-    INDEX: tl.constexpr, ACC: tl.constexpr,
+@triton.jit
+def _find(
+    keys, turn, first_run, runs, first_col, cols, slots, offset, end,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    split = tl.program_id(1)
-    item = tl.program_id(2).to(tl.int64)
-    row = pid % rows
-    first_col = (pid // rows) * TILE
-    x_ptr += item * (end - offset)
-    lane = tl.arange(0, TILE)
-    total = tl.zeros([TILE], dtype=ACC)
-    stop = tl.minimum(run_count, (split + 1) * per_split)
-    shift_ptr += row * run_count
-    zero = row * 0
-    for start in range(split * per_split, stop, UNROLL):
-        for u in tl.static_range(UNROLL):
-            here = start + u < stop
-            word = tl.load(shift_ptr + tl.minimum(start + u, run_count - 1))
-            word = word.to(tl.uint32, bitcast=True)
-            flip = word & 0x80000000
-            run = first_run + start + u
-            run = tl.where(run >= runs, run - runs, run)
-            place = first_col - (word & 0x7FFFFFFF).to(tl.int32)
-            place = tl.where(place < 0, place + cols, place).to(tl.uint32)
-            slot = (place // BLOCK).to(tl.int32)
-            into = (place % BLOCK).to(tl.int32)
-            block = slot.to(INDEX) * runs + run
-            base = block * BLOCK + into
-            inside = (into + TILE <= BLOCK) & (slot < slots) & (base >= offset)
-            if here & inside & (base + TILE <= end):
-                total += _piece(
-                    x_ptr, weyl_ptr, block, into, flip, zero, zero, offset, end, first_block,
-                    block_count, lane, BLOCK, INDEX, ACC, False,
-                )  # fmt: skip
-            else:
-                # The tile ends in another block of the run, or after its last one in a gap.
-                is_last = slot >= slots - 1
-                cut = tl.where(here & (slot < slots), BLOCK - into, 0)
-                begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
-                begin = tl.where(here, begin, TILE)
-                after = tl.where(is_last, run, block + runs).to(INDEX)
-                total += _piece(
-                    x_ptr, weyl_ptr, block, into, flip, zero, cut, offset, end, first_block,
-                    block_count, lane, BLOCK, INDEX, ACC, True,
-                )  # fmt: skip
-                total += _piece(
-                    x_ptr, weyl_ptr, after, -begin, flip, begin, zero + TILE, offset, end,
-                    first_block, block_count, lane, BLOCK, INDEX, ACC, True,
-                )  # fmt: skip
-    size = rows.to(tl.int64) * cols
+    """Part of a run in a tile's columns: whether it is whole in one block, and where it begins."""
+    run = first_run + turn
+    run = tl.where(run >= runs, run - runs, run)
+    word = _shift_word(keys, run, cols)
+    place = first_col - (word & 0x7FFFFFFF).to(tl.int32)
+    place = tl.where(place < 0, place + cols, place).to(tl.uint32)
+    slot = (place // BLOCK).to(tl.int32)
+    into = (place % BLOCK).to(tl.int32)
+    block = slot.to(INDEX) * runs + run
+    base = block * BLOCK + into
+    inside = (into + TILE <= BLOCK) & (slot < slots) & (base >= offset) & (base + TILE <= end)
+    return inside, block, into, word & 0x80000000, run, slot, place
+
+
+@triton.jit
+def _pieces(
+    x_ptr, signs, found, here, runs, cols, slots, offset, end, lane,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The same where the tile ends in another block of the run, or after its last one in a gap."""
+    _, block, into, flip, run, slot, place = found
+    is_last = slot >= slots - 1
+    cut = tl.where(here & (slot < slots), BLOCK - into, 0)
+    begin = tl.where(is_last, cols - place.to(tl.int32), BLOCK - into)
+    begin = tl.where(here, begin, TILE)
+    after = tl.where(is_last, run, block + runs).to(INDEX)
+    zero = into * 0
+    first = _piece(
+        x_ptr, signs, block, into, flip, zero, cut, offset, end, lane, BLOCK, INDEX, ACC, True
+    )  # fmt: skip
+    return first + _piece(
+        x_ptr, signs, after, -begin, flip, begin, zero + TILE, offset, end, lane,
+        BLOCK, INDEX, ACC, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def _part(out_ptr, part_ptr, item, split, size):
+    """Destination of a split: the first one adds up the table, the others partial tables."""
     if split == 0:
         destination = out_ptr + item * size
     else:
         destination = part_ptr + (item * (tl.num_programs(1) - 1) + split - 1) * size
+    return destination
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def encode_wide_kernel(
+    x_ptr, out_ptr, part_ptr, words_ptr,
+    offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    split = tl.program_id(1)
+    item = (pid // tiles).to(tl.int64)
+    row = (pid % tiles) % rows
+    first_col = ((pid % tiles) // rows) * TILE
+    x_ptr += item * (end - offset)
+    signs = _keys(words_ptr, 0)
+    keys = _keys(words_ptr, 2 + 3 * row)
+    lane = tl.arange(0, TILE)
+    total = tl.zeros([TILE], dtype=ACC)
+    stop = tl.minimum(run_count, (split + 1) * per_split)
+    zero = row * 0
+    for start in range(split * per_split, stop, 2):  # two runs at a time, while memory answers
+        a = _find(
+            keys, start, first_run, runs, first_col, cols, slots, offset, end, BLOCK, TILE, INDEX
+        )  # fmt: skip
+        b = _find(
+            keys, start + 1, first_run, runs, first_col, cols, slots, offset, end,
+            BLOCK, TILE, INDEX,
+        )  # fmt: skip
+        both = start + 1 < stop
+        if both & a[0] & b[0]:
+            one = _piece(
+                x_ptr, signs, a[1], a[2], a[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
+            two = _piece(
+                x_ptr, signs, b[1], b[2], b[3], zero, zero, offset, end, lane,
+                BLOCK, INDEX, ACC, False,
+            )  # fmt: skip
+            total += one
+            total += two
+        else:
+            total += _pieces(
+                x_ptr, signs, a, start < stop, runs, cols, slots, offset, end, lane,
+                BLOCK, TILE, INDEX, ACC,
+            )  # fmt: skip
+            total += _pieces(
+                x_ptr, signs, b, both, runs, cols, slots, offset, end, lane,
+                BLOCK, TILE, INDEX, ACC,
+            )  # fmt: skip
+    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
     column = first_col + lane
     tl.store(destination + row.to(tl.int64) * cols + column, total, mask=column < cols)
 
@@ -153,52 +183,58 @@ def encode_wide_kernel(
 @triton.jit(do_not_specialize=_SIZES)
 def encode_narrow_kernel(
     x_ptr, out_ptr, part_ptr, words_ptr,
-    offset, end, slots, cols, rows, runs, first_run, run_count, per_split,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, RUNS: tl.constexpr, ACC: tl.constexpr,
+    offset, end, slots, cols, rows, runs, first_run, run_count, per_split, tiles,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr,
+    RUNS: tl.constexpr,
 ):  # fmt: skip
-    """The same sum for short rows: `RUNS` runs at once, every hash computed where it is used."""
+    """The same sum, `RUNS` runs at once."""
     pid = tl.program_id(0)
     split = tl.program_id(1)
-    item = tl.program_id(2).to(tl.int64)
-    row = pid % rows
-    column = (pid // rows) * TILE + tl.arange(0, TILE)[None, :]
+    item = (pid // tiles).to(tl.int64)
+    row = (pid % tiles) % rows
+    column = ((pid % tiles) // rows) * TILE + tl.arange(0, TILE)[None, :]
     x_ptr += item * (end - offset)
+    signs = _keys(words_ptr, 0)
+    keys = _keys(words_ptr, 2 + 3 * row)
     total = tl.zeros([RUNS, TILE], dtype=ACC)
-    begin = split.to(tl.int64) * per_split
+    begin = split.to(INDEX) * per_split
     stop = tl.minimum(run_count, begin + per_split)
     for start in range(begin, stop, RUNS):
-        turn = start + tl.arange(0, RUNS)[:, None].to(tl.int64)
-        run = (first_run + turn) % runs
-        word = _shift_word(words_ptr, row, run, cols)
+        turn = start + tl.arange(0, RUNS)[:, None].to(INDEX)
+        run = first_run + turn
+        run = tl.where(run >= runs, run - runs, run)
+        word = _shift_word(keys, run, cols)
         place = column - (word & 0x7FFFFFFF).to(tl.int32)
         place = tl.where(place < 0, place + cols, place)
         slot = place // BLOCK
         into = place % BLOCK
-        block = slot.to(tl.int64) * runs + run
+        block = slot.to(INDEX) * runs + run
         index = block * BLOCK + into
         valid = (turn < stop) & (column < cols) & (slot < slots)
         valid = valid & (index >= offset) & (index < end)
         x = tl.load(x_ptr + (index - offset), mask=valid, other=0.0)
-        weyl = _weyl_word(words_ptr, block)
-        phase = (weyl >> 32).to(tl.uint32) * into.to(tl.uint32) + weyl.to(tl.uint32)
-        total += _signed(x, phase + (word & 0x80000000), ACC)
-    size = rows.to(tl.int64) * cols
-    if split == 0:
-        destination = out_ptr + item * size
-    else:
-        destination = part_ptr + (item * (tl.num_programs(1) - 1) + split - 1) * size
+        step, phase = _sequence(signs, block)
+        phase += step * into.to(tl.uint32) + (word & 0x80000000)
+        total += _signed(x, phase, ACC)
+    destination = _part(out_ptr, part_ptr, item, split, rows.to(tl.int64) * cols)
     cells = destination + row.to(tl.int64) * cols + column
     tl.store(cells, tl.sum(total, axis=0)[None, :], mask=column < cols)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def add_partials_kernel(out_ptr, part_ptr, size, partials, CHUNK: tl.constexpr):
-    item = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    total = tl.load(out_ptr + item * size + i, mask=i < size)
-    for p in range(partials):
-        total += tl.load(part_ptr + (item * partials + p) * size + i, mask=i < size)
-    tl.store(out_ptr + item * size + i, total, mask=i < size)
+def add_partials_kernel(
+    out_ptr, part_ptr, size, chunks, partials, CHUNK: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    item = (tl.program_id(0) // chunks).to(tl.int64)
+    i = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)[None, :]
+    part = tl.arange(0, PARTS)[:, None]
+    here = (part == 0) & (i < size)
+    total = tl.load(out_ptr + item * size + i + part * 0, mask=here, other=0.0)
+    part_ptr += item * partials * size
+    for p in range(0, partials, PARTS):
+        here = (p + part < partials) & (i < size)
+        total += tl.load(part_ptr + (p + part).to(tl.int64) * size + i, mask=here, other=0.0)
+    tl.store(out_ptr + item * size + i, tl.sum(total, axis=0)[None, :], mask=i < size)
 
 
 @triton.jit
@@ -225,46 +261,49 @@ def _combine(values, ROWS: tl.constexpr, NETWORK: tl.constexpr, MEAN: tl.constex
 
 @triton.jit(do_not_specialize=_SIZES)
 def query_wide_kernel(
-    table_ptr, out_ptr, other_ptr, shift_ptr, weyl_ptr, scale,
-    offset, end, cols, runs, first_run, run_count, first_block,
+    table_ptr, out_ptr, other_ptr, words_ptr, scale,
+    offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, RESIDUAL: tl.constexpr, ACC: tl.constexpr,
+    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, SPAN: tl.constexpr,
+    RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Estimates to `out`; with `RESIDUAL`, `scale` times what they miss of `other` is added."""
-    item = tl.program_id(1).to(tl.int64)
+    item = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
     table_ptr += item * ROWS * cols
     out_ptr += item * (end - offset)
-    tile = tl.program_id(0)
-    near, into = tile // (BLOCK // TILE), (tile % (BLOCK // TILE)) * TILE
-    block = first_block + near.to(tl.int64)
-    turn = (block % runs).to(tl.int32) - first_run
-    shifts = shift_ptr + tl.where(turn < 0, turn + runs, turn)
-    place = ((block // runs) * BLOCK + into).to(tl.uint32)
-    starts = (_start(shifts, 0, place, run_count, cols),)
-    last = starts[0] & 0x7FFFFFFF
+    into = (tile % (BLOCK // (SPAN * TILE))) * (SPAN * TILE)
+    block = offset // BLOCK + (tile // (BLOCK // (SPAN * TILE))).to(INDEX)
+    run = block % runs
+    words = (_shift_word(_keys(words_ptr, 2), run, cols),)
     for j in tl.static_range(1, ROWS):
-        starts = starts + (_start(shifts, j, place, run_count, cols),)
-        last = tl.maximum(last, starts[j] & 0x7FFFFFFF)
-    weyl = tl.load(weyl_ptr + near).to(tl.uint64, bitcast=True)
-    step = (weyl >> 32).to(tl.uint32)
-    phase = weyl.to(tl.uint32) + step * into.to(tl.uint32)
-    base = block * BLOCK + into
-    if last + TILE <= cols:
-        _query_tile(
-            table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
-            TILE, ROWS, NETWORK, MEAN, False, RESIDUAL, ACC,
-        )  # fmt: skip
-    else:
-        _query_tile(
-            table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
-            TILE, ROWS, NETWORK, MEAN, True, RESIDUAL, ACC,
-        )  # fmt: skip
+        words = words + (_shift_word(_keys(words_ptr, 2 + 3 * j), run, cols),)
+    step, begin = _sequence(_keys(words_ptr, 0), block)
+    for t in range(SPAN):
+        place = (into + t * TILE).to(tl.uint32)
+        phase = begin + step * place
+        base = block * BLOCK + into + t * TILE
+        place += ((block // runs) * BLOCK).to(tl.uint32)
+        starts = (_start(words[0], place, cols),)
+        last = starts[0] & 0x7FFFFFFF
+        for j in tl.static_range(1, ROWS):
+            starts = starts + (_start(words[j], place, cols),)
+            last = tl.maximum(last, starts[j] & 0x7FFFFFFF)
+        if last + TILE <= cols:
+            _query_tile(
+                table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
+                TILE, ROWS, NETWORK, MEAN, False, RESIDUAL, ACC,
+            )  # fmt: skip
+        else:
+            _query_tile(
+                table_ptr, out_ptr, other_ptr, scale, starts, base, step, phase, offset, end, cols,
+                TILE, ROWS, NETWORK, MEAN, True, RESIDUAL, ACC,
+            )  # fmt: skip
 
 
 @triton.jit
-def _start(shifts, row, place, run_count, cols):
+def _start(word, place, cols):
     """First column of a tile in a row, with the run's flip in the top bit."""
-    word = tl.load(shifts + row * run_count).to(tl.uint32, bitcast=True)
     start = place + (word & 0x7FFFFFFF)
     return tl.where(start >= cols, start - cols, start) | (word & 0x80000000)
 
@@ -307,13 +346,13 @@ def _wide_cell(table_ptr, row, start, cols, lane, WRAP: tl.constexpr, ACC: tl.co
 
 @triton.jit(do_not_specialize=_SIZES)
 def query_narrow_kernel(
-    table_ptr, out_ptr, words_ptr, offset, end, runs, cols,
+    table_ptr, out_ptr, words_ptr, offset, end, cols, runs, tiles,
     BLOCK: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, NETWORK: tl.constexpr,
-    MEAN: tl.constexpr, PAIRWISE: tl.constexpr, ACC: tl.constexpr,
+    MEAN: tl.constexpr, INDEX: tl.constexpr, ACC: tl.constexpr, PAIRWISE: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(1).to(tl.int64)
+    item = (tl.program_id(0) // tiles).to(tl.int64)
     table_ptr += item * ROWS * cols
-    index = offset + tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    index = offset + (tl.program_id(0) % tiles).to(INDEX) * TILE + tl.arange(0, TILE)
     valid = index < end
     values = (
         _narrow_cell(table_ptr, words_ptr, 0, index, valid, runs, cols, BLOCK, PAIRWISE, ACC),
@@ -335,37 +374,90 @@ def _narrow_cell(
     else:
         block = index // BLOCK
         into = (index % BLOCK).to(tl.uint32)
-        word = _shift_word(words_ptr, row, block % runs, cols)
+        word = _shift_word(_keys(words_ptr, 2 + 3 * row), block % runs, cols)
         column = (block // runs) * BLOCK + into + (word & 0x7FFFFFFF)
         column = tl.where(column >= cols, column - cols, column)
-        weyl = _weyl_word(words_ptr, block)
-        phase = (weyl >> 32).to(tl.uint32) * into + weyl.to(tl.uint32) + (word & 0x80000000)
+        step, phase = _sequence(_keys(words_ptr, 0), block)
+        phase += step * into + (word & 0x80000000)
     x = tl.load(table_ptr + tl.cast(row, tl.int64) * cols + column, mask=valid, other=0.0)
     return _signed(x, phase, ACC)
 
 
 @triton.jit
 def _pairwise(words_ptr, row, index, cols):
-    a_low = tl.load(words_ptr + 2 + 3 * row).to(tl.uint64, bitcast=True)
-    a_high = tl.load(words_ptr + 3 + 3 * row).to(tl.uint64, bitcast=True)
+    a_low, a_high = _keys(words_ptr, 2 + 3 * row)
     b = tl.load(words_ptr + 4 + 3 * row).to(tl.uint64, bitcast=True)
     i = index.to(tl.uint64)
     h = a_low * (i & 0xFFFFFFFF) + a_high * (i >> 32) + b
     column = ((h >> 32) * cols.to(tl.uint64)) >> 32
-    bits = _weyl_word(words_ptr, index) >> tl.cast(row, tl.uint64)
+    one, two = _keys(words_ptr, 0)
+    bits = _mix64(index, one, two) >> tl.cast(row, tl.uint64)
     return column.to(tl.int64), (bits << 31).to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def scatter_kernel(
-    x_ptr, out_ptr, words_ptr, offset, end, cols,
+    x_ptr, out_ptr, words_ptr, offset, end, cols, tiles,
     TILE: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    item = tl.program_id(1).to(tl.int64)
-    index = offset + tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    item = (tl.program_id(0) // tiles).to(tl.int64)
+    index = offset + (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     valid = index < end
     x = tl.load(x_ptr + item * (end - offset) + (index - offset), mask=valid, other=0.0)
     for row in range(ROWS):
         column, phase = _pairwise(words_ptr, row, index, cols)
         cell = out_ptr + (item * ROWS + row) * cols + column
         tl.atomic_add(cell, _signed(x, phase, ACC), mask=valid, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def round_kernel(
+    x_ptr, keys_ptr, out_ptr, inverse, size, stride, chunks,
+    CHUNK: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Cells to the whole numbers of a grid, at random, by the two keys of their table.
+
+    How many were beyond it is added to the number after the keys.
+    """
+    item = (tl.program_id(0) // chunks).to(tl.int64)
+    first = (tl.program_id(0) % chunks).to(tl.int64) * CHUNK
+    x_ptr += item * size
+    out_ptr += item * stride
+    keys_ptr += item * 3
+    one, two = _keys(keys_ptr, 0)
+    beyond = tl.zeros([CHUNK], dtype=tl.int32)
+    for start in range(first, size, chunks * CHUNK):
+        i = start + tl.arange(0, CHUNK)
+        x = tl.load(x_ptr + i, mask=i < size, other=0.0)
+        drawn = (_mix64(i, one, two) >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216)
+        k = tl.floor(x * inverse + (drawn - 0.5))
+        kept = tl.minimum(tl.maximum(k, -(2.0 ** (BITS - 1))), 2.0 ** (BITS - 1) - 1)
+        tl.store(out_ptr + i, kept.to(out_ptr.dtype.element_ty), mask=i < size)
+        beyond += ((k != kept) & (i < size)).to(tl.int32)
+    count = tl.sum(beyond.to(tl.int64), axis=0)
+    if count > 0:
+        tl.atomic_add(keys_ptr + 2, count, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def pack_kernel(
+    cells_ptr, out_ptr, lowest, cells, words, BITS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    word = tl.zeros([CHUNK], dtype=tl.int32)
+    for field in tl.static_range(32 // BITS):
+        cell = i * (32 // BITS) + field
+        value = tl.load(cells_ptr + cell, mask=cell < cells, other=0).to(tl.int32) - lowest
+        word |= tl.where(cell < cells, value, 0) << (field * BITS)
+    tl.store(out_ptr + i, word, mask=i < words)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def unpack_kernel(
+    words_ptr, out_ptr, lowest, cells, BITS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    place, field = i // (32 // BITS), (i % (32 // BITS)).to(tl.uint32)
+    word = tl.load(words_ptr + place, mask=i < cells, other=0).to(tl.uint32, bitcast=True)
+    total = ((word >> (field * BITS)) & ((1 << BITS) - 1)).to(tl.int32, bitcast=True) + lowest
+    tl.store(out_ptr + i, total.to(out_ptr.dtype.element_ty), mask=i < cells)

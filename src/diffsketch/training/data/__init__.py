@@ -6,25 +6,7 @@ own directory: idx files for MNIST, LEAF's JSON for Shakespeare. What a user's f
 with its tasks, in `TASKS`.
 """
 
-from diffsketch.training.data.mnist import ImageDataset, load_mnist
-from diffsketch.training.data.shakespeare import (
-    LETTERS,
-    WINDOW,
-    encode_text,
-    load_role_texts,
-    load_shakespeare,
-    role_samples,
-    split_roles,
-)
+from diffsketch.training.data.mnist import load_mnist
+from diffsketch.training.data.shakespeare import load_shakespeare
 
-__all__ = [
-    "LETTERS",
-    "WINDOW",
-    "ImageDataset",
-    "encode_text",
-    "load_mnist",
-    "load_role_texts",
-    "load_shakespeare",
-    "role_samples",
-    "split_roles",
-]
+__all__ = ["load_mnist", "load_shakespeare"]

@@ -7,7 +7,6 @@ import hashlib
 import math
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -115,44 +114,13 @@ _SHA256 = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """Images with one label each.
-
-    Attributes:
-        images: Pixels, uint8, shape (count, height, width).
-        labels: Classes, int64, shape (count,).
-
-    Raises:
-        ArgumentError: A tensor has another dtype or shape, or the counts differ.
-
-    >>> len(ImageDataset(torch.zeros(3, 28, 28, dtype=torch.uint8), torch.tensor([7, 2, 1])))
-    3
-    """
-
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        images, labels = self.images, self.labels
-        check(images.dtype == torch.uint8, "images.dtype", "be torch.uint8", images.dtype)
-        check(images.ndim == 3, "images.ndim", "be 3", images.ndim)
-        check(labels.dtype == torch.int64, "labels.dtype", "be torch.int64", labels.dtype)
-        count = len(images)
-        check(labels.shape == (count,), "labels.shape", f"be ({count},)", tuple(labels.shape))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-def load_mnist(
-    directory: Path | str | None = None, *, split: Literal["train", "test"]
-) -> ImageDataset:
+def load_mnist(directory: Path | str | None = None, *, split: Literal["train", "test"]) -> Examples:
     """Load one split of MNIST, or of a data set in its format.
 
     In a directory of the user's, a file may be plain or gzipped and be spelt
     `train-images-idx3-ubyte` or `train-images.idx3-ubyte`; plain goes before gzipped. Images may
-    have any size, and labels any value of one byte.
+    have any size, and labels any value of one byte. Inputs are pixels, uint8, of the shape (count,
+    height, width); labels int64.
 
     Guarantees:
         The embedded files are exactly the published ones
@@ -171,7 +139,7 @@ def load_mnist(
         Y. LeCun, C. Cortes, C. J. C. Burges, The MNIST database of handwritten digits.
 
     >>> test = load_mnist(split="test")
-    >>> test.images.shape, test.labels[:3]
+    >>> test.inputs.shape, test.labels[:3]
     (torch.Size([10000, 28, 28]), tensor([7, 2, 1]))
     """
     check(split in ("train", "test"), "split", "be 'train' or 'test'", split)
@@ -186,7 +154,7 @@ def load_mnist(
             )
             for kind, ndim in kinds
         )
-        return ImageDataset(images, labels.long())
+        return Examples(images, labels.long())
     folder, found = Path(directory), list[Path]()
     missing: list[str] = []
     try:
@@ -210,7 +178,7 @@ def load_mnist(
             f"{found[0]} and {found[1].name} do not belong together: "
             f"expected as many labels as images, found {len(images)} images, {len(labels)} labels"
         )
-    return ImageDataset(images, labels.long())
+    return Examples(images, labels.long())
 
 
 def _load_task(
@@ -230,11 +198,11 @@ def _load_task(
     workers = int(usual["workers"]) if workers is None else workers
     samples = int(usual["samples"]) if samples is None else samples
     train, test = load_mnist(directory, split="train"), load_mnist(directory, split="test")
-    height, width = train.images.shape[1:]
-    if test.images.shape[1:] != (height, width) or len(test) == 0:
+    height, width = train.inputs.shape[1:]
+    if test.inputs.shape[1:] != (height, width) or len(test) == 0:
         raise DataError(
             f"{directory}: expected test images of the size of the training images, "
-            f"{(height, width)}, found {tuple(test.images.shape)}"
+            f"{(height, width)}, found {tuple(test.inputs.shape)}"
         )
     if workers * samples > len(train):
         raise ArgumentError(
@@ -257,8 +225,8 @@ def _load_task(
     taken = order[: workers * samples]
     starts = torch.arange(0, workers * samples + 1, samples)
     names = tuple(f"worker-{number}" for number in range(workers))
-    held = examples(train.images[taken], train.labels[taken])
-    return Task(name, Devices(held, starts, names), examples(test.images, test.labels), make)
+    held = examples(train.inputs[taken], train.labels[taken])
+    return Task(name, Devices(held, starts, names), examples(test.inputs, test.labels), make)
 
 
 _MODELS = ("logistic", "cnn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.local.base import (
-    StateWatch,
-    check_model,
-    check_training,
-    clear_absent,
-    mean_scores,
-    own_places,
-)
+from diffsketch.training.local.base import LocalTrainer, clear_absent, own_places
 from diffsketch.training.models import WeightLayout
 from diffsketch.training.tasks import Batches, Examples
 
@@ -31,49 +24,7 @@ _MOST_TRACES = 64
 Gradient: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class AnyModelTrainer(ABC):
-    """Base of trainers that keep a copy of a model: structure and constant buffers, no weights.
-
-    A model that would change buffers or draw random numbers is refused.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        check_model(model)
-        self._layout = WeightLayout.of(model)
-        self.dim = self._layout.dim
-        self._model = copy.deepcopy(model).train()
-
-    def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
-        """The gradient of each worker's only step: see `LocalTrainer`."""
-        check_training(self._layout, weights, batches, one_step=True)
-        return self._train(weights, examples, batches, None)
-
-    def updates(
-        self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
-    ) -> Tensor:
-        """The change by each worker's SGD: see `LocalTrainer`."""
-        check_training(self._layout, weights, batches, one_step=False)
-        return self._train(weights, examples, batches, learning_rate)
-
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy: see `LocalTrainer`."""
-        self._layout.check_weights(weights)
-        state = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
-        state |= {name: one.to(weights.device) for name, one in self._model.named_buffers()}
-        self._model.eval()
-        try:
-            return mean_scores(lambda x: functional_call(self._model, state, (x,)), examples)
-        finally:
-            self._model.train()
-
-    @abstractmethod
-    def _train(
-        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
-    ) -> Tensor:
-        """Gradients if there is no learning rate, else updates."""
-
-
-class Batched(AnyModelTrainer):
+class Batched(LocalTrainer):
     """Local SGD of many workers at once, given the gradient of all of them."""
 
     examples_at_once: int
@@ -192,7 +143,7 @@ class Functional(Batched):
         return -(found * places).sum()
 
 
-class WorkerLoop(AnyModelTrainer):
+class WorkerLoop(LocalTrainer):
     """Trains the workers of a cohort one by one: works for every module.
 
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
@@ -247,7 +198,7 @@ class _Replica:
         for parameter, view in zip(parameters.values(), layout.split(self._flat), strict=True):
             parameter.data = view
         self._trained: list[Tensor] = [p for p in parameters.values() if p.requires_grad]
-        self._watch = StateWatch(self._model)
+        self._watch = _StateWatch(self._model)
 
     def train(
         self,
@@ -286,3 +237,27 @@ class _Replica:
             views = zip(self._model.parameters(), self._layout.split(row), strict=True)
             own = [view for parameter, view in views if parameter.requires_grad]
             torch._foreach_copy_(own, found)
+
+
+class _StateWatch:
+    """Notices what `check_model` cannot see: a model that changes its buffers or draws numbers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._buffers = self._versions()
+        self._generator: Tensor | None = torch.get_rng_state()
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        # Torch counts the in-place changes of a tensor; another tensor has another identity.
+        return {name: (id(b), b._version) for name, b in self._model.named_buffers()}
+
+    def check(self) -> None:
+        """Raise if buffers have changed since the start; the first time, also for drawn numbers."""
+        versions = self._versions()
+        if versions != self._buffers:
+            changed = {n for n, v in versions.items() if self._buffers.get(n) != v}
+            names = ", ".join(sorted(changed | (self._buffers.keys() - versions.keys())))
+            raise ArgumentError(f"model must not change its buffers while training: {names}")
+        if self._generator is not None and not torch.equal(self._generator, torch.get_rng_state()):
+            raise ArgumentError("model must not draw from torch's global generator while training")
+        self._generator = None

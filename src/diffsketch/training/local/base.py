@@ -1,13 +1,14 @@
-"""The interface of local training, checks of its arguments, and the models that it refuses."""
+"""The base of local training, checks of its arguments, and the models that it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import copy
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -18,30 +19,62 @@ from diffsketch.training.tasks import Batches, Examples
 _EVALUATED = 4096  # examples at a time
 
 
-class LocalTrainer(Protocol):
+class LocalTrainer(ABC):
     """Trains all workers of a cohort from the same weights, as one computation where it can.
 
-    Weights are flat: all parameters of the model, in the order of `named_parameters`.
+    Weights are flat: all parameters of the model, in the order of `named_parameters`. Of the model,
+    structure and constant buffers are kept. One that would change buffers or draw random numbers is
+    refused.
 
     Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
     loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
     what a worker's examples hold, NaN for one, shows in its own row only.
     """
 
-    @property
-    def dim(self) -> int:
-        """Length of the weights."""
+    def __init__(self, model: nn.Module) -> None:
+        check_model(model)
+        self._layout = WeightLayout.of(model)
+        self.dim = self._layout.dim  # length of the weights
+        self._model = copy.deepcopy(model).train()
 
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """The gradient of the mean loss of each worker's only step: `(workers, dim)`, float32."""
+        check_training(self._layout, weights, batches, one_step=True)
+        return self._train(weights, examples, batches, None)
 
     def updates(
         self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
     ) -> Tensor:
         """The weights after all steps of SGD less those before: `(workers, dim)`, float32."""
+        check_training(self._layout, weights, batches, one_step=False)
+        return self._train(weights, examples, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy on examples, computed in parts that fit into memory."""
+        """Mean cross-entropy and accuracy, computed in parts that fit into memory."""
+        self._layout.check_weights(weights)
+        check(len(examples) >= 1, "examples", "not be empty", len(examples))
+        state = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
+        state |= {name: one.to(weights.device) for name, one in self._model.named_buffers()}
+        loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
+        correct = torch.zeros((), dtype=torch.int64, device=examples.labels.device)
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                for start in range(0, len(examples), _EVALUATED):
+                    labels = examples.labels[start : start + _EVALUATED]
+                    inputs = examples.inputs[start : start + _EVALUATED]
+                    scores = functional_call(self._model, state, (inputs,))
+                    loss += cross_entropy(scores, labels, reduction="sum")
+                    correct += (scores.argmax(1) == labels).sum()
+        finally:
+            self._model.train()
+        return float(loss) / len(examples), int(correct) / len(examples)
+
+    @abstractmethod
+    def _train(
+        self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
+    ) -> Tensor:
+        """Gradients if there is no learning rate, else updates."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -63,30 +96,6 @@ def check_model(model: nn.Module) -> None:
                 f"{where} must not draw random numbers while training: they would come from the "
                 "global generator, and a run could not be repeated; set its probability to 0"
             )
-
-
-class StateWatch:
-    """Notices what `check_model` cannot see: a model that changes its buffers or draws numbers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._buffers = self._versions()
-        self._generator: Tensor | None = torch.get_rng_state()
-
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        # Torch counts the in-place changes of a tensor; another tensor has another identity.
-        return {name: (id(b), b._version) for name, b in self._model.named_buffers()}
-
-    def check(self) -> None:
-        """Raise if buffers have changed since the start; the first time, also for drawn numbers."""
-        versions = self._versions()
-        if versions != self._buffers:
-            changed = {n for n, v in versions.items() if self._buffers.get(n) != v}
-            names = ", ".join(sorted(changed | (self._buffers.keys() - versions.keys())))
-            raise ArgumentError(f"model must not change its buffers while training: {names}")
-        if self._generator is not None and not torch.equal(self._generator, torch.get_rng_state()):
-            raise ArgumentError("model must not draw from torch's global generator while training")
-        self._generator = None
 
 
 def check_training(
@@ -131,17 +140,3 @@ def clear_absent(rows: Tensor, batches: Batches) -> Tensor:
     if batches.present is not None:
         rows[~batches.present.flatten(1).any(1)] = 0
     return rows
-
-
-def mean_scores(forward: Callable[[Tensor], Tensor], examples: Examples) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of the scores that `forward` gives examples."""
-    check(len(examples) >= 1, "examples", "not be empty", len(examples))
-    loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
-    correct = torch.zeros((), dtype=torch.int64, device=examples.labels.device)
-    with torch.no_grad():
-        for start in range(0, len(examples), _EVALUATED):
-            labels = examples.labels[start : start + _EVALUATED]
-            scores = forward(examples.inputs[start : start + _EVALUATED])
-            loss += functional.cross_entropy(scores, labels, reduction="sum")
-            correct += (scores.argmax(1) == labels).sum()
-    return float(loss) / len(examples), int(correct) / len(examples)

@@ -9,18 +9,16 @@ import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import one_hot
 
 from diffsketch.compiled import compiled, run_tasks, threads_for
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.training.local.any_model import Batched
-from diffsketch.training.local.base import check_training, clear_absent, mean_scores, own_places
-from diffsketch.training.models import LogisticRegression, WeightLayout
+from diffsketch.training.local.base import check_training, clear_absent, own_places
+from diffsketch.training.models import LogisticRegression
 from diffsketch.training.tasks import Batches, Examples
 
 _NO_SHARES = np.zeros((1, 0, 0), np.float32)
-_WORKERS = {"cpu": 128, "cuda": 4096}  # at a time; on a CPU so that their examples stay in cache
 _TOGETHER = 5  # examples that are added to a row of weights in one pass
 
 
@@ -118,42 +116,35 @@ def train(
         _train_worker(weights, classes, inputs, labels, indices[worker], own, factor, out[worker])
 
 
-class ClosedForm:
-    """Trains cohorts of `LogisticRegression`: the `LocalTrainer` for that model.
+class ClosedForm(Batched):
+    """Trains cohorts of `LogisticRegression`.
 
     A step of one worker moves its weights by `-learning_rate / batch * residual inputs`, with
-    `residual = softmax(scores) - onehot(labels)`, shape `(classes, batch)`. Only the change is kept
-    for each worker: `scores = weight x + change x`, where the first product is one for all workers
-    and the second begins with the second step. Classes come first everywhere, so that the products
-    have the layout of the flat weights. On the CPU, in float32, compiled loops do the same without
-    tensors in between. Of the model, only sizes are taken.
+    `residual = softmax(scores) - onehot(labels)`. On the CPU, in float32, compiled loops do that
+    without tensors in between, and read everything where it lies.
     """
 
+    examples_at_once = 40960  # where the compiled loops are not taken: on CUDA, for one
+
     def __init__(self, model: LogisticRegression) -> None:
-        self._layout = WeightLayout.of(model)
-        self.dim = self._layout.dim
+        super().__init__(model)
         self._classes, self._features = model.weight.shape
-        self._scratch: dict[str, Tensor] = {}
 
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """The gradient of each worker's only step: see `LocalTrainer`."""
-        return self._train(weights, examples, batches, 1.0, one_step=True)
+        found = self._loops(weights, examples, batches, 1.0, one_step=True)
+        return super().gradients(weights, examples, batches) if found is None else found
 
     def updates(
         self, weights: Tensor, examples: Examples, batches: Batches, *, learning_rate: float
     ) -> Tensor:
         """The change by each worker's SGD: see `LocalTrainer`."""
-        return self._train(weights, examples, batches, -learning_rate, one_step=False)
+        found = self._loops(weights, examples, batches, -learning_rate, one_step=False)
+        if found is None:
+            return super().updates(weights, examples, batches, learning_rate=learning_rate)
+        return found
 
-    def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean loss and accuracy: see `LocalTrainer`."""
-        self._layout.check_weights(weights)
-        weight, bias = self._layout.split(weights)
-        return mean_scores(
-            lambda inputs: functional.linear(inputs.flatten(1).float(), weight, bias), examples
-        )
-
-    def _train(
+    def _loops(
         self,
         weights: Tensor,
         examples: Examples,
@@ -161,37 +152,31 @@ class ClosedForm:
         factor: float,
         *,
         one_step: bool,
-    ) -> Tensor:
+    ) -> Tensor | None:
+        """The result of the compiled loops; None where they are not for such tensors."""
         indices, places, inputs = batches.indices, None, examples.inputs
+        here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
+        if not (here and inputs.is_contiguous() and weights.is_contiguous()):
+            return None
         usual = weights.shape == (self.dim,) and weights.dtype == torch.float32
         usual &= batches.present is None and indices.dtype == torch.int64 and indices.dim() == 3
         if not usual or (one_step and indices.shape[1] != 1):
             check_training(self._layout, weights, batches, one_step=one_step)
             indices, places = own_places(batches)
-        workers = len(indices)
         if indices.numel() == 0:
-            return weights.new_zeros(workers, self.dim)
-        out = weights.new_empty(workers, self.dim)
-        here = weights.device.type == inputs.device.type == "cpu" and inputs.dtype == torch.float32
-        if here and inputs.is_contiguous() and weights.is_contiguous():
-            # Compiled loops read everything where it lies.
-            self._check_chosen(indices, examples)
-            shares = _NO_SHARES if places is None else places.float().numpy()
-            threads = threads_for(out.numel())
-            tasks = min(len(out), 4 * threads) if threads > 1 else 1
-            run_tasks(
-                train, tasks, threads, tasks,
-                weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
-                examples.labels.numpy(), indices.contiguous().numpy(), shares,
-                np.float32(factor), out.numpy(),
-            )  # fmt: skip
-            return out if batches.present is None else clear_absent(out, batches)
-        at_once = _WORKERS.get(weights.device.type, 4096)
-        for start in range(0, workers, at_once):
-            rows = slice(start, start + at_once)
-            part = None if places is None else places[rows]
-            self._train_part(weights, examples, indices[rows], part, factor, out[rows])
-        return clear_absent(out, batches)
+            return weights.new_zeros(len(indices), self.dim)
+        self._check_chosen(indices, examples)
+        out = weights.new_empty(len(indices), self.dim)
+        shares = _NO_SHARES if places is None else places.float().numpy()
+        threads = threads_for(out.numel())
+        tasks = min(len(out), 4 * threads) if threads > 1 else 1
+        run_tasks(
+            train, tasks, threads, tasks,
+            weights.detach().numpy(), self._classes, inputs.flatten(1).numpy(),
+            examples.labels.numpy(), indices.contiguous().numpy(), shares,
+            np.float32(factor), out.numpy(),
+        )  # fmt: skip
+        return out if places is None else clear_absent(out, batches)
 
     def _check_chosen(self, indices: Tensor, examples: Examples) -> None:
         """Raise unless sizes, indices and labels are those of the model: loops do not check."""
@@ -209,63 +194,23 @@ class ClosedForm:
         if int(own.view(np.uint64).max()) >= self._classes:
             raise ArgumentError(f"labels must be in [0, {self._classes}), got {own}")
 
-    def _train_part(
-        self,
-        weights: Tensor,
-        examples: Examples,
-        indices: Tensor,
-        places: Tensor | None,
-        factor: float,
-        out: Tensor,
-    ) -> None:
-        """Write the sum of all steps of some workers to `out`."""
-        workers, steps, size = indices.shape
-        classes, end = self._classes, self._classes * self._features
-        # Slices: `split` of the layout takes three times as long, which shows in small cohorts.
-        weight, bias = weights[:end].view(classes, -1), weights[end:].view(classes, 1)
-        minus_one = weights.new_full((1, 1), -1.0)
-        change = self._buffer("change", (workers, classes, self._features), weights)
-        bias_change = None
-        for step in range(steps):
-            chosen = indices[:, step].reshape(-1)
-            inputs = self._gather(examples.inputs, chosen)
-            each = inputs.view(workers, size, -1)
-            scores = torch.addmm(bias, weight, inputs.t())
-            if bias_change is not None:
-                more = torch.baddbmm(bias_change.t().unsqueeze(2), change, each.transpose(1, 2))
-                scores.view(classes, workers, size).add_(more.transpose(0, 1))
-            residual = torch.softmax(scores, 0)
-            labels = examples.labels.index_select(0, chosen).unsqueeze(0)
-            residual.scatter_add_(0, labels, minus_one.expand(1, len(chosen)))
-            if places is None:
-                residual *= factor / size
-            else:
-                residual *= places[:, step].reshape(-1) * factor
-            residual = residual.view(classes, workers, size)
-            if bias_change is None:
-                torch.bmm(residual.transpose(0, 1), each, out=change)
-                bias_change = residual.sum(2)
-            else:
-                change.baddbmm_(residual.transpose(0, 1), each)
-                bias_change += residual.sum(2)
-        out[:, :end].copy_(change.view(workers, end))
-        if bias_change is not None:  # there is a step at least
-            out[:, end:].copy_(bias_change.t())
+    def _gradient(self, current: Tensor, inputs: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+        weight, bias = self._layout.split(current)
+        rows = inputs.flatten(2).float()
+        residual = _residual(rows @ weight.mT + bias.unsqueeze(-2), labels, places)
+        out = rows.new_empty(len(rows), self.dim)
+        of_weight, of_bias = self._layout.split(out)
+        torch.bmm(residual.mT, rows, out=of_weight)
+        torch.sum(residual, 1, out=of_bias)
+        return out
 
-    def _gather(self, inputs: Tensor, chosen: Tensor) -> Tensor:
-        """Chosen inputs, flat and in float32."""
-        if inputs.dtype != torch.float32:
-            return inputs.index_select(0, chosen).flatten(1).float()
-        out = self._buffer("inputs", (len(chosen), *inputs.shape[1:]), inputs)
-        return torch.index_select(inputs, 0, chosen, out=out).flatten(1)
 
-    def _buffer(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Memory that the next call takes again: fresh pages cost as much as the products do."""
-        size = math.prod(shape)
-        kept = self._scratch.get(name)
-        if kept is None or len(kept) < size or kept.device != like.device:
-            kept = self._scratch[name] = like.new_empty(size)
-        return kept[:size].view(shape)
+def _residual(scores: Tensor, labels: Tensor, places: Tensor) -> Tensor:
+    """Gradient of the loss by the scores `(workers, batch, classes)`."""
+    residual = torch.softmax(scores, 2)
+    minus_one = residual.new_full((1, 1, 1), -1.0).expand(*labels.shape, 1)
+    residual.scatter_add_(2, labels.unsqueeze(2), minus_one)
+    return residual.mul_(places.unsqueeze(2))
 
 
 class BatchedGRU(Batched):
@@ -291,11 +236,7 @@ class BatchedGRU(Batched):
         last = above[:, -1]
 
         scores = torch.baddbmm(output_bias.unsqueeze(1), last, output.transpose(1, 2))
-        residual = torch.softmax(scores, 2)
-        residual.scatter_add_(
-            2, labels.unsqueeze(2), residual.new_full((1, 1, 1), -1.0).expand(workers, size, 1)
-        )
-        residual *= places.unsqueeze(2)
+        residual = _residual(scores, labels, places)
         outer = torch.zeros_like(above)
         outer[:, -1] = torch.bmm(residual, output)
         of_below, *second_found = _backward(second, below, above, kept_above, outer)

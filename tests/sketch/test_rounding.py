@@ -1,0 +1,94 @@
+"""Cells of few bits. The statistical test fails by chance with probability below 1e-8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError
+from diffsketch.sketch.hashing import mix64
+from diffsketch.sketch.rounding import CELL_BITS, CellGrid
+
+every_width = pytest.mark.parametrize("bits", CELL_BITS)
+
+
+def draws(count: int, seed: int = 0) -> Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.integers(-(2**63), 2**63, (count, 3)))
+
+
+def reference(tables: Tensor, grid: CellGrid, keys: Tensor) -> Tensor:
+    """The definition, one table after the other."""
+    index, rows = np.arange(tables.shape[1], dtype=np.uint64), []
+    for table, (first, second) in zip(tables.numpy(), keys.numpy().view(np.uint64), strict=True):
+        chance = (mix64(index, first, second) >> np.uint64(40)).astype(np.float32)
+        shift = chance * np.float32(2**-24) - np.float32(0.5)
+        place = np.floor(table * np.float32(1 / grid.step) + shift)
+        rows.append(np.clip(place, -(2 ** (grid.bits - 1)), 2 ** (grid.bits - 1) - 1))
+    return torch.from_numpy(np.stack(rows)).to(grid.type)
+
+
+@every_width
+def test_is_the_definition(bits: int) -> None:
+    """Also where several pieces and tables are rounded, beyond the limit, and at its edge."""
+    tables = torch.randn(3, 70_001, generator=torch.Generator().manual_seed(1))
+    tables[0, :2] = torch.tensor([1.5, -1.5])
+    grid, keys = CellGrid(bits, 1.5), draws(3)
+    messages, saturated = grid.round(tables, keys)
+    expected = reference(tables, grid, keys[:, :2].contiguous())
+    assert messages.dtype == grid.type
+    assert messages.shape == (3, 70_001 + grid.size_cells)
+    # One rounding of a product and a sum, or two: neighbours, for a few cells in a million.
+    assert (messages[:, :70_001] != expected).sum() <= 3
+    surely = (tables.abs() > 1.5 + grid.step).sum(dim=1)
+    possibly = (tables.abs() > 1.5).sum(dim=1)
+    assert ((saturated >= surely) & (saturated <= possibly)).all()
+    assert not torch.equal(messages[0], grid.round(tables, draws(3, 1))[0][0])
+
+
+@every_width
+def test_unbiased_within_the_limit(bits: int) -> None:
+    """And a grid that is shifted by a tenth of its step is found."""
+    grid, count = CellGrid(bits, 1.0), 20_000
+    values = torch.linspace(-1, 1, 41)
+    messages, _ = grid.round(values.repeat(1, count), draws(1))
+    found = grid.mean(messages[0, : 41 * count], 1).reshape(count, 41).double().mean(dim=0)
+    allowed = 6 * grid.step / 2 / count**0.5 + 1e-6
+    assert ((found - values).abs() <= allowed).all()
+    assert not ((found + grid.step / 10 - values).abs() <= allowed).all()
+
+
+@every_width
+@pytest.mark.parametrize("factor", [1e-5, 1.0, 1e5])
+def test_limits_follow_the_tables(bits: int, factor: float) -> None:
+    """From far off to what the tables want, in few rounds; all from sums of messages."""
+    tables = factor * torch.randn(8, 500, generator=torch.Generator().manual_seed(2))
+    grid = CellGrid(bits, 1.0)
+    wanted = float(grid.wanted(tables.square().mean(dim=1).sqrt().double()).mean())
+    for index in range(12):
+        messages, _ = grid.round(tables, draws(8, index))
+        grid = CellGrid(bits, grid.next_limit(messages.sum(dim=0)[500:], 8))
+    assert wanted / 1.5 < grid.limit < wanted * 1.5
+
+
+def test_zeros_shrink_the_limit_and_stay_near_zero() -> None:
+    grid = CellGrid(4, 1.0)
+    messages, saturated = grid.round(torch.zeros(1, 100), draws(1))
+    assert set(messages[0, :100].tolist()) == {-1, 0}
+    assert not saturated
+    assert grid.next_limit(messages[0, 100:], 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ((9, 1.0), "bits must be 1 to 8, or 16"),
+        ((4, 0.0), "limit must be"),
+        ((4, 1e31), "limit must be in"),
+    ],
+)
+def test_refuses(settings: tuple[int, float], problem: str) -> None:
+    with pytest.raises(ArgumentError, match=problem):
+        CellGrid(*settings)
