@@ -5,8 +5,9 @@
 
 Two-layer perceptrons on MNIST, trained by two ranks with 32 images each, whose messages one process
 makes and sums: the loss on the training images after 500 steps, for gradients as they are, for
-sketches without feedback, and for feedback with several `immediate` (`diffsketch.ddp.feedback`
-says what that is). Batches are the same for all. Nothing is timed.
+sketches without feedback, for feedback with several `immediate` (`diffsketch.ddp.feedback` says
+what that is), and for cells of few bits, of which there are more in as many bytes. Batches are the
+same for all. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from benchmarks.report import print_table
 from benchmarks.timing import environment
 from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.methods.base import Method, build_method
+from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training.data import load_mnist
@@ -56,6 +58,7 @@ class Sending:
     compressed: bool = True
     feedback: bool = True
     immediate: float | None = None
+    bits: int = 32  # of a cell; fewer make more cells of the same bytes
 
 
 SETTINGS = (
@@ -74,6 +77,10 @@ SENDINGS = (
     Sending("b = 0.5", immediate=0.5),
     Sending("b = 1", immediate=1.0),
     Sending("by the rule"),
+    Sending("4 bits, no feedback", feedback=False, bits=4),
+    Sending("4 bits, by the rule", bits=4),
+    Sending("2 bits, no feedback", feedback=False, bits=2),
+    Sending("2 bits, by the rule", bits=2),
 )
 
 
@@ -81,8 +88,11 @@ class Ranks:
     """The mean of gradients as a process group would find it."""
 
     def __init__(self, dim: int, setting: Setting, sending: Sending, seed: int) -> None:
-        cols = max(1, math.floor(dim / setting.compression))
-        choice: dict[str, object] = {"rows": 1, "cols": cols} if sending.compressed else {}
+        bits = sending.bits
+        cols = max(1, math.floor(32 * dim / (bits * setting.compression)))
+        choice: dict[str, object] = {}
+        if sending.compressed:
+            choice = {"rows": 1, "cols": cols, "bits": bits}
         name = "sketch" if sending.compressed else "none"
         self._method: Method = build_method(name, dim=dim, cohort=RANKS, settings=choice)
         self._key, self._round = SketchKey.from_integer(seed), 0
@@ -96,17 +106,21 @@ class Ranks:
 
     def mean(self, vectors: Sequence[Tensor]) -> Tensor:
         """One round: vectors become messages, what is not sent is kept, messages are summed."""
-        seed, messages = self._key.seed(self._round), []
+        seed, messages, method = self._key.seed(self._round), [], self._method
+        if isinstance(method, PlainSketch) and method.grid is not None and not self._round:
+            limits = [method.limit_for(vector) or 1.0 for vector in vectors]
+            method = self._method = method.at_clip(statistics.geometric_mean(limits))
         for rank, vector in enumerate(vectors):
             mixed = self._memories[rank].mixed(vector) if self._memories else vector
             noise = CohortNoise(NoiseKey(bytes(32)), [rank], round_index=self._round)
-            message = self._method.encode(mixed, seed, noise).messages
-            if self._memories:
-                self._memories[rank].keep(vector, mixed, message, seed)
+            message = method.encode(mixed, seed, noise).messages
+            if self._memories and isinstance(method, PlainSketch):
+                self._memories[rank].keep(vector, mixed, method.mean_table(message, 1), seed)
             messages.append(message)
         self._round += 1
-        total = torch.stack(messages).sum(0).reshape(self._method.total_format.shape)
-        return self._method.decode(total, seed, count=RANKS)
+        total = torch.stack(messages).sum(0).reshape(method.total_format.shape)
+        self._method = method.after(total, count=RANKS)
+        return method.decode(total, seed, count=RANKS)
 
 
 def loss_after(setting: Setting, sending: Sending, *, steps: int, seed: int) -> float:

@@ -58,6 +58,7 @@ def cases(cells: int) -> list[Case]:
         Case("laplace", "float32", lambda n, c: n.laplace((c,), 1.0, dtype=torch.float32), False),
         Case("laplace", "float64", lambda n, c: n.laplace((c,), 1.0, dtype=torch.float64), False),
         Case("bernoulli", "float32", lambda n, c: n.bernoulli(chances[:c])),
+        Case("words", "64 bits", lambda n, c: n.words((c,))),
     ]
     for std in STDS:
         found += [

@@ -122,7 +122,7 @@ def run_round(count: int, shape: tuple[int, ...], dropouts: int) -> dict[str, An
 def run_case(count: int, shape: tuple[int, ...], dropouts: int, repeat: int) -> dict[str, Any]:
     rounds = [run_round(count, shape, dropouts) for _ in range(repeat)]
     middle = sorted(rounds, key=lambda found: sum(found["server_s"].values()))[repeat // 2]
-    message = MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS).wire_bytes
+    message = MessageFormat("sketch-skellam", DIM, shape, "unsigned", BITS).full_bytes
     about = {"members": count, "shape": shape, "dropouts": dropouts, "message_bytes": message}
     return about | {"threshold": default_threshold(count)} | middle
 

@@ -29,7 +29,7 @@ def train(steps: int) -> float:
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
     model = DistributedDataParallel(network)
 
-    state = sketch_state(model, "sketch", compression=50, seed=7, error_feedback=True)
+    state = sketch_state(model, "sketch", compression=50, seed=7)
     model.register_comm_hook(state, sketch_hook)
 
     images, test = load_mnist(None, split="train"), load_mnist(None, split="test")

@@ -337,7 +337,9 @@ def demo(
 def plan(
     dim: int = option("Length of the vectors, such as gradients.", default=...),
     rounds: int = option("Rounds of the whole run.", default=...),
-    epsilon: float = option("Target: the most that the run may cost any client.", default=...),
+    epsilon: float | None = option(
+        "Target: the most that the run may cost any client. Without it: bare sketches."
+    ),
     message_bytes: int = option(
         "The most bytes of one client's message in a round.", default=..., flag="--bytes"
     ),
@@ -371,7 +373,8 @@ def plan(
     """Find the private method with the least error for a budget of epsilon and of bytes.
 
     Compares the private methods of `diffsketch run`, each with its best settings, and predicts
-    their errors. Says how to run the best one.
+    their errors. Says how to run the best one. Without an epsilon nothing is private, and the bare
+    sketch gets the columns and bits that fit the bytes.
     """
     from diffsketch import planning as logic
 
@@ -382,6 +385,12 @@ def plan(
     each = cohort if workers is None else workers
     if each is None:
         raise ArgumentError("--cohort must be given, or --workers if all take part each round")
+    if epsilon is None:
+        if as_json or code:
+            raise ArgumentError("--epsilon must be given with --json and --code")
+        sizes = logic.sketch_sizes(dim, each, message_bytes, spread=spread)
+        LastingConsole().show(*logic.report_sizes(sizes, rounds=rounds))
+        return
     request = logic.PlanRequest(
         dim=dim, cohort=each, population=population, sampling=sampling, rounds=rounds,
         target_epsilon=epsilon, delta=delta, message_bytes=message_bytes, unit=logic.Unit(unit),

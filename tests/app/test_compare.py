@@ -272,10 +272,10 @@ def test_table_and_files(here: Path) -> None:
         assert text in result.output, text
     data = read(here / "out" / "comparison.json")
     rows = {row["name"]: row for row in data["rows"]}
-    assert rows["none"]["message_bytes"] == 48 + 4 * 7850
-    assert rows["sketch"]["message_bytes"] == 48 + 4 * 3 * 22
-    assert rows["sketch-laplace:per_round=0.5,rows=1"]["message_bytes"] == 48 + 4 * 22
-    assert rows["none"]["bytes"] == 2 * 20 * 4 * (48 + 4 * 7850)
+    assert rows["none"]["message_bytes"] == 4 + 4 * 7850
+    assert rows["sketch"]["message_bytes"] == 4 + 4 * 3 * 22
+    assert rows["sketch-laplace:per_round=0.5,rows=1"]["message_bytes"] == 4 + 4 * 22
+    assert rows["none"]["bytes"] == 20 * 4 * (4 + 8 + 2 * 4 * 7850)
     assert rows["none:learning_rate=1e38"]["ended"] == {"diverged": 2}
     assert rows["sketch"]["ended"] == {"finished": 2}
     assert [run["seed"] for run in data["runs"]] == [5] * 4 + [6] * 4

@@ -140,9 +140,9 @@ def test_seeds_are_one_line_with_their_spread(page: Page, compared: Path) -> Non
 
 def test_axes_to_switch_to(page: Page) -> None:
     plot, line = plot_of(page, "mnist-accuracy"), series_of(page, "mnist-accuracy", "plain")
-    message = 48 + 4 * 7850
+    message, total = 4 + 4 * 7850, 8 + 4 * 7850
     assert (plot.x.log, [axis.log for axis in plot.other_x]) == (True, [False, True])
-    assert line.x == (0.0, 2.0 * 6 * message, 4.0 * 6 * message)
+    assert line.x == (0.0, 2.0 * 3 * (message + total), 4.0 * 3 * (message + total))
     rounds, up = (line.other_x[axis.label] for axis in plot.other_x)
     assert rounds == (0.0, 2.0, 4.0)
     assert up == (0.0, 2.0 * 3 * message, 4.0 * 3 * message)

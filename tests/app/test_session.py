@@ -79,9 +79,9 @@ def test_files_of_a_run(finished: tuple[Path, str]) -> None:
     }  # fmt: skip
     lines = read_lines(path / "metrics.jsonl")
     assert [line["round"] for line in lines] == [0, 10, 20, 30]
-    # 4 workers send a table of 7 x 22 numbers and a header of 48 bytes each; all receive the sum.
+    # 4 workers send a table of 7 x 22 numbers and a header of 4 bytes each; all receive the sum.
     assert [line["bytes_up"] for line in lines] == [n * 4 * 620 for n in (0, 10, 20, 30)]
-    assert lines[-1]["bytes_down"] == lines[-1]["bytes_up"]
+    assert lines[-1]["bytes_down"] == 30 * 4 * 624  # and its count
     assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
     assert lines[-1]["epsilon"] == {
         "value": 1.0, "delta": 1e-05, "basis": "claimed", "unit": "coordinate",
@@ -429,7 +429,8 @@ def test_a_diverged_round_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 2, result.output
     summary = read(stopped / "summary.json")
     assert (summary["outcome"], summary["rounds"]) == ("diverged", 2)
-    assert summary["bytes_up"] == summary["bytes_down"] == 3 * 3 * (48 + 4 * 7850)
+    assert summary["bytes_up"] == 3 * 3 * (4 + 4 * 7850)
+    assert summary["bytes_down"] == 3 * 3 * (8 + 4 * 7850)
 
 
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
@@ -542,7 +543,7 @@ def test_without_compression_it_is_one_at_most(tmp_path: Path, settings: dict[st
     for name in ("compression", "compression_up", "compression_down"):
         assert 0.4 < summary[name] <= 1, name
     if "momentum" not in settings:  # which has to be downloaded as well
-        assert summary["compression_down"] == pytest.approx(4 * 7850 / (48 + 4 * 7850))
+        assert summary["compression_down"] == pytest.approx(4 * 7850 / (8 + 4 * 7850))
 
 
 def test_same_devices_same_raw_bytes(tmp_path: Path) -> None:
@@ -561,5 +562,5 @@ def test_whole_numbers_as_they_are(tmp_path: Path) -> None:
     settings = {"clip": 1.0, "noise_multiplier": 2.0, "rows": 1, "cols": 16}
     summary = summary_of(tmp_path / "run", method="sketch-skellam", **settings)
     assert "bits" not in summary["config"]
-    assert summary["message_bytes"] == 48 + 2 * summary["bits"]
+    assert summary["message_bytes"] == 2 + 2 * summary["bits"]
     assert 0 < summary["granularity"] < 1

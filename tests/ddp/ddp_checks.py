@@ -26,7 +26,9 @@ from tests.helpers.silent import silence
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.py"
 STEPS = 5
 SMALL = 0.002  # megabytes: several buckets
-SKETCH: dict[str, Any] = {"method": "sketch", "compression": 4, "seed": 7, "error_feedback": True}
+SKETCH: dict[str, Any] = {
+    "method": "sketch", "compression": 4, "bits": 32, "seed": 7, "error_feedback": True,
+}  # fmt: skip
 
 
 class Network(nn.Module):
@@ -75,6 +77,8 @@ def weights_of(model: nn.Module) -> Tensor:
 
 def state_of(model: nn.Module, **options: Any) -> HookState:
     options = {**SKETCH, **options}
+    if options["method"] != "sketch":
+        del options["bits"]
     return sketch_state(model, options.pop("method"), **options)
 
 

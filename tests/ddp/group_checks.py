@@ -13,6 +13,7 @@ from torch import Tensor
 from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import (
     DiffSketch,
+    GaussianMean,
     Method,
     PlainSketch,
     ProjUnitMean,
@@ -237,6 +238,11 @@ def few_bits(rank: int) -> dict[str, Any]:
     bare = mean_of(PlainSketch(DIM, 1, 30, bits=8))
     vectors = [vector_of(rank, index) for index in range(200)]
     errors = [bare.mean(vectors[0]) for _ in vectors]
+    moving = GaussianMean(
+        dim=DIM, clip=1e-3, noise_multiplier=0.1, trust=Trust.CENTRAL, clip_quantile=0.5
+    )
+    adaptive = mean_of(moving, trusted_group=True)
+    rounds_of(adaptive, rank, 8)
     failing = mean_of(method)
     error = error_of(lambda: failing.mean(vector_of(rank)[: 5 if rank == 1 else DIM]))
     return {
@@ -246,6 +252,7 @@ def few_bits(rank: int) -> dict[str, Any]:
         "bytes": whole.payload_bytes,
         "saturated": int(whole.saturated),  # type: ignore[arg-type]
         "mean": torch.stack(errors).mean(dim=0),
+        "clip": adaptive.method.round_clip,
         "error": error,
         "after": failing.mean(vector_of(rank)),
     }

@@ -80,8 +80,11 @@ class Group(RuleBasedStateMachine):
     def _leaving(self, payload: Tensor, **options: Any) -> None:
         """The collective: what it is given leaves the machine."""
         if self.vector is not None:
-            cells = self.method.message_format.cell_count
-            message = payload[:cells].clone().reshape(self.method.message_format.shape)
+            cells, packing = self.method.message_format.cell_count, self.mean._packing
+            message = payload[:cells].clone()
+            if packing is not None:
+                message = packing.unpack(payload[: packing.words(cells)], cells)
+            message = message.reshape(self.method.message_format.shape)
             message = message if message.is_floating_point() else message.long()
             # Before it leaves, it is paid for.
             self.charged[self.place] += 1

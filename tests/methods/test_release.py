@@ -25,8 +25,8 @@ VECTORS = torch.randn(50, DIM, generator=torch.Generator().manual_seed(1))
 def test_the_mean_of_vectors_as_they_are() -> None:
     found = private_mean(VECTORS, Uncompressed(DIM), key=KEY)
     torch.testing.assert_close(found.mean, VECTORS.mean(dim=0))
-    assert (found.count, found.message_bytes, found.total_bytes) == (50, 48 + 240, 48 + 240)
-    assert found.bytes_up == 50 * 288
+    assert (found.count, found.message_bytes, found.total_bytes) == (50, 4 + 240, 8 + 240)
+    assert found.bytes_up == 50 * 244
     assert found.claim.basis == "none"
 
 

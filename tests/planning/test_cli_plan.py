@@ -121,8 +121,8 @@ def test_extreme_numbers_fit_the_table(arguments: list[str]) -> None:
 
 
 def test_messages_that_are_larger_are_called_so() -> None:
-    few = ["plan", "--dim", "1", "--workers", "50", "--rounds", "1", "--epsilon", "1",
-           "--bytes", "54"]  # fmt: skip
+    few = ["plan", "--dim", "1", "--workers", "50", "--rounds", "1", "--epsilon", "1e-6",
+           "--bytes", "20"]  # fmt: skip
     printed = plain(run(few))
     assert "times larger than the vector" in printed
     assert "times less than the vector" not in printed
@@ -141,7 +141,7 @@ def test_names_are_those_of_the_library() -> None:
         ("--dim 0", "--dim must be >= 1"),
         ("--epsilon nan", "--epsilon must be a number, got --epsilon=nan"),
         ("--epsilon 0", "--epsilon must be > 0 and finite, got --epsilon=0"),
-        ("--bytes 10", "--bytes must be >= 52"),
+        ("--bytes 5", "--bytes must be >= 6"),
         ("--norm 0", "--norm must be in 1e-30..1e30, got --norm=0.0"),
         ("--alternatives -1", "--alternatives must be >= 0"),
         ("--unit person", "person"),
@@ -169,3 +169,11 @@ def test_bad_input_is_one_line(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
+    printed = plain(run(["plan", "--dim", "7850", "--workers", "10", "--rounds", "5000",
+                         "--bytes", "8"]))  # fmt: skip
+    assert "3,925x" in printed
+    assert "diffsketch run --method sketch --rows 1 --cols 22 --bits 2" in printed
+    assert "No privacy" in printed

@@ -315,7 +315,7 @@ def test_bytes_needed_are_those_of_the_vector(changes: dict[str, Any]) -> None:
         ({"target_epsilon": math.nan}, "target_epsilon must be > 0 and finite"),
         ({"target_epsilon": math.inf}, "target_epsilon must be > 0 and finite"),
         ({"delta": math.nan}, r"delta must be in \[0, 1\)"),
-        ({"message_bytes": 51}, "message_bytes must be >= 52"),
+        ({"message_bytes": 5}, "message_bytes must be >= 6"),
         ({"vector_norm": math.nan}, "vector_norm must be in 1e-30..1e30"),
         ({"spread": -1.0}, "spread must be >= 0 and finite"),
         ({"unit": "person"}, "unit must be one of coordinate, example, client"),

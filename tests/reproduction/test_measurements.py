@@ -164,7 +164,7 @@ def test_noise_teaches_nothing_and_masks_teach_without_any_sketch() -> None:
     for correction in ("shared", "drift"):  # also the control: something would be found
         found = masks(correction=correction)
         assert found["accuracy"] > 0.4
-        assert found["mask_bytes"] == 48 + -(-7850 // 8)
+        assert found["mask_bytes"] == 4 + -(-7850 // 8)
 
 
 def test_the_curve_is_that_of_a_run() -> None:

@@ -111,25 +111,25 @@ def test_device_that_missed_rounds_has_the_servers_model(options: dict[str, Any]
 
 
 def test_bytes_of_fedavg_by_hand() -> None:
-    """Up: three tables of 2 * 3 cells. Down: per device what it missed, or 48 + 4 * 21 bytes."""
+    """Up: three tables of 2 * 3 cells. Down: per device what it missed, or 8 + 4 * 21 bytes."""
     simulation = simulate(PlainSketch(DIM, 2, 3), rounds=30)
-    table, model, synced = 48 + 4 * 6, 48 + 4 * 21, [0] * DEVICES
+    table, model, synced = 6 + 4 * 6, 8 + 4 * 21, [0] * DEVICES
     costs = set()
     for index in range(30):
         result = simulation.step()
         missed = [index - synced[device] for device in result.cohort.tolist()]
         down = [min(rounds * table, model) for rounds in missed]
-        assert (result.bytes_up, result.bytes_down) == (3 * table, sum(down))
+        assert (result.bytes_up, result.bytes_down) == (3 * (table - 4), sum(down))
         assert result.downloads == sum(rounds > 0 for rounds in missed)
         for device in result.cohort.tolist():
             synced[device] = index
         costs |= set(down)
-    assert costs == {0, table, model}  # two rounds cost more than the model here
+    assert costs == {0, table, 2 * table, 3 * table, model}  # four rounds cost more than it
     with pytest.raises(ArgumentError, match="round_index must be below rounds=30"):
         simulation.step()
 
 
-@pytest.mark.parametrize(("correction", "up", "down"), [("off", 0, 0), ("shared", 48 + 3, 48 + 6)])
+@pytest.mark.parametrize(("correction", "up", "down"), [("off", 0, 0), ("shared", 4 + 3, 8 + 6)])
 def test_bytes_of_sgd_by_hand(correction: Correction, up: int, down: int) -> None:
     """Three workers send a table of 5 * 7 cells each, and all of them get the sum back.
 
@@ -137,10 +137,10 @@ def test_bytes_of_sgd_by_hand(correction: Correction, up: int, down: int) -> Non
     """
     algorithm = DistributedSGD(0.1, 4, correction=correction)
     simulation = sgd(4, 4, 4, method=PlainSketch(DIM, 5, 7), algorithm=algorithm)
-    table = 48 + 4 * 5 * 7
+    table = 4 + 4 * 5 * 7
     for rounds in (1, 2):
         result = simulation.step()
-        assert (result.bytes_up, result.bytes_down) == (3 * (table + up), 3 * (table + down))
+        assert (result.bytes_up, result.bytes_down) == (3 * (table + up), 3 * (table + 4 + down))
         assert (simulation.bytes_up, simulation.bytes_down) == (
             rounds * result.bytes_up, rounds * result.bytes_down,
         )  # fmt: skip

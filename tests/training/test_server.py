@@ -122,12 +122,12 @@ def test_expected_counts_divide_the_sum() -> None:
 
 def test_bytes() -> None:
     sketch = PlainSketch(7850, 7, 22)
-    assert ServerOptimizer().round_bytes(sketch) == 48 + 4 * 7 * 22
-    assert ServerOptimizer().model_bytes(7850) == 48 + 4 * 7850
+    assert ServerOptimizer().round_bytes(sketch) == 8 + 4 * 7 * 22
+    assert ServerOptimizer().model_bytes(7850) == 8 + 4 * 7850
     # Without the momentum a device that takes the model could not apply what comes after it.
-    assert ServerOptimizer(momentum=0.9).model_bytes(7850) == 2 * (48 + 4 * 7850)
-    assert FetchSGD(10).round_bytes(SMALL) == 48 + 10 * 8
-    assert FetchSGD(10).model_bytes(DIM) == 48 + 4 * DIM
+    assert ServerOptimizer(momentum=0.9).model_bytes(7850) == 2 * (8 + 4 * 7850)
+    assert FetchSGD(10).round_bytes(SMALL) == 8 + 10 * 8
+    assert FetchSGD(10).model_bytes(DIM) == 8 + 4 * DIM
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_fetch_bytes() -> None:
     simulation = simulate(SKETCH, hashes="fixed", server=FetchSGD(4), sampler=AllDevices(DEVICES))
     first, second = simulation.step(), simulation.step()
     assert first.bytes_down == 0
-    assert second.bytes_down == DEVICES * (48 + 4 * 8)
+    assert second.bytes_down == DEVICES * (8 + 4 * 8)
     assert second.bytes_up == DEVICES * SKETCH.wire_bytes
     changed = simulate(SKETCH, hashes="fixed", server=FetchSGD(4))
     before = changed.weights

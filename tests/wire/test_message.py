@@ -403,6 +403,6 @@ def test_whatever_was_not_agreed_is_found(message: Message) -> None:
         damaged[place // 8] ^= 1 << (place % 8)
         with pytest.raises(WireError):
             Message.from_agreed(damaged, form, **ABOUT, sender=sender)
-    for other in (data[:-1], data + b"\0", b"", bytearray(len(data))):
+    for cut in (data[:-1], data + b"\0", b"", bytearray(len(data))):
         with pytest.raises(WireError):
-            Message.from_agreed(other, form, **ABOUT, sender=sender)
+            Message.from_agreed(cut, form, **ABOUT, sender=sender)

@@ -38,10 +38,10 @@ from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
+from diffsketch.sketch.rounding import WORD_BITS, SumPacking
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference
 from diffsketch.training.simulation import NonFiniteUpdate
-from diffsketch.wire.formats import WORD_BITS, SumPacking
 
 _PROTOCOL = 2  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account

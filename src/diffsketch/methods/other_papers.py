@@ -84,7 +84,7 @@ class CpSgd(Plannable):
     >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
     3929
     >>> CpSgd(dim=7850, cohort=10, levels=12, trials=4).wire_bytes
-    7898
+    7854
     """
 
     cohort: int

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffsketch.errors import check, check_whole
 from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_sums, fitted, register
-from diffsketch.methods.forecast import Vectors
+from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import Encode, wrap
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
@@ -308,6 +308,18 @@ class RoundedTables(TableMethod):
             return super().mean_table(total, count)
         cells = total[: self.rows * self.cols].reshape(self.rows, self.cols)
         return self.grid.mean(cells, count)
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Predict the error of one round of dense vectors, with the limit that their tables want.
+
+        With the mean over the rows; of the sketch and its roundings, not of any noise.
+        """
+        recovery = collision_error(self.dim, self.rows, self.cols)
+        if self.grid is None:
+            return RelativeError(recovery)
+        kept, cells = self.grid.kept, vectors.norm**2 / self.cols
+        rounding = noise_error(vectors, self.grid.share * cells / vectors.count, rows=self.rows)
+        return RelativeError(recovery * kept**2 + (1 - kept) ** 2, rounding=rounding, kept=kept)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
         """Norm of the numbers that the cells stand for."""

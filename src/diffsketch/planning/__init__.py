@@ -1,6 +1,7 @@
 """The planner: from a target and a budget to a method, its settings and its predicted error."""
 
 from diffsketch.methods.forecast import RelativeError
+from diffsketch.planning.bare import SketchSize, report_sizes, sketch_sizes
 from diffsketch.planning.planner import Plan, plan
 from diffsketch.planning.report import (
     explain,
@@ -20,6 +21,7 @@ __all__ = [
     "PlanRequest",
     "Relation",
     "RelativeError",
+    "SketchSize",
     "Trust",
     "Unit",
     "explain",
@@ -27,6 +29,8 @@ __all__ = [
     "plan",
     "python_code",
     "report",
+    "report_sizes",
     "run_command",
+    "sketch_sizes",
     "to_data",
 ]

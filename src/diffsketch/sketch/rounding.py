@@ -67,6 +67,11 @@ class CellGrid:
         return (2 * _REACH[self.bits] / ((1 << self.bits) - 1)) ** 2 / 6
 
     @property
+    def kept(self) -> float:
+        """Share of a cell that saturation leaves, on average over Gaussian cells."""
+        return math.erf(_REACH[self.bits] / math.sqrt(2))
+
+    @property
     def type(self) -> torch.dtype:
         """Type of the whole numbers."""
         return torch.int8 if self.bits <= 8 else torch.int16
@@ -125,3 +130,50 @@ class CellGrid:
         low, high = _LIMITS
         factor = 2 ** ((min(max(steps, 0), _SIZES - 1) - (_SIZES - 1) / 2) / 2)
         return min(max(self.limit * factor, low), high)
+
+
+WORD_BITS = 32
+"""Bits of the words that collectives sum: int32 is the smallest type that all of them know."""
+
+
+@dataclass(frozen=True)
+class SumPacking:
+    """Several cells in each word of a sum: fields of a word, which never run into one another.
+
+    Args:
+        bits: Of a cell of the sum.
+        lowest: The smallest number in a cell of a message; it is subtracted, so that fields are
+            never negative.
+        count: Messages of the sum.
+
+    >>> packing = SumPacking(bits=6, lowest=-8, count=4)
+    >>> words = packing.pack(torch.tensor([-8, 7, 0, 1, 2, 3, -1], dtype=torch.int8))
+    >>> len(words), packing.unpack(4 * words, 7).tolist()
+    (2, [-32, 28, 0, 4, 8, 12, -4])
+    """
+
+    bits: int
+    lowest: int
+    count: int
+
+    @property
+    def fields(self) -> int:
+        """Cells in a word."""
+        return WORD_BITS // self.bits
+
+    def words(self, cells: int) -> int:
+        """Words that so many cells take."""
+        return -(-cells // self.fields)
+
+    def pack(self, cells: Tensor) -> Tensor:
+        """Pack one message's cells `(cells,)`, whole numbers, into words, int32."""
+        if cells.dtype not in (torch.int8, torch.int16):
+            cells = cells.to(torch.int16)  # a message has fewer bits than half a word
+        kernels = kernels_for(cells.device)
+        return kernels.pack_cells(cells.contiguous(), bits=self.bits, lowest=self.lowest)
+
+    def unpack(self, words: Tensor, cells: int) -> Tensor:
+        """Unpack so many cells of the sum, int64, from the sum of the words of all messages."""
+        out = torch.empty(cells, dtype=torch.int64, device=words.device)
+        kernels, lowest = kernels_for(words.device), self.count * self.lowest
+        return kernels.unpack_cells(words.contiguous(), out, bits=self.bits, lowest=lowest)

@@ -263,7 +263,7 @@ def add_residual(
 def _pieces(
     table: Array, seed: HashSeed, layout: SketchLayout, mean: bool
 ) -> tuple[range, Callable[[int, Array], Array]]:
-    """Where pieces of a vector begin, and the function that estimates one, in `scratch`."""
+    """Starts of the pieces of a vector, and the function that estimates one, in `scratch`."""
     is_long = _plan(_PIECE, layout, table.itemsize).kind == "long"
     if is_long and layout.dim > _PIECE:
         table = _padded(table, layout.dim * table.itemsize, layout)
@@ -377,6 +377,41 @@ def _round_piece(
         beyond += kept != place
         to[i] = np.int32(kept)
     saturated[item, piece] = beyond
+
+
+def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Cells `(cells,)` less the lowest number, in words, int32: fields from the lowest bits on."""
+    source, fields = cells.numpy(), 32 // bits
+    words = np.empty(-(-len(source) // fields), np.int32)
+    tasks = -(-len(words) // _PIECE)
+    run_tasks(_pack_piece, tasks, threads_for(len(source)), source, bits, fields, lowest, words)
+    return torch.from_numpy(words)
+
+
+def unpack_cells(words: Tensor, out: Tensor, *, bits: int, lowest: int) -> Tensor:
+    """Write the fields of words, and the lowest number added, to `out`."""
+    source, cells, fields = words.numpy(), out.numpy(), 32 // bits
+    tasks = -(-len(source) // _PIECE)
+    run_tasks(_unpack_piece, tasks, threads_for(len(cells)), source, bits, fields, lowest, cells)
+    return out
+
+
+@compiled
+def _pack_piece(task: Any, cells: Any, bits: Any, fields: Any, lowest: Any, words: Any) -> None:
+    for word in range(task * _PIECE, min((task + 1) * _PIECE, words.size)):
+        value, first = np.uint32(0), word * fields
+        for field in range(min(fields, cells.size - first)):
+            value |= np.uint32(cells[first + field] - lowest) << np.uint32(field * bits)
+        words[word] = np.int32(value)
+
+
+@compiled
+def _unpack_piece(task: Any, words: Any, bits: Any, fields: Any, lowest: Any, cells: Any) -> None:
+    mask = np.uint32((1 << bits) - 1)
+    for word in range(task * _PIECE, min((task + 1) * _PIECE, words.size)):
+        value, first = np.uint32(words[word]), word * fields
+        for field in range(min(fields, cells.size - first)):
+            cells[first + field] = np.int64((value >> np.uint32(field * bits)) & mask) + lowest
 
 
 def is_finite(table: Tensor) -> bool:

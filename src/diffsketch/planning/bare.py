@@ -1,0 +1,102 @@
+"""Sizes of a bare sketch for a number of bytes: columns and bits together, without privacy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.methods.forecast import RelativeError, Vectors
+from diffsketch.methods.plain import PlainSketch
+from diffsketch.sketch.hashing import MAX_COLS
+from diffsketch.sketch.rounding import CELL_BITS
+from diffsketch.wire.formats import payload_within
+
+_MIN_KEPT = 0.9  # of the mean: what saturation takes, steps of training lack
+
+
+@dataclass(frozen=True)
+class SketchSize:
+    """A bare sketch that fits the bytes, and the predicted relative error of one round."""
+
+    method: PlainSketch
+    error: RelativeError
+
+
+def sketch_sizes(
+    dim: int, cohort: int, message_bytes: int, *, spread: float = 0.0
+) -> list[SketchSize]:
+    """Find the best sketch for each number of bits, those with the least error first.
+
+    One row each: to the mean over the rows, tables of as many cells are all alike. Cells of so few
+    bits that saturation takes more than a tenth of the mean are left out.
+
+    Args:
+        dim: Length of the vectors.
+        cohort: Workers whose messages are summed.
+        message_bytes: The most that one message may take, header included.
+        spread: As in `PlanRequest`.
+
+    Raises:
+        ArgumentError: No message is that small.
+
+    >>> best = sketch_sizes(7850, 10, 8)[0].method
+    >>> best.bits, best.cols, best.wire_bytes, round(best.compression)
+    (2, 22, 8, 3925)
+    """
+    check_whole("message_bytes", message_bytes, least=1)
+    check_whole("cohort", cohort, least=1)
+    room, found = 8 * payload_within(message_bytes), list[SketchSize]()
+    vectors = Vectors(dim, cohort, spread=spread)
+    for bits in (*CELL_BITS, 32):
+        cols = room // bits - (0 if bits == 32 else -(-4 // bits))  # less those for the size
+        cols = min(cols, dim, MAX_COLS)
+        if cols >= 1:
+            method = PlainSketch(dim, 1, cols, bits=bits, cohort=cohort)
+            error = method.forecast(vectors)
+            if error.kept >= _MIN_KEPT:
+                found.append(SketchSize(method, error))
+    check(bool(found), "message_bytes", "be enough for a header and one cell", message_bytes)
+    return sorted(found, key=lambda size: (size.error.total, size.method.wire_bytes))
+
+
+def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text, ...]:
+    """Lay out the sketches side by side, and say how to run the best."""
+    if not sizes:
+        raise ArgumentError("sizes must not be empty, got []")
+    table = Table(
+        title="Bare sketches, best first", title_justify="left", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    for name in ("bits", "rows", "columns", "bytes", "ratio", "error", "of it rounding"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index, size in enumerate(sizes):
+        method, error = size.method, size.error
+        table.add_row(
+            str(method.bits), "1", f"{method.cols:,}", f"{method.wire_bytes:,}",
+            f"{method.compression:,.4g}x", f"{error.total:.3g}", f"{error.rounding:.3g}",
+            style="bold" if index == 0 else None,
+        )  # fmt: skip
+    best, error = sizes[0].method, sizes[0].error.total
+    over = f" Over {rounds:,} rounds with fresh hashes it is {error / rounds:.3g}."
+    settings = f"rows=1, cols={best.cols}, bits={best.bits}"
+    return (
+        table,
+        Text(
+            "error: mean squared error of one round over the squared norm of the mean, predicted "
+            "for dense vectors. No privacy: a bare sketch claims none.", style="dim",
+        ),
+        Text.assemble(
+            ("Best: ", "bold"),
+            f"{best.bits} bits a cell. The predicted error is {error:.3g}."
+            f"{over if rounds > 1 else ''}",
+        ),
+        Text.assemble(
+            ("Run it: ", "bold"),
+            f"diffsketch run --method sketch --rows 1 --cols {best.cols} --bits {best.bits}",
+        ),
+        Text.assemble(("In DDP: ", "bold"), f'sketch_state(model, "sketch", {settings}, seed=7)'),
+    )  # fmt: skip
