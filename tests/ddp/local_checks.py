@@ -376,6 +376,23 @@ def overlapping(rank: int) -> Tensor:
     return weights_of(model)
 
 
+def zeros(rank: int) -> dict[str, Any]:
+    """Nothing has changed when the limit of the cells is first agreed on; then rank 1 fails."""
+    model = make_model()
+    local = local_of(model, every=1)
+    before = weights_of(model)
+    local.step()
+    still = float((weights_of(model) - before).abs().max())
+    if rank == 1:
+        local.means[0]._next_scale = lambda _: 1 // 0  # type: ignore[assignment]
+    error = error_of(local.step)
+    local.means[0].__dict__.pop("_next_scale", None)
+    agreed = local.means[0]._limit_agreed
+    found = moved(model, local, rank, range(4))[-1]
+    moves = float((found - before).norm())
+    return {"still": still, "error": error, "agreed": agreed, "found": found, "moves": moves}
+
+
 def example(rank: int) -> float:
     """The example's training, with fewer steps; processes begin with other weights."""
     torch.manual_seed(rank)
@@ -384,9 +401,9 @@ def example(rank: int) -> float:
 
 
 def pair_checks(folder: str) -> Checks:
-    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, overlapping, example)
+    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, overlapping, zeros)
     return {
         **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
-        **{one.__name__: one for one in own},
+        **{one.__name__: one for one in (*own, example)},
         "private": partial(private, folder),
     }

@@ -174,6 +174,18 @@ def test_steps_go_on_during_an_exchange(pair: Results) -> None:
 
 
 @slow
+def test_first_differences_of_zero_do_no_harm(pair: Results) -> None:
+    zero, one = pair["zeros"]
+    assert zero["error"].endswith("rank 1 failed, see the error there")
+    assert one["error"].startswith("ZeroDivisionError")
+    assert torch.equal(zero["found"], one["found"])
+    for found in (zero, one):
+        assert found["still"] < 1e-5
+        assert not found["agreed"]
+        assert 0.5 < found["moves"] < 20
+
+
+@slow
 def test_the_example_learns(pair: Results) -> None:
     """With a fixed seed; guessing has 10%."""
     zero, one = pair["example"]

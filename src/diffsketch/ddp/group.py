@@ -221,7 +221,7 @@ class GroupMean(SavedByState):
         self._account: RankAccount | None = None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
-        self._limit_agreed = False  # of cells of few bits
+        self._limit_agreed, self._limit_round = False, -1  # of cells of few bits; last try
         self.saturated: Tensor | None = None
         failure: Exception | None = None
         compared: dict[str, str] = {}
@@ -480,7 +480,7 @@ class GroupMean(SavedByState):
         """Take over what a state has in common with those of all other ranks."""
         self._round_index = int(state["round_index"])
         self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
-        self._limit_agreed = bool(state["limit_agreed"])
+        self._limit_agreed, self._limit_round = bool(state["limit_agreed"]), -1
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
         """Rounds by the object that sent them, and the accounts, of a state that belongs here."""
@@ -543,6 +543,9 @@ class GroupMean(SavedByState):
         method, seed = self.method, self._key.seed(0)
         if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
             return
+        if self._limit_round == self._round_index:
+            return  # a rank that fails after it has tried
+        self._limit_round = self._round_index
         if not isinstance(method.claim_for(self.world, seed), NoClaim):
             self._limit_agreed = True
             return

@@ -76,10 +76,10 @@ class LocalSteps(SavedByState):
 
     and every rank goes on from `x`. Its optimizer keeps its own state.
 
-    *Bytes.* A message has a `compression`-th of the bytes of the weights as float32. An exchange
-    costs a rank `payload_bytes`, which is a little more, as sums of cells need more bits than
-    cells, and each rank adds 8 bytes. `bytes_per_step` is that over `every`: against float32
-    gradients in every step, 15 steps and a compression of 32 send nearly 480 times less.
+    *Bytes.* A message has a `compression`-th of the bytes of one float32 copy of the weights:
+    against float32 gradients in every step, 15 steps and a compression of 32 send 480 times less.
+    What a rank gives to an all-reduce is more, as sums have more bits than cells (8 instead of 4
+    for 9 to 16 ranks): `payload_bytes` in an exchange, `bytes_per_step` over all steps.
 
     *Machines of several ranks.* The model may be in `DistributedDataParallel` over the ranks of a
     machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
