@@ -28,6 +28,7 @@ from tests.app.commands import NEEDED
 SMALL: dict[str, Any] = {"workers": 4, "samples": 10, "rounds": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_resolved_settings_build_the_same(method: Any, tmp_path: Path) -> None:
     built = build(RunConfig(method=method, **SMALL, **NEEDED.get(method, {})))
@@ -43,6 +44,7 @@ def test_resolved_settings_build_the_same(method: Any, tmp_path: Path) -> None:
     assert float(built.simulation.weights.abs().sum()) > 0
 
 
+@pytest.mark.slow
 def test_settings_arrive() -> None:
     config = RunConfig(
         task="mnist-devices", cohort=2, seed=9, hashes="fixed", local_epochs=2, batch_size=3,

@@ -278,6 +278,7 @@ def test_divergence_is_said_and_kept(here: Path) -> None:
     ).values())  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_clip_and_models_that_move_are_measured_and_continued(here: Path) -> None:
     masks = ["--method", "sketch", "--hashes", "fixed", "--correction", "drift"]
     done("run", *SMALL, *masks, "--output", here / "run")

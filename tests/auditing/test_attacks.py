@@ -18,6 +18,7 @@ KEY = SketchKey.from_integer(5)
 NOTHING = np.zeros((1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matrix_is_the_sketch(family: Family) -> None:
     sketch = CountSketch(50, 3, 7, family)

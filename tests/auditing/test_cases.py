@@ -27,6 +27,7 @@ from diffsketch.privacy.simulated_noise import FastNoise, Noise
 SURE = 1 - 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASES)
 def test_correct_release_is_not_contradicted(name: str) -> None:
     """A false alarm has probability at most 1e-6. The bound is no empty one."""

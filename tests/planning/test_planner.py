@@ -122,6 +122,7 @@ every_request = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_request
 def test_promises(changes: dict[str, Any]) -> None:
     check_promises(planned(wanted(**changes)))
@@ -153,6 +154,7 @@ def test_promises_hold_for_any_request(
     check_promises(planned(request))
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_too_weak_is_noticed() -> None:
     # The negative control: a method with 5% less noise than the plan's breaks the promise.
     found = planned(wanted())

@@ -48,6 +48,7 @@ def vectors(dtype: torch.dtype) -> st.SearchStrategy[Tensor]:
 LIMITS = st.floats(5e-324, 1.7e308) | st.floats(0.1, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES)
 @given(data=st.data(), limit=LIMITS, order=st.sampled_from([1, 2]))
 @settings(deadline=None, max_examples=400)

@@ -117,6 +117,7 @@ KINDS = [("skellam", 1), ("skellam", 3), ("gaussian", 1), ("laplace", 1)]
 STDS = [0.3, 0.8, 2.0, 20.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "members"), KINDS)
 @pytest.mark.parametrize("std", STDS)
 def test_one_number(kind: str, members: int, std: float) -> None:

@@ -127,6 +127,7 @@ def test_no_claim_if_noise_cannot_fill_the_table() -> None:
         assert claim.scope.unit is bound.unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("times", [1.5, 50])
 def test_the_certified_bound_is_above_the_exact_value_and_near(

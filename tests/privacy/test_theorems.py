@@ -171,6 +171,7 @@ def test_padding_is_the_first_length_that_suffices(
         assert not any(good)
 
 
+@pytest.mark.slow
 def test_estimates_match_numpy_on_vectors_and_batches() -> None:
     """Of strided, half-precision and float64 values as well; both at once as each by itself."""
     values = np.random.default_rng(1).standard_normal((3, 4, 517)).astype(np.float32)

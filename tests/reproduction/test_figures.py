@@ -74,6 +74,7 @@ def test_slope_of_a_power() -> None:
     assert slope(rounds, [1.0, 1.0, 0.0, 1.0]) is None
 
 
+@pytest.mark.slow
 def test_drawing_counts_gaps_above_the_bound() -> None:
     sketched = Measurement("3 x 40", "convergence", CONVEX)
     plain = Measurement("uncompressed", "convergence", {**CONVEX, "rows": 0})

@@ -10,7 +10,7 @@ from diffsketch import CountSketch, Sketch, SketchKey
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family, mix64
-from diffsketch.wire.formats import SumPacking
+from diffsketch.sketch.rounding import SumPacking
 from tests.sketch import reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

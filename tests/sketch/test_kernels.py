@@ -85,6 +85,7 @@ def test_cpu_equals_reference(
     check_against_reference(sketch, random_vectors(2, dim, dtype=dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [4, 16, 17, 33, 64])
 def test_any_number_of_rows(rows: int) -> None:
     """With loops that are compiled once for all of them: only what combines the rows is not."""

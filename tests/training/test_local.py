@@ -102,6 +102,7 @@ def test_one_worker_and_none(kind_case: tuple[nn.Module, Examples, LocalTrainer]
     assert torch.equal(found, torch.zeros(3, trainer.dim))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_same_input_same_bits(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
     model, examples, trainer = case
@@ -161,6 +162,7 @@ def test_evaluate(case: tuple[nn.Module, Examples, LocalTrainer]) -> None:
         trainer.evaluate(flatten(model), nothing)
 
 
+@pytest.mark.slow
 def test_parts_of_a_cohort_are_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffsketch.training.local.base._EVALUATED", 7)
     for kind_of in (ClosedForm, Functional):
