@@ -40,8 +40,8 @@ Results: TypeAlias = dict[str, list[Any]]
 """By name of the check: what each rank returned."""
 
 
-def run_checks(checks: Callable[[], Checks]) -> Results:
-    """Run all checks in `WORLD` processes. Checks are given by a function that a module has.
+def run_checks(checks: Callable[[], Checks], *, world: int = WORLD) -> Results:
+    """Run all checks in so many processes. Checks are given by a function that a module has.
 
     They are forks of a server that has no threads, and has imported what they need.
 
@@ -49,11 +49,12 @@ def run_checks(checks: Callable[[], Checks]) -> Results:
         Exception: A check raised, or the processes did not finish.
     """
     server = mp.get_context("forkserver")
-    server.set_forkserver_preload(["tests.ddp.ddp_checks", "tests.ddp.group_checks"])
+    preloaded = ("ddp_checks", "group_checks", "local_checks", "machine_checks")
+    server.set_forkserver_preload([f"tests.ddp.{name}" for name in preloaded])
     with tempfile.TemporaryDirectory() as folder:
         start: Any = mp.start_processes  # type: ignore[attr-defined]
         context = start(
-            _work, (checks, folder), nprocs=WORLD, join=False, start_method="forkserver"
+            _work, (checks, world, folder), nprocs=world, join=False, start_method="forkserver"
         )
         try:
             deadline = time.monotonic() + LONGEST
@@ -64,7 +65,7 @@ def run_checks(checks: Callable[[], Checks]) -> Results:
             for process in context.processes:
                 if process.is_alive():
                     process.kill()
-        each = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+        each = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world)]
     return {name: [one[name] for one in each] for name in each[0]}
 
 
@@ -90,11 +91,11 @@ def error_of(call: Callable[[], Any]) -> str:
     return ""
 
 
-def _work(rank: int, checks: Callable[[], Checks], folder: str) -> None:
+def _work(rank: int, checks: Callable[[], Checks], world: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=WORLD, timeout=WAIT
+        "gloo", init_method=f"file://{folder}/init", rank=rank, world_size=world, timeout=WAIT
     )
     try:
         found = {}

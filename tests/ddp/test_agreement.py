@@ -53,7 +53,7 @@ def test_tensors_go_where_those_of_the_others_are(
 
 def test_reports_that_differ_are_named() -> None:
     own = RankReport(3, 9)
-    check_reports([own, own], own, rank=0)
+    check_reports({0: own, 1: own}, own, rank=0)
     bad: tuple[tuple[RankReport | None, str], ...] = (
         (None, "rank 1 cannot be understood"),
         (RankReport(4, 9), "rank 1 is in round 4"),
@@ -62,4 +62,4 @@ def test_reports_that_differ_are_named() -> None:
     )
     for other, text in bad:
         with pytest.raises(MismatchError, match=text):
-            check_reports([own, other], own, rank=0)
+            check_reports({0: own, 1: other}, own, rank=0)

@@ -1,6 +1,18 @@
-"""Private, compressed means over torch.distributed: process groups, and hooks of DDP."""
+"""Private, compressed means over torch.distributed: process groups, DDP's hooks, local steps."""
 
 from diffsketch.ddp.group import GroupMean, all_reduce_mean
-from diffsketch.ddp.hook import HookState, sketch_hook, sketch_state
+from diffsketch.ddp.hook import HookState, own_gradients, sketch_hook, sketch_state
+from diffsketch.ddp.local_steps import LocalSteps
+from diffsketch.ddp.store import StoreGroup, StoreMean
 
-__all__ = ["GroupMean", "HookState", "all_reduce_mean", "sketch_hook", "sketch_state"]
+__all__ = [
+    "GroupMean",
+    "HookState",
+    "LocalSteps",
+    "StoreGroup",
+    "StoreMean",
+    "all_reduce_mean",
+    "own_gradients",
+    "sketch_hook",
+    "sketch_state",
+]

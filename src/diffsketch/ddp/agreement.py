@@ -20,6 +20,16 @@ _SHARE_WORDS = 4  # of 64 bits: a key
 _MOST_SETTINGS = 15  # that a handshake compares; always as many words, also of who fails
 
 
+class SavedByState:
+    """An object of a process group: saved by its `state_dict`, and never pickled or copied."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} must not be pickled or copied: it belongs to a process group. "
+            "Save its state_dict() on each rank, make a new one and call load_state_dict()"
+        )
+
+
 class RankStatus(Enum):
     """Status of a rank's message. The values are the signs of its two cells."""
 
@@ -96,9 +106,8 @@ def read_reports(cells: Tensor) -> list[RankReport | None]:
     return reports
 
 
-def check_reports(reports: Sequence[RankReport | None], own: RankReport, *, rank: int) -> None:
+def check_reports(found: Mapping[int, RankReport | None], own: RankReport, *, rank: int) -> None:
     """Raise a `MismatchError` unless all ranks did the same, so that they raise together."""
-    found = dict(enumerate(reports))
     failed = [r for r, report in found.items() if report and report.status is RankStatus.FAILED]
     if failed:
         raise MismatchError(

@@ -6,10 +6,10 @@ import json
 import math
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from diffsketch.ddp.agreement import (
     CELLS_PER_RANK,
     RankReport,
     RankStatus,
+    SavedByState,
     check_reports,
     control_cells,
     device_of,
@@ -27,6 +28,7 @@ from diffsketch.ddp.agreement import (
     read_reports,
 )
 from diffsketch.ddp.feedback import ErrorFeedback
+from diffsketch.ddp.weights import check_between, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
@@ -44,6 +46,10 @@ from diffsketch.training.simulation import NonFiniteUpdate
 _PROTOCOL = 2  # what ranks send each other; another number for another meaning
 _EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
+
+
+Reports: TypeAlias = dict[int, RankReport | None]
+"""What the ranks whose messages are in a sum say of it; None where that makes no sense."""
 
 
 class Scaler(Protocol):
@@ -135,7 +141,7 @@ def check_group_options(
         )
 
 
-class GroupMean:
+class GroupMean(SavedByState):
     """The mean of the vectors of all processes of a group, by a method, round after round.
 
     Each round is one all-reduce of the method's message (before the first one of cells with few
@@ -207,11 +213,9 @@ class GroupMean:
         scaler: Scaler | None = None,
         account_file: str | Path | None = None,
     ) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
         self.method, self.group, self.trusted_group = method, group, trusted_group
         self._first = method  # the method of the first round: a clip may move
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world = self._join(group)
         self._key, self._round_index = key, 0
         self._name = secrets.token_hex(8)
         self._sent = {self._name: 0}  # rounds, by the object that sent them
@@ -219,7 +223,7 @@ class GroupMean:
         self._account: RankAccount | None = None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
-        self._limit_agreed = False  # of cells of few bits
+        self._limit_agreed, self._limit_round = False, -1  # of cells of few bits; last try
         self.saturated: Tensor | None = None
         failure: Exception | None = None
         compared: dict[str, str] = {}
@@ -257,6 +261,13 @@ class GroupMean:
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
         self.agree(compared, failure=failure)
+
+    @staticmethod
+    def _join(group: Any) -> tuple[int, int]:
+        """This process's rank in the group, and how many there are."""
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ArgumentError("a process group is needed: call init_process_group before")
+        return dist.get_rank(group), dist.get_world_size(group)
 
     @property
     def round_index(self) -> int:
@@ -322,6 +333,17 @@ class GroupMean:
                 length. All ranks raise.
             ArgumentError: The vector or `out` is of another type. The others raise as well.
         """
+        return self.begin(vector, layout=layout, out=out)()
+
+    def begin(
+        self, vector: Tensor, *, layout: str = "", out: Tensor | None = None
+    ) -> Callable[[], Tensor]:
+        """Send this rank's message of a round; the function that is returned waits for the mean.
+
+        Arguments and errors are those of `mean`: what a rank finds by itself is raised here, and
+        what it learns of the others by the function. Call it once, on all ranks, before the next
+        round begins, and leave the vector alone until then.
+        """
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
@@ -343,17 +365,29 @@ class GroupMean:
         self._round_index, self._accounts = index + 1, accounts
         self._sent[self._name] += 1
         own = RankReport.of(index, self._settings_of(seed, layout, scale), status)
-        total, reports = self._sum(message, own)
-        check_reports(reports, own, rank=self.rank)
-        all_finite = all(report and report.status is RankStatus.FINE for report in reports)
-        if not all_finite or (total.is_floating_point() and not is_finite(total)):
-            target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
-            return target.fill_(math.nan)
-        if feedback is not None and finite:
-            feedback.keep(own_vector, mixed, self._own_table(message), seed)
-        mean = self.method.decode(total, seed, count=self.world, out=out)
-        self.method = self.method.after(total, count=self.world)
-        return mean if scale == 1 else mean.mul_(scale)
+        wait = self._send(message, own)
+
+        def finish() -> Tensor:
+            total, reports = wait()
+            check_reports(reports, own, rank=self.rank)
+            all_finite = all(one and one.status is RankStatus.FINE for one in reports.values())
+            if not all_finite or (total.is_floating_point() and not is_finite(total)):
+                target = torch.empty_like(vector, dtype=torch.float32) if out is None else out
+                return target.fill_(math.nan)
+            if feedback is not None and finite and self.rank in reports:
+                feedback.keep(own_vector, mixed, self._own_table(message), seed)
+            mean = self._decoded(total, seed, count=len(reports), out=out)
+            return mean if scale == 1 else mean.mul_(scale)
+
+        return finish
+
+    def _decoded(
+        self, total: Tensor, seed: HashSeed, *, count: int, out: Tensor | None = None
+    ) -> Tensor:
+        """The mean of a round whose sum is known, after which the method is the next round's."""
+        mean = self.method.decode(total, seed, count=count, out=out)
+        self.method = self.method.after(total, count=count)
+        return mean
 
     def fail(self, error: Exception, *, layout: str = "", like: Tensor | None = None) -> NoReturn:
         """Take part in a round with zeros, so that all ranks raise, and raise the error.
@@ -367,8 +401,8 @@ class GroupMean:
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
         settings = self._settings_of(self._key.seed(index), layout, 1.0)
         try:
-            _, reports = self._sum(zeros, RankReport.of(index, settings, RankStatus.FAILED))
-            if any(report is None or report.status is not RankStatus.FAILED for report in reports):
+            _, reports = self._send(zeros, RankReport.of(index, settings, RankStatus.FAILED))()
+            if any(one is None or one.status is not RankStatus.FAILED for one in reports.values()):
                 self._round_index = index + 1
         except Exception as lost:  # the group is broken, which must not hide why
             error.add_note(f"the other ranks could not be told: {lost}")
@@ -391,6 +425,7 @@ class GroupMean:
             "settings": self._settings(),
             "round_index": self._round_index,
             "clip": self.method.round_clip or 0.0,
+            "limit_agreed": self._limit_agreed,
             "sent": json.dumps(self._sent),
             "account": "" if self._account is None else self._account.name,
         }
@@ -417,13 +452,12 @@ class GroupMean:
                 one has sent some of its own; or another rank failed.
             BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
         """
-        round_index, memory, known, method = 0, None, True, self._first
+        round_index, memory, known = 0, None, True
         sent, accounts = self._sent, self._accounts
         try:
             if failure is None:
                 other, paid = self._checked_state(state)
                 round_index, memory = int(state["round_index"]), state.get("memory")
-                method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
                 known = all(self._sent.get(name, 0) >= rounds for name, rounds in other.items())
                 if not known:
                     if own := sum(self._sent.values()):
@@ -439,10 +473,16 @@ class GroupMean:
             failure = error
         settings = {} if failure is not None else {"round_index": str(round_index)}
         self.agree(settings, failure=failure, doing="load its state")
-        self._round_index, self._sent, self._accounts = round_index, sent, accounts
-        self.method, self._limit_agreed = method, round_index > 0
+        self._go_on_from(state)
+        self._sent, self._accounts = sent, accounts
         if self._feedback is not None:
             self._feedback.memory = None if memory is None else memory.clone()
+
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+        """Take over what a state has in common with those of all other ranks."""
+        self._round_index = int(state["round_index"])
+        self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
+        self._limit_agreed, self._limit_round = bool(state["limit_agreed"]), -1
 
     def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
         """Rounds by the object that sent them, and the accounts, of a state that belongs here."""
@@ -454,6 +494,7 @@ class GroupMean:
         needed = (
             "round_index",
             "clip",
+            "limit_agreed",
             "sent",
             "account",
             f"{_ACCOUNTS}rounds",
@@ -497,26 +538,33 @@ class GroupMean:
     def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
         """Before the first round, choose the limit of rounded cells by what all ranks will encode.
 
-        A rank that fails has nothing, and one whose vector is zero or not finite has no say.
-        Nothing is done where something is claimed, as the sizes of vectors are data; the limit then
-        starts where the method says.
+        A rank that fails has nothing, and one whose vector is zero or not finite has no say; if none
+        has, the next round tries again. Nothing is done where something is claimed, as the sizes of
+        vectors are data; the limit then starts where the method says.
         """
         method, seed = self.method, self._key.seed(0)
         if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
             return
-        self._limit_agreed = True
+        if self._limit_round == self._round_index:
+            return  # a rank that fails after it has tried
+        self._limit_round = self._round_index
         if not isinstance(method.claim_for(self.world, seed), NoClaim):
+            self._limit_agreed = True
             return
-        place = device_of(self.group, self._like if like is None else like)
-        sizes = torch.zeros(2, device=place)
         limit = None if vector is None else method.limit_for(vector)
-        if limit is not None:
-            sizes = torch.tensor([math.log2(limit), 1.0], device=place)
+        size = self._mean_size(None if limit is None else math.log2(limit), like)
+        if size is not None:
+            low, high = LIMITS
+            self.method = method.at_clip(min(max(2.0**size, low), high))
+            self._limit_agreed = True
+
+    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:
+        """The mean of a number over the ranks that have one."""
+        place = device_of(self.group, self._like if like is None else like)
+        sizes = torch.tensor([0.0, 0.0] if size is None else [size, 1.0], device=place)
         dist.all_reduce(sizes, group=self.group)
         total, count = sizes.tolist()
-        if count:
-            low, high = LIMITS
-            self.method = method.at_clip(min(max(2 ** (total / count), low), high))
+        return total / count if count else None
 
     def _own_table(self, message: Tensor) -> Tensor:
         """The table that a message stands for."""
@@ -555,21 +603,32 @@ class GroupMean:
             message = message + central.to(message.device)
         return message, status, finite
 
-    def _sum(self, message: Tensor, own: RankReport) -> tuple[Tensor, list[RankReport | None]]:
-        """The sum of all messages as it is published, and what all ranks say: one collective."""
+    def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
+        """Begin the round's one collective.
+
+        The function that is returned waits for the sum of all messages as it is published, and
+        what all ranks say.
+        """
         flat, packing = message.reshape(-1), self._packing
         if packing is not None:
             flat = packing.pack(flat)
         flat = flat.to(self._sum_type)  # modulo 2**32, if it is a modulo at all
         control = control_cells(own, rank=self.rank, world=self.world, like=flat)
         payload = torch.cat([flat, control])
-        dist.all_reduce(payload, group=self.group)
-        summed = payload[: flat.numel()]
-        if packing is not None:
-            summed = packing.unpack(summed, message.numel())
-        kind = torch.float32 if message.is_floating_point() else torch.int64
-        total = summed.to(kind).reshape(self.method.total_format.shape)
-        return self.method.reduced(total), read_reports(payload[flat.numel() :])
+        work = dist.all_reduce(payload, group=self.group, async_op=True)
+
+        def wait() -> tuple[Tensor, Reports]:
+            if work is not None:  # as it is where this process is not of the group
+                work.wait()
+            summed = payload[: flat.numel()]
+            if packing is not None:
+                summed = packing.unpack(summed, message.numel())
+            kind = torch.float32 if message.is_floating_point() else torch.int64
+            total = summed.to(kind).reshape(self.method.total_format.shape)
+            reports = read_reports(payload[flat.numel() :])
+            return self.method.reduced(total), dict(enumerate(reports))
+
+        return wait
 
     def _settings_of(self, seed: HashSeed, layout: str, scale: float) -> str:
         """Text of all that has to be the same on all ranks in a round."""
@@ -596,7 +655,8 @@ def all_reduce_mean(
 
     Args:
         tensors: Of any floating type; together as many numbers as the method's `dim`, in the same
-            order on all ranks.
+            order on all ranks. Of a DTensor, such as a gradient of `fully_shard`, those that this
+            rank holds: the group must then be of ranks that hold the same part.
         mean: How they are averaged: `GroupMean(method, key=key)`, made once for all rounds, which
             counts what they cost. Or a method, for a single round: ranks then make up a key for
             its hashes and compare their options, by two small gathers, and nothing is counted.
@@ -626,13 +686,14 @@ def all_reduce_mean(
                     "tensors must be dense and of a floating type, got a "
                     f"{tensor.dtype} tensor with the layout {tensor.layout}"
                 )
-        flat = [tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors]
+            if isinstance(tensor, sharded_kinds()[1]):
+                check_between(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
+        parts = [local_part(tensor) for tensor in tensors]
+        flat = [part.reshape(-1).to(torch.float32) for part in parts]
         vector = torch.cat(flat) if flat else torch.zeros(0)
     except Exception as error:
         mean.fail(error)
     found = mean.mean(vector, layout=str([tuple(tensor.shape) for tensor in tensors]))
     with torch.no_grad():
-        for tensor, part in zip(
-            tensors, torch.split(found, [len(one) for one in flat]), strict=True
-        ):
-            tensor.copy_(part.view(tensor.shape))
+        for part, values in zip(parts, torch.split(found, [len(one) for one in flat]), strict=True):
+            part.copy_(values.view(part.shape))

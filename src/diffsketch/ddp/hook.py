@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import digest_of, fail_together
+from diffsketch.ddp.agreement import SavedByState, digest_of, fail_together
 from diffsketch.ddp.group import GroupMean, Scaler
+from diffsketch.ddp.weights import sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
@@ -67,35 +67,20 @@ _CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
 )
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that DDP averages, by name, in the model's order."""
-    ignored: set[str] = set()
-    if isinstance(model, DistributedDataParallel):
-        ignored, model = set(model.parameters_to_ignore), model.module
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    }
-
-
 def check_averaged(model: nn.Module) -> None:
     """Raise an `ArgumentError` unless a hook gets all gradients of the model, as real numbers."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a module, got {type(model).__name__}")
-    # By the classes of FSDP and DTensor, which need not be imported for other models.
-    fsdp, tensors = (sys.modules.get(f"torch.distributed.{one}") for one in ("fsdp", "tensor"))
-    names = ("FullyShardedDataParallel", "FSDPModule")
-    kinds = tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
-    parts = getattr(tensors, "DTensor", ())
+    modules, tensors = sharded_kinds()
     values: list[object] = [parameter.data for parameter in model.parameters()]
-    if any(isinstance(one, kinds) for one in model.modules()) or any(
-        isinstance(one, parts) for one in values
+    if any(isinstance(one, modules) for one in model.modules()) or any(
+        isinstance(one, tensors) for one in values
     ):
         raise ArgumentError(
             "model must not be sharded: FSDP and tensor-parallel modules hold parts of their "
-            "parameters and average by themselves; wrap the whole module in "
-            "DistributedDataParallel, or average gradients of your own with all_reduce_mean"
+            "parameters and average gradients by themselves, without DDP's hook. Shard inside a "
+            "machine with fully_shard and use diffsketch.ddp.LocalSteps between machines, with "
+            "group= the ranks that hold the same shard"
         )
     ddp = isinstance(model, DistributedDataParallel)
     if ddp and getattr(model, "mixed_precision", None) is not None:
@@ -130,7 +115,7 @@ def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
             )
 
 
-class HookState:
+class HookState(SavedByState):
     """State of `sketch_hook`: where each parameter is, the buckets of a step, and the mean.
 
     Guarantees (`tests/ddp/test_ddp.py`): without compression a step is that of plain DDP;
@@ -141,6 +126,9 @@ class HookState:
     A method that claims something needs the model as DDP has wrapped it, and is refused if DDP
     sends more of a rank's data than the hook does (`tests/ddp/test_ddp_claims.py`): when the
     state is made, and again in each step.
+
+    It cannot be pickled, and so neither can a model that it is registered with: save the module's
+    `state_dict` and this one's.
 
     An error that `backward` raises leaves DDP in the middle of a step: wrap the module anew to go
     on after it.
@@ -230,8 +218,7 @@ class HookState:
             parts = self._copied(bucket, buffer)
         except Exception as error:  # raised with the last bucket, lest other ranks wait
             self._failure = self._failure or error
-        devices = [buffer.device] if buffer.device.type == "cuda" else None
-        future: Future[Tensor] = Future(devices=devices)
+        future = _future_of(buffer)
         self._pending.append((future, buffer, parts))
         if bucket.is_last():
             self._finish()
@@ -321,6 +308,32 @@ def sketch_hook(
     return state.take(bucket)
 
 
+def own_gradients(
+    state: object,  # noqa: ARG001
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[Tensor]:
+    """Communication hook that leaves each rank its own gradients, and sends nothing.
+
+    For `LocalSteps` in frameworks that wrap every model in DDP:
+    `ddp_model.register_comm_hook(None, own_gradients)` before the first step.
+    """
+    buffer: Tensor = bucket.buffer()
+    future = _future_of(buffer)
+    future.set_result(buffer)
+    return future
+
+
+def _future_of(buffer: Tensor) -> Future[Tensor]:
+    """A future that will have a buffer, on its device."""
+    return Future(devices=[buffer.device] if buffer.device.type == "cuda" else None)
+
+
+def keeps_own_gradients(model: nn.Module) -> bool:
+    """Whether a model is in DDP with the hook `own_gradients`, so that DDP averages nothing."""
+    hooks = getattr(model, "_comm_hooks", ())
+    return any(hook is own_gradients for hook, _ in hooks)
+
+
 def sketch_state(
     model: nn.Module,
     method: str | Method,
@@ -369,7 +382,7 @@ def sketch_state(
         if isinstance(method, str):
             dim = sum(parameter.numel() for parameter in trained(model).values())
             if compression is not None:
-                settings = _with_compression(method, settings, compression, dim)
+                settings = with_compression(method, settings, compression, dim)
             cohort = dist.get_world_size(group)
             method = build_method(method, dim=dim, cohort=cohort, settings=settings)
         elif settings or compression is not None:
@@ -385,7 +398,7 @@ def sketch_state(
     return HookState(model, mean)
 
 
-def _with_compression(
+def with_compression(
     name: str, settings: dict[str, object], compression: float, dim: int
 ) -> dict[str, object]:
     """Settings with the columns that a compression means."""

@@ -1,0 +1,633 @@
+"""Local steps: ranks train by themselves, and every so often exchange what their weights became.
+
+    local = LocalSteps(model, every=15, seed=7)
+    for inputs, labels in batches:
+        loss_of(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        local.step()
+    local.finish()
+
+The federated averaging of the paper over torch.distributed, with an outer Nesterov step, which the
+field calls DiLoCo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from diffsketch.ddp.agreement import SavedByState, device_of, fail_together
+from diffsketch.ddp.group import GroupMean
+from diffsketch.ddp.hook import (
+    check_nothing_else_is_sent,
+    keeps_own_gradients,
+    with_compression,
+)
+from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
+from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_between
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.methods.base import Method, build_method, is_finite, settings_of
+from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
+from diffsketch.sketch.hashing import SketchKey
+from diffsketch.training.identity import difference
+from diffsketch.training.simulation import NonFiniteUpdate
+
+COMPRESSION = 32.0
+"""Compression of an exchange if neither it nor the sizes of a table are given."""
+
+# What the ranks of a machine tell each other of an exchange; the largest number counts.
+_NOTHING, _MEAN, _NOT_FINITE, _FAILED = range(4)
+
+
+@dataclass(eq=False)
+class _Fragment:
+    """A part of the weights that is exchanged by itself, and its exchange that is under way."""
+
+    index: int
+    offset: int  # it is sent in steps that leave this remainder
+    mean: GroupMean | None  # None where another rank of the machine sends
+    at: int | None = None  # step in which the exchange under way was begun
+    sent: Tensor | None = None
+    wait: Callable[[], Tensor] | None = None
+    found: Tensor | None = None
+    failure: Exception | None = None
+
+
+class LocalSteps(SavedByState):
+    """Exchange of weights every few steps, beside any training loop and any optimizer.
+
+    All ranks make it at the same point, call `step` after every `optimizer.step`, and `finish` when
+    they are done. Every `every` steps, with `x` the weights that all ranks began with, `w` those of
+    a rank now and `m` the momentum, all of them the same on all ranks,
+
+        d = mean of (x - w) over the ranks         by the method, through `GroupMean`
+        m = outer_momentum * m + d
+        x = x - outer_lr * (d + outer_momentum * m)
+
+    and every rank goes on from `x`. Its optimizer keeps its own state.
+
+    *Bytes.* A message has a `compression`-th of the bytes of one float32 copy of the weights:
+    against float32 gradients in every step, 15 steps and a compression of 32 send 480 times less.
+    What a rank gives to an all-reduce is more, as sums have more bits than cells (8 instead of 4
+    for 9 to 16 ranks): `payload_bytes` in an exchange, `bytes_per_step` over all steps.
+
+    *Machines of several ranks.* The model may be in `DistributedDataParallel` over the ranks of a
+    machine (`process_group=`): then the first of them exchanges, and tells the others. Or it may
+    be sharded over them with `fully_shard`: then each rank exchanges its own shards with the ranks
+    that hold the same ones, and nowhere is the whole vector. Give the ranks between machines as
+    `group`; with a mesh of ("between", "inside"), that is `mesh["between"].get_group()`. Where a
+    framework wraps the model in a DDP over all ranks, register its hook `own_gradients` first.
+
+    *First weights.* Those of rank 0 are sent to all, as DDP does. Where something is claimed, or
+    ranks meet in a store, they must be the same already. *Buffers*, such as the means of
+    BatchNorm, are never sent: each rank keeps its own, also when it is done.
+
+    *Fragments.* With `fragments` of `p`, the weights are cut into `p` parts of the same length,
+    and one is exchanged every `every / p` steps, so that the link is used evenly. With a `delay`,
+    an exchange runs while the next steps are made, and is applied so many steps later: the rank
+    keeps the steps that it made meanwhile, `w = w + x_new - w_sent`, and sends them the next time.
+    What is computed does not depend on when messages arrive. The first exchange of a fragment
+    waits, where ranks agree on the limit of cells of few bits.
+
+    *Privacy.* The unit of a client's claim is a silo: all that its rank, or its machine with DDP,
+    has seen. The clip and the noise are of the difference of weights, whatever the steps between
+    did. Refused where that is not all that is sent, or a silo would send more than one message:
+    DDP or SyncBatchNorm between silos, shards, fragments. A model that others average behind this
+    object's back cannot be seen here.
+
+    *Ranks that are late.* With a `StoreGroup` as `group`, an outer step needs only `min_ranks` of
+    them: the mean is over those that are there in time. One that was left out takes over the
+    weights of the others, loses its own steps of that time, and from then on sends when the others
+    do, after fewer steps if it must.
+
+    *Weights that are not finite*, where nothing is claimed, make all ranks skip the outer step and
+    go back to `x`, with a warning.
+
+    Guarantees (`tests/ddp/test_local_steps.py`): without compression the steps above to rounding;
+    after an exchange all ranks have the same bits, or all raise; the same results with shards, with
+    DDP inside and without, but for where tables are cut; a state that is loaded continues to the
+    same bits, also in the middle of an exchange; a rank that was left out, or comes back with an
+    old state, has the bits of the others after its next exchange.
+
+    Args:
+        model: A module, whole, in DDP over a machine, or sharded over it by `fully_shard`. What
+            requires no gradient now is left alone.
+        every: Steps from one exchange to the next.
+        method: A name of `diffsketch.methods.METHODS`, or a method for as many numbers as this
+            rank holds.
+        seed: A number that the hashes follow from; the same on all ranks, and no secret.
+        key: Or a secret that they follow from.
+        compression: Bytes of the weights as float32 over the bytes of a message, for methods with
+            tables; in place of `cols`, with one row unless `rows` is given. 32 if not given.
+        group: The ranks that exchange; all of them if not given. Or a `StoreGroup`.
+        outer_lr: Of the outer step.
+        outer_momentum: Of the outer step; 0 for none.
+        fragments: Parts of the weights that are exchanged one after another.
+        delay: Steps from the beginning of an exchange to its application.
+        error_feedback: As in `GroupMean`. If not given, for the bare sketch.
+        immediate: As in `GroupMean`.
+        budget: As in `GroupMean`.
+        trusted_group: As in `GroupMean`.
+        account_file: As in `GroupMean`.
+        **settings: Those of the method.
+
+    Attributes:
+        steps: Steps that were made.
+
+    Raises:
+        ArgumentError: Settings are missing, unknown or do not go together, or the model is sharded
+            in another way, or averaged over the same ranks by something else.
+        MismatchError: Ranks have different ones, or another rank fails. All ranks raise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        method: str | Method = "sketch",
+        seed: int | None = None,
+        key: SketchKey | None = None,
+        compression: float | None = None,
+        group: dist.ProcessGroup | StoreGroup | None = None,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.6,
+        fragments: int = 1,
+        delay: int = 0,
+        error_feedback: bool | None = None,
+        immediate: float | None = None,
+        budget: Budget | None = None,
+        trusted_group: bool = False,
+        account_file: str | Path | None = None,
+        **settings: object,
+    ) -> None:
+        self.steps, self._since, self._behind = 0, 0, False
+        self._every, self._delay, self._group = every, delay, group
+        self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
+        self._inside: list[dist.ProcessGroup] = []
+        self._sends = True
+        name = method if isinstance(method, str) else method.name
+        if error_feedback is None:
+            error_feedback = name == "sketch"
+        failure: Exception | None = None
+        try:
+            if not isinstance(group, StoreGroup) and not dist.is_initialized():
+                raise ArgumentError("a process group is needed: call init_process_group before")
+            self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
+            self._inside = self._weights.inside
+            self._sends = not self._weights.replicas or dist.get_rank(self._inside[0]) == 0
+            check_whole("every", every, least=1)
+            check_whole("fragments", fragments, least=1, most=min(every, self._weights.dim))
+            check_whole("delay", delay, least=0, most=every - 1)
+            check(0 < outer_lr < 100, "outer_lr", "be in (0, 100)", outer_lr)
+            check(0 <= outer_momentum < 1, "outer_momentum", "be in [0, 1)", outer_momentum)
+            if (seed is None) == (key is None):
+                raise ArgumentError("seed or key must be given, and not both")
+            secret = SketchKey.from_integer(seed) if seed is not None else key
+            dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
+            methods: list[Method] = []
+            if self._sends:
+                methods = [self._method_for(method, dim, compression, settings) for dim in dims]
+                self._check_between(model, methods[0], fragments)
+        except Exception as error:  # the others must learn of it, or they would wait
+            failure = error
+        if self._inside and not isinstance(group, StoreGroup) and dist.get_rank(group) >= 0:
+            check_between(group, self._inside)  # all ranks see it: no collective would go well
+        means: list[GroupMean] = []
+        if self._sends:
+            try:
+                if failure is not None:
+                    self._refuse(failure)
+                assert secret is not None  # noqa: S101 (for the type checker)
+                options: dict[str, Any] = {
+                    "error_feedback": error_feedback, "immediate": immediate, "budget": budget,
+                    "trusted_group": trusted_group, "account_file": account_file,
+                }  # fmt: skip
+                for index, each in enumerate(methods):
+                    own = secret if fragments == 1 else _fragment_key(secret, index)
+                    means.append(self._mean_of(each, own, options))
+                self._agree(means[0])
+            except Exception as error:
+                failure = error
+        self._told(_NOTHING, failure, "start")
+        self._share_first_weights(means)
+        self._common = CommonWeights(
+            self._weights, fragments=fragments, lr=outer_lr, momentum=outer_momentum
+        )
+        self._fragments = [
+            _Fragment(
+                index,
+                offset=((index + 1) * every // fragments) % every,
+                mean=means[index] if means else None,
+            )
+            for index in range(fragments)
+        ]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that this rank gives to the exchange of all its weights, once every `every` steps.
+
+        Control cells are counted. 0 where another rank of the machine sends.
+        """
+        return sum(one.mean.payload_bytes for one in self._fragments if one.mean is not None)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that this rank gives to exchanges, for each step of its optimizer."""
+        return self.payload_bytes / self._every
+
+    @property
+    def means(self) -> list[GroupMean]:
+        """The means by which fragments are exchanged; none where another rank sends."""
+        return [one.mean for one in self._fragments if one.mean is not None]
+
+    @property
+    def claim(self) -> Claim:
+        """Claim of all exchanges so far. Its unit, a client, is a silo with all its data."""
+        return self._sender().claim
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """Cost of the exchanges for each silo, with the basis of that number."""
+        return self._sender().epsilon(delta)
+
+    def step(self) -> None:
+        """Count a step of the optimizer, and exchange what is due. After each `optimizer.step`.
+
+        Raises:
+            BudgetExceeded: The exchange would cost too much. Nothing was sent.
+            MismatchError: Ranks disagree, or another one failed. All ranks raise.
+        """
+        self.steps += 1
+        self._since += 1
+        with torch.no_grad():
+            if isinstance(self._group, StoreGroup):
+                one = self._fragments[0]
+                self._apply_rounds(one, self._rounds(one, due=self._since >= self._every))
+                return
+            for one in self._fragments:
+                if one.at is not None and one.at + self._delay == self.steps:
+                    self._apply(one)
+            for one in self._fragments:
+                if self.steps % self._every == one.offset:
+                    self._begin(one)
+                    if not self._delay:
+                        self._apply(one)
+
+    def finish(self) -> None:
+        """Exchange all weights now, so that all ranks have the same. They call it together.
+
+        Training may go on after it, but not with a `StoreGroup`: there, the run is over for all
+        when `min_ranks` have finished, and what the others have not sent by then is lost.
+        """
+        with torch.no_grad():
+            if isinstance(self._group, StoreGroup):
+                one = self._fragments[0]
+                self._apply_rounds(one, self._rounds(one, due=True, last=True))
+                self._apply_rounds(one, self._rest(one))
+                self._common.move(0, None)
+                return
+            for one in self._fragments:
+                if one.at is not None:
+                    self._apply(one)
+            for one in self._fragments:
+                self._begin(one)
+                self._apply(one)
+
+    def global_weights(self) -> dict[str, Tensor]:
+        """Copies of the weights that all ranks had in common last: this rank's part, by name."""
+        return self._common.named()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Common weights, momentum, error feedback and counters, as tensors, numbers and texts.
+
+        Every rank keeps its own, beside those of the model and of the optimizer. An exchange that
+        is under way is waited for, and is applied in its time.
+        """
+        under_way = []
+        for one in self._fragments:
+            self._await(one)
+            if one.failure is not None:
+                raise one.failure
+            kept = {"sent": one.sent, "found": one.found}
+            under_way.append(
+                {} if one.at is None else {"at": one.at}
+                | {name: value.clone() for name, value in kept.items() if value is not None}
+            )  # fmt: skip
+        return {
+            "settings": self._settings(),
+            "steps": self.steps,
+            "since": self._since,
+            "common": self._common.state_dict(),
+            "under_way": under_way,
+            "means": [one.state_dict() for one in self.means],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was called. All ranks must load theirs together.
+
+        The model and the optimizer must be loaded as well, as they were at that moment. With a
+        `StoreGroup`, a rank loads for itself, and takes over what it has missed since; it may load
+        the state of another rank, and then has no error feedback of its own.
+
+        Raises:
+            MismatchError: The state belongs to other settings, another model or another rank, or
+                another rank cannot load its own. All ranks raise.
+        """
+        failure: Exception | None = None
+        try:
+            self._check_state(state)
+        except Exception as error:
+            failure = error
+        try:
+            for index, mean in enumerate(self.means):
+                own = {} if failure is not None else state["means"][index]
+                mean.load_state_dict(own, failure=failure)
+        except Exception as error:
+            failure = error
+        self._told(_NOTHING, failure, "load its state")
+        self.steps, self._since = int(state["steps"]), int(state["since"])
+        self._common.load_state_dict(state["common"])
+        for one, under_way in zip(self._fragments, state["under_way"], strict=True):
+            one.at, one.wait, one.failure = under_way.get("at"), None, None
+            one.sent, one.found = (
+                under_way[name].to(self._weights.device, copy=True) if name in under_way else None
+                for name in ("sent", "found")
+            )
+        self._behind = True  # the others may be further: a store tells
+
+    def _method_for(
+        self, method: str | Method, dim: int, compression: float | None,
+        settings: Mapping[str, object],
+    ) -> Method:  # fmt: skip
+        """The method for a fragment of so many numbers."""
+        if not isinstance(method, str):
+            if settings or compression is not None:
+                raise ArgumentError("settings must not be given with a method that has its own")
+            if method.dim != dim:
+                raise MismatchError(
+                    f"the method must have dim={dim}, as this rank sends at a time, got "
+                    f"dim={method.dim}"
+                )
+            return method
+        known, chosen = settings_of(method), dict(settings)
+        if compression is None and "cols" in known and "cols" not in chosen:
+            compression = COMPRESSION
+        if compression is not None:
+            chosen = with_compression(method, chosen, compression, dim)
+        group = self._group
+        cohort = group.world if isinstance(group, StoreGroup) else dist.get_world_size(group)
+        return build_method(method, dim=dim, cohort=cohort, settings=chosen)
+
+    def _check_between(self, model: nn.Module, method: Method, fragments: int) -> None:
+        """Raise unless this object alone averages over its group, and a claim would hold."""
+        if isinstance(self._group, StoreGroup):
+            if self._inside and not self._weights.replicas:
+                raise ArgumentError(
+                    "a StoreGroup is for whole models: ranks of different shards could leave out "
+                    "different machines, and the shards would not belong together"
+                )
+            check(fragments == 1, "fragments", "be 1 with a StoreGroup", fragments)
+            check(self._delay == 0, "delay", "be 0 with a StoreGroup", self._delay)
+        seed = SketchKey.from_integer(0).seed(0)
+        claim = method.claim_for(method.most_messages or 1, seed)
+        if isinstance(claim, NoClaim):
+            return
+        what = f"the claim of method={method.name!r} is about one message of a silo in an exchange"
+        check(fragments == 1, "fragments", f"be 1: {what}", fragments)
+        if self._inside and not self._weights.replicas:
+            ranks = [dist.get_world_size(group) for group in self._inside]
+            raise ArgumentError(f"model must not be sharded: {what}, got shards on {ranks} ranks")
+        if keeps_own_gradients(model):
+            check_nothing_else_is_sent(model, method.name)
+        for module in model.modules():
+            if isinstance(module, nn.SyncBatchNorm) and module.process_group not in self._inside:
+                raise ArgumentError(
+                    f"the claim of method={method.name!r} does not cover all that is sent: "
+                    "SyncBatchNorm sends statistics of each rank's batch; give it the "
+                    "process_group of the silo, or use layers that look at one example at a time"
+                )
+
+    def _mean_of(self, method: Method, key: SketchKey, options: dict[str, Any]) -> GroupMean:
+        if isinstance(self._group, StoreGroup):
+            return StoreMean(method, key=key, group=self._group, **options)
+        return GroupMean(method, key=key, group=self._group, **options)
+
+    def _refuse(self, failure: Exception) -> None:
+        """Raise an error that this rank has found before it has a mean, on all ranks."""
+        if isinstance(self._group, StoreGroup):
+            self._group.agree({}, failure=failure)
+        fail_together(self._group, failure)  # type: ignore[arg-type]
+
+    def _agree(self, mean: GroupMean) -> None:
+        """Compare all that has to be the same, besides what the means compare."""
+        compared = {
+            "every": str(self._every),
+            "delay": str(self._delay),
+            "outer_lr": repr(self._outer_lr),
+            "outer_momentum": repr(self._outer_momentum),
+            "layout of the parameters": self._weights.layout,
+        }
+        if not self._sends_first_weights(mean):
+            compared["first weights"] = f"{bits_digest(self._weights.parts):016x}"
+        mean.agree(compared)
+
+    def _sends_first_weights(self, mean: GroupMean) -> bool:
+        return isinstance(mean.claim, NoClaim) and not isinstance(mean, StoreMean)
+
+    def _share_first_weights(self, means: Sequence[GroupMean]) -> None:
+        """Give all ranks the weights of rank 0, unless they were compared."""
+        groups: list[Any] = []
+        if means and self._sends_first_weights(means[0]):
+            groups.append(self._group)
+        if self._weights.replicas:
+            groups += self._inside
+        with torch.no_grad():
+            for group in groups:
+                for part in self._weights.parts:
+                    self._broadcast(part, group)
+
+    def _broadcast(self, values: Tensor, group: Any) -> None:
+        """Overwrite values by those of the first rank of a group."""
+        moved = values.to(device_of(group, values)).contiguous()
+        dist.broadcast(moved, 0 if group is None else dist.get_global_rank(group, 0), group=group)
+        if moved is not values:
+            values.copy_(moved)
+
+    def _begin(self, one: _Fragment) -> None:
+        """Send what became of a fragment."""
+        one.at = self.steps
+        try:
+            one.wait = self._sent(one)
+        except Exception as error:  # raised with the result: other ranks of the machine wait
+            one.failure = error
+
+    def _sent(self, one: _Fragment) -> Callable[[], Tensor] | None:
+        """Send what became of a fragment, and return the function that waits for the mean."""
+        try:  # all that can fail at this rank alone
+            one.sent = self._common.difference(one.index)
+            layout = self._layout_of(one)
+        except Exception as error:
+            if one.mean is None:
+                raise
+            one.mean.fail(error)
+        if one.mean is None:
+            return None
+        out = None if self._delay else one.sent  # which is needed only for the steps made since
+        return one.mean.begin(one.sent, layout=layout, out=out)
+
+    def _layout_of(self, one: _Fragment) -> str:
+        """Text of what all ranks have in common when they exchange a fragment."""
+        step = 0 if isinstance(self._group, StoreGroup) else self.steps
+        return f"{self._weights.layout} {step} {self._common.digest(one.index):016x}"
+
+    def _await(self, one: _Fragment) -> None:
+        """Wait for the result of an exchange that is under way."""
+        wait, one.wait = one.wait, None
+        if wait is None:
+            return
+        try:
+            one.found = wait()
+        except Exception as error:
+            error.add_note(
+                "the layout is that of the parameters, the step and the weights in common"
+            )
+            one.failure = error
+
+    def _apply(self, one: _Fragment) -> None:
+        """Make the outer step of a fragment whose exchange is due."""
+        self._await(one)
+        failure, one.failure = one.failure, None
+        try:
+            status = self._told(_status(one.found), failure, "exchange its weights")
+        except Exception:  # the steps since are sent with the next exchange
+            one.at = one.sent = one.found = None
+            raise
+        self._take(one, status)
+
+    def _apply_rounds(self, one: _Fragment, rounds: Iterator[Tensor]) -> None:
+        """Make the outer steps of rounds in a store, as the rank that sends finds them."""
+        while True:
+            one.found, failure = None, None
+            try:
+                if self._sends:
+                    one.found = next(rounds, None)
+            except Exception as error:
+                failure = error
+            status = self._told(_status(one.found), failure, "exchange its weights")
+            if status == _NOTHING:
+                return
+            self._take(one, status)
+
+    def _rounds(self, one: _Fragment, *, due: bool, last: bool = False) -> Iterator[Tensor]:
+        """Means of the rounds that this rank has to apply now, each after the one before it."""
+        mean, late = one.mean, False
+        assert isinstance(mean, StoreMean)  # noqa: S101 (for the type checker)
+        early = not due and self._behind and mean.awaited
+        if not (due or early):
+            return
+        while (found := mean.missed()) is not None:
+            late = True
+            yield found.to(self._weights.device)
+        if mean.over or (late and not (last and mean.awaited)):
+            self._behind = True
+            return
+        self._behind = early
+        wait = self._sent(one)
+        assert wait is not None  # noqa: S101 (for the type checker)
+        try:
+            found = wait()
+        except RunOver:  # the weights are those of the last round
+            return
+        self._behind = early or not mean.present
+        yield found
+
+    def _rest(self, one: _Fragment) -> Iterator[Tensor]:
+        """Means of the rounds that others make until the run is over."""
+        assert isinstance(one.mean, StoreMean)  # noqa: S101 (for the type checker)
+        for found in one.mean.rest():
+            yield found.to(self._weights.device)
+
+    def _take(self, one: _Fragment, status: int) -> None:
+        """Make the outer step with what was found, or skip it, on all ranks of the machine."""
+        found, sent, at = one.found, one.sent, one.at
+        one.found = one.sent = one.at = None
+        self._since = 0
+        if status == _NOT_FINITE:
+            warnings.warn(
+                f"step {self.steps}: the outer step is skipped, and all ranks go back to the "
+                "weights that they had in common, as those of one are NaN or infinite",
+                NonFiniteUpdate,
+                stacklevel=4,
+            )
+            self._common.move(one.index, None)
+            return
+        found = self._common.new_vector(one.index) if found is None else found
+        if self._weights.replicas:
+            self._broadcast(found, self._inside[0])
+        later = at is not None and at < self.steps and sent is not None
+        kept = sent if later and is_finite(sent) else None  # type: ignore[arg-type]
+        self._common.move(one.index, found, kept)
+
+    def _told(self, status: int, failure: Exception | None, doing: str) -> int:
+        """The gravest of what the ranks of this machine say; all of them raise, or none."""
+        status = status if failure is None else _FAILED
+        for group in self._inside:
+            device = device_of(group, torch.empty(0, device=self._weights.device))
+            flag = torch.tensor([status], device=device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
+            status = int(flag.item())
+        if failure is not None:
+            raise failure
+        if status == _FAILED:
+            raise MismatchError(f"another rank of this machine failed to {doing}, see there")
+        return status
+
+    def _sender(self) -> GroupMean:
+        """The mean of a rank that sends its whole difference at once, as all that claim do."""
+        if not self.means:
+            raise ArgumentError(
+                "this rank sends nothing: ask the first rank of its DistributedDataParallel"
+            )
+        return self.means[0]
+
+    def _settings(self) -> str:
+        """Text of all that a state belongs to, besides what the means say of themselves."""
+        return (
+            f"every={self._every}, delay={self._delay}, fragments={len(self._fragments)}, "
+            f"outer_lr={self._outer_lr!r}, outer_momentum={self._outer_momentum!r}, "
+            f"sends={self._sends}, layout={self._weights.layout}"
+        )
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
+        if state.get("settings") != self._settings():
+            why = difference(self._settings(), str(state.get("settings")))
+            raise MismatchError(f"the state must be of the same local steps, but {why}")
+        needed = ("steps", "since", "common", "under_way", "means")
+        if missing := [name for name in needed if name not in state]:
+            raise MismatchError(f"the state must have {', '.join(missing)}")
+        self._common.check_state(state["common"])
+
+
+def _status(found: Tensor | None) -> int:
+    if found is None:
+        return _NOTHING
+    return _NOT_FINITE if bool(found[:1].isnan()) else _MEAN
+
+
+def _fragment_key(key: SketchKey, index: int) -> SketchKey:
+    """A key of its own for each fragment: two of them are alike in nothing."""
+    digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key.secret, digest_size=32,
+                             person=b"ds-fragment")  # fmt: skip
+    return SketchKey(digest.digest())
