@@ -243,6 +243,14 @@ def few_bits(rank: int) -> dict[str, Any]:
     )
     adaptive = mean_of(moving, trusted_group=True)
     rounds_of(adaptive, rank, 8)
+    eight = PlainSketch(DIM, 1, 30, bits=8)
+    plain = mean_of(eight).mean(vector_of(rank))
+    scaled = mean_of(eight, scaler=Scale(65536.0)).mean(65536 * vector_of(rank))
+    broken, infinite = mean_of(eight), vector_of(rank)
+    infinite[0] = torch.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lost, afterwards = broken.mean(infinite), broken.mean(vector_of(rank))
     failing = mean_of(method)
     error = error_of(lambda: failing.mean(vector_of(rank)[: 5 if rank == 1 else DIM]))
     return {
@@ -253,6 +261,11 @@ def few_bits(rank: int) -> dict[str, Any]:
         "saturated": int(whole.saturated),  # type: ignore[arg-type]
         "mean": torch.stack(errors).mean(dim=0),
         "clip": adaptive.method.round_clip,
+        "scaled": (scaled, 65536 * plain),
+        "lost": (
+            bool(lost.isnan().all()),
+            float(broken.mean(vector_of(rank)).norm() / plain.norm()),
+        ),
         "error": error,
         "after": failing.mean(vector_of(rank)),
     }

@@ -208,6 +208,9 @@ def test_cells_of_few_bits(results: Results) -> None:
         assert not ((found["mean"] * 2 / 3 - truth).abs() < allowed).all()
         assert found["error"].startswith("MismatchError")
         assert found["after"].isfinite().all()
+        torch.testing.assert_close(*found["scaled"])  # the limit is of what is encoded
+        assert found["lost"][0]  # and an infinite vector has no say in it
+        assert 0.2 < found["lost"][1] < 5
     first, second = results["few_bits"]
     assert torch.equal(first["expected"], second["expected"])
     assert torch.equal(first["after"], second["after"])

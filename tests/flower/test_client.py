@@ -70,7 +70,7 @@ def test_nothing_leaves_but_the_message_and_its_noise_is_new() -> None:
         assert not reply.content.array_records
         assert not reply.content.metric_records
         data: Any = our_record(reply)["message"]
-        assert len(data) == GAUSSIAN.build(DIM).wire_bytes
+        assert len(data) == GAUSSIAN.build(DIM).message_format.full_bytes
         sent.append(data)
     assert sent[0] != sent[1]
 

@@ -218,7 +218,7 @@ def test_bytes_are_counted_and_shrink() -> None:
     strategy = strategy_of(plan)
     strategy.start(network_of(plan), FIRST, 2)
     first, second = strategy.reports
-    assert first.message_bytes == 3 * plan.build(DIM).wire_bytes
+    assert first.message_bytes == 3 * plan.build(DIM).message_format.full_bytes
     assert first.bytes_up > first.message_bytes
     assert second.bytes_down < first.bytes_down
     assert strategy.bytes_up == first.bytes_up + second.bytes_up

@@ -354,7 +354,7 @@ class GroupMean(SavedByState):
             mixed = own_vector if feedback is None else feedback.mixed(own_vector)
         except Exception as error:
             self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
-        self._agree_on_limit(mixed)
+        self._agree_on_limit(own_vector)
         try:
             message, status, finite = self._encode(mixed, seed, claim)
             if self._account is not None:
@@ -538,9 +538,9 @@ class GroupMean(SavedByState):
     def _agree_on_limit(self, vector: Tensor | None, *, like: Tensor | None = None) -> None:
         """Before the first round, choose the limit of rounded cells by what all ranks will encode.
 
-        A rank that fails has nothing, and one whose vector is zero or not finite has no say; if none
-        has, the next round tries again. Nothing is done where something is claimed, as the sizes of
-        vectors are data; the limit then starts where the method says.
+        A rank that fails has nothing, and one whose vector is zero or not finite has no say; if
+        none has, the next round tries again. Nothing is done where something is claimed, as the
+        sizes of vectors are data; the limit then starts where the method says.
         """
         method, seed = self.method, self._key.seed(0)
         if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
@@ -552,6 +552,8 @@ class GroupMean(SavedByState):
             self._limit_agreed = True
             return
         limit = None if vector is None else method.limit_for(vector)
+        if limit is not None and self._feedback is not None:
+            limit *= self._feedback.immediate  # of a first vector so much is encoded
         size = self._mean_size(None if limit is None else math.log2(limit), like)
         if size is not None:
             low, high = LIMITS

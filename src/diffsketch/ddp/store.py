@@ -300,7 +300,8 @@ class StoreMean(GroupMean):
             self.method.message_format, cells, round_index=index, fingerprint=fingerprint,
             sender=self.rank,
         )  # fmt: skip
-        store.set(f"{index}/cells/{self.rank}", wire.to_bytes())  # type: ignore[arg-type]
+        data: Any = wire.to_bytes(agreed=True)
+        store.set(f"{index}/cells/{self.rank}", data)
         store.set(f"{index}/report/{self.rank}", json.dumps(_told(own)))
 
         def wait() -> tuple[Tensor, Reports]:
@@ -369,14 +370,14 @@ class StoreMean(GroupMean):
         device = torch.device("cpu") if self._like is None else self._like.device
         if not mine and peers.until(lambda: peers.has(name), seconds=peers.wait):
             data = peers.store.get(name)
-            read = Message.from_bytes(data, method.total_format, count=len(reports), **about)
+            read = Message.from_agreed(data, method.total_format, sender=SERVER, **about)
+            if read.count != len(reports):
+                raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
             return read.cells.to(device)
         cells = []
         for rank in sorted(reports):  # in this order everywhere: sums are rounded
             data = peers.store.get(f"{index}/cells/{rank}")
-            read = Message.from_bytes(data, method.message_format, count=1, **about)
-            if read.sender != rank:
-                raise WireError(f"message of rank {rank} is of sender {read.sender}")
+            read = Message.from_agreed(data, method.message_format, sender=rank, **about)
             cells.append(read.cells)
         total = cells[0].clone()
         for one in cells[1:]:
@@ -385,7 +386,8 @@ class StoreMean(GroupMean):
         if not total.is_floating_point() or bool(torch.isfinite(total).all()):
             sender, count = SERVER, len(reports)
             told = Message(method.total_format, total, sender=sender, count=count, **about)
-            peers.store.set(name, told.to_bytes())  # type: ignore[arg-type]
+            published: Any = told.to_bytes(agreed=True)
+            peers.store.set(name, published)
         self._forget(index)
         return total.to(device)
 
