@@ -262,10 +262,7 @@ def few_bits(rank: int) -> dict[str, Any]:
         "mean": torch.stack(errors).mean(dim=0),
         "clip": adaptive.method.round_clip,
         "scaled": (scaled, 65536 * plain),
-        "lost": (
-            bool(lost.isnan().all()),
-            float(broken.mean(vector_of(rank)).norm() / plain.norm()),
-        ),
+        "lost": (bool(lost.isnan().all()), float(afterwards.norm() / plain.norm())),
         "error": error,
         "after": failing.mean(vector_of(rank)),
     }
