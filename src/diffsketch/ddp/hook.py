@@ -357,10 +357,12 @@ def sketch_state(
         method: A name of `diffsketch.methods.METHODS`, or a method.
         seed: A number that the hashes follow from; the same on all ranks, and no secret.
         key: Or a secret that they follow from.
-        compression: Coordinates for each cell of a table, in place of `cols`; with one row, unless
-            `rows` is given.
+        compression: Bytes of the gradient as float32 over the bytes of the cells, in place of
+            `cols`; with one row, unless `rows` is given, and for the bare sketch with cells of 4
+            bits, unless `bits` is given.
         group: The processes; DDP's own if not given, or all of them.
-        error_feedback: As in `GroupMean`.
+        error_feedback: As in `GroupMean`. For plain SGD with large steps; with Adam it was measured
+            to raise the loss, as what is fed back is many steps late (`docs/engines.md`).
         immediate: As in `GroupMean`.
         budget: As in `GroupMean`.
         trusted_group: As in `GroupMean`.
