@@ -102,7 +102,8 @@ class CellGrid:
         kernels, keys = kernels_for(tables.device), draws[:, :2].contiguous()
         saturated = kernels.round_cells(tables, self.step, self.bits, keys, out[:, :cells])
         # In units of the limit, lest fourth powers overflow or vanish.
-        norms = torch.linalg.vector_norm(tables * (1 / self.limit), ord=4, dim=1)
+        squares = (tables * (1 / self.limit)).square_()
+        norms = torch.linalg.vector_norm(squares, dim=1).sqrt_()  # of order 4, without its powers
         self._write_sizes(out[:, cells:], norms, cells, draws)
         return out, saturated
 
