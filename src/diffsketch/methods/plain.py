@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -286,7 +287,12 @@ class RoundedTables(TableMethod):
 
     def at_clip(self, clip: float) -> Self:
         """Return the same method in a round with this `cell_limit`."""
-        return super().at_clip(clip) if self.grid is None else replace(self, cell_limit=clip)
+        if self.grid is None:
+            return super().at_clip(clip)
+        other = copy(self)  # with all that was computed, which but for the grid stays the same
+        object.__setattr__(other, "cell_limit", clip)
+        object.__setattr__(other, "grid", CellGrid(self.bits, clip))
+        return other
 
     def after(self, total: Tensor, *, count: int | float) -> Self:
         """Move the limit by the sizes that are in the sum."""
