@@ -78,6 +78,8 @@ class RunProgress:
     messages: int = 0
     validated: int = 0  # messages that their workers checked by Theorem 1
     noised: int = 0  # validated messages that needed noise
+    rounded: int = 0  # cells that were rounded to few bits
+    saturated: int = 0  # rounded cells that were beyond the limit
     left_out: int = 0  # or zeros, since vectors were not finite
     downloads: int = 0  # without compression, a vector each time
 
@@ -89,6 +91,14 @@ class RunProgress:
         if result.noised is not None:
             self.validated += result.summed.count
             self.noised += round(result.noised * result.summed.count)
+        if result.summed.saturated is not None:
+            self.rounded += result.summed.count * result.published.total.numel()
+            self.saturated += result.summed.saturated
+
+    @property
+    def saturated_share(self) -> float | None:
+        """Share of the rounded cells that were beyond the limit."""
+        return self.saturated / self.rounded if self.rounded else None
 
     @property
     def noised_share(self) -> float | None:
@@ -226,6 +236,7 @@ class TrainingSession:
             "left_out": progress.left_out,
         }
         moving = {"drift": simulation.drift, "clip": simulation.clip}
+        moving["saturated_share"] = progress.saturated_share
         record |= {name: value for name, value in moving.items() if value is not None}
         self._metrics.append(record)
         self.curve.append(record)
@@ -310,6 +321,7 @@ class TrainingSession:
             "claim": str(claim),
             "assumes": assumptions(claim, simulation.sampler),
             "noised_share": progress.noised_share,
+            "saturated_share": progress.saturated_share,
             "left_out": progress.left_out,
             "seed": config.seed,
             "config": config.known(),
@@ -372,6 +384,8 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     rows["epsilon"] = epsilon_from_data(summary["epsilon"]).text("short")
     if summary["noised_share"] is not None:
         rows["noise needed"] = f"{summary['noised_share']:.1%} of messages"
+    if summary.get("saturated_share") is not None:
+        rows["saturated"] = f"{summary['saturated_share']:.2%} of cells"
     if summary["left_out"]:
         rows["not finite"] = f"{summary['left_out']:,} vectors of workers"
     if times:

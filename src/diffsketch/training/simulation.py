@@ -71,6 +71,7 @@ class Aggregate:
     broken: tuple[int, ...] = ()  # devices whose vectors were not finite, ascending
     vectors: Tensor | None = None  # of all workers, if they were to be kept
     noised: Tensor | None = None  # as in `Encoded`, of all messages
+    saturated: int | None = None  # cells of all messages, where they have few bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -498,6 +499,8 @@ class Simulation:
             summed.vectors = vectors if keep else None
             if encoded.noised is not None:
                 noised.append(encoded.noised)
+            if encoded.saturated is not None:
+                summed.saturated = (summed.saturated or 0) + int(encoded.saturated.sum())
         if len(cohort) and len(summed.broken) == len(cohort) and not proven:
             raise Diverged(
                 f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
