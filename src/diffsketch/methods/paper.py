@@ -129,7 +129,8 @@ class DiffSketch(PaddedTables, RoundedTables):
                 tables[weak], batch[weak], some,
                 alpha=alpha[weak], rows=self.rows, per_round=self.per_round,
             )  # fmt: skip
-        return self._rounded(Encoded(tables, claimed, weak), noise)
+        encoded = Encoded(tables, claimed, weak)
+        return encoded if self.grid is None else self._rounded(encoded, noise)
 
 
 @register

@@ -43,8 +43,8 @@ _GUIDE_FROM = 1 << 14  # draws that make up for the cost of the guide
 
 def count_cells(shape: tuple[int, ...]) -> int:
     """The product of a shape, checked."""
-    good = all(isinstance(size, int) and size >= 0 for size in shape)
-    check(good, "shape", "be a tuple of sizes >= 0", shape)
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        check(False, "shape", "be a tuple of sizes >= 0", shape)
     return math.prod(shape)
 
 
@@ -459,12 +459,16 @@ class CohortNoise(SimulatedNoise):
     """
 
     def __init__(self, key: NoiseKey, workers: Sequence[int], *, round_index: int) -> None:
-        check_type("key", key, NoiseKey)
-        check_whole("round_index", round_index, least=0, most=2**64 - 1)
+        # Made in every round: what is right is seen here, without a call.
+        if not isinstance(key, NoiseKey):
+            check_type("key", key, NoiseKey)
+        if type(round_index) is not int or not 0 <= round_index < 1 << 64:
+            check_whole("round_index", round_index, least=0, most=2**64 - 1)
         self._key, self._round = key, round_index
         self._workers = [int(worker) for worker in workers]
         for number in (min(self._workers, default=0), max(self._workers, default=0)):
-            check(0 <= number < 1 << 63, "workers", "be in [0, 2**63)", number)
+            if not 0 <= number < 1 << 63:
+                check(False, "workers", "be in [0, 2**63)", number)
         self._draws = dict.fromkeys(self._workers, 0)
         if len(self._draws) != len(self._workers):
             raise ArgumentError("workers must be different, or they would add the same noise")
