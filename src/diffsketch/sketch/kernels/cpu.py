@@ -36,10 +36,8 @@ _MANY = 1 << 18  # numbers in short vectors below which one thread does them
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
-_SAMPLED, _SAMPLE = (
-    8,
-    16,
-)  # pieces, and one number of so many in them, that tell where the largest begin
+_STRETCH = 1 << 20  # those that a search for the largest estimates holds at a time
+_SAMPLE = 1 << 14  # numbers that tell where the largest begin
 
 
 class _Plan(NamedTuple):
@@ -148,11 +146,10 @@ def _encode_long(
     else:
         shares = 1 if kind == "joint" else min(shares, rows)
         joint = rows // 2 * 2 * cols**2 + cpu_pairwise.COPIES * cols if kind == "joint" else 0
-        allocate = np.empty if threads == 1 else _aligned  # threads share no line of the cache
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
             batch, offset, tables, tables.reshape(-1), parts, shares, words,
-            scratch=lambda: (_bits(), allocate(cpu_pairwise.SLACK + joint, dtype)),
+            scratch=lambda: (_bits(), _aligned(cpu_pairwise.WIDTH + joint, dtype)),
         )  # fmt: skip
     if copies:
         out[...] = tables[:, 0, :, :cols]
@@ -246,34 +243,33 @@ def add_residual(
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
     total, whole, factor = out.numpy(), vector.numpy(), out.numpy().dtype.type(scale)
-    starts, estimate = _pieces(table.numpy()[None], seed, layout, mean)
+    estimate = _estimator(table.numpy()[None], seed, layout, mean, _PIECE, 1)
 
     def add_piece(task: int, scratch: Array) -> None:
-        estimates = estimate(starts[task], scratch)
-        some = slice(starts[task], starts[task] + len(estimates))
+        estimates = estimate(task * _PIECE, scratch)
+        some = slice(task * _PIECE, task * _PIECE + len(estimates))
         _add_missed(total[some], whole[some], estimates, factor)
 
     run_tasks(
-        add_piece, len(starts), threads_for(layout.dim),
+        add_piece, -(-layout.dim // _PIECE), threads_for(layout.dim),
         scratch=lambda: (_aligned(_PIECE, total.dtype),),
     )  # fmt: skip
     return True
 
 
-def _pieces(
-    table: Array, seed: HashSeed, layout: SketchLayout, mean: bool
-) -> tuple[range, Callable[[int, Array], Array]]:
-    """Starts of the pieces of a vector, and the function that estimates one, in `scratch`."""
-    is_long = _plan(_PIECE, layout, table.itemsize).kind == "long"
-    if is_long and layout.dim > _PIECE:
+def _estimator(
+    table: Array, seed: HashSeed, layout: SketchLayout, mean: bool, piece: int, threads: int
+) -> Callable[[int, Array], Array]:
+    """Function that estimates up to `piece` coordinates from one on, to fill `scratch`."""
+    if layout.dim > piece and _plan(piece, layout, table.itemsize).kind == "long":
         table = _padded(table, layout.dim * table.itemsize, layout)
 
     def estimate(start: int, scratch: Array) -> Array:
-        found: Array = scratch[: min(_PIECE, layout.dim - start)]
-        _estimate(table, seed, found[None], layout, start, mean, 1, False)
+        found: Array = scratch[: layout.dim - start]
+        _estimate(table, seed, found[None], layout, start, mean, threads, False)
         return found
 
-    return range(0, layout.dim, _PIECE), estimate
+    return estimate
 
 
 @compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
@@ -300,52 +296,54 @@ def _top_k(
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """Sort the estimates above a limit, guessed from a sample to leave few more than `count`.
 
-    Estimates are made piece by piece and only those above the limit are kept.
+    Estimates are made stretch by stretch and only those above the limit are kept.
     """
-    starts, estimate = _pieces(table, seed, layout, mean)
-    scratch, some = _aligned(_PIECE, table.dtype), starts[:: max(1, len(starts) // _SAMPLED)]
-    sizes = np.concatenate([np.abs(estimate(start, scratch)[::_SAMPLE]) for start in some])
-    limit = table.dtype.type(0)
-    share = len(sizes) / layout.dim
-    rank = math.ceil(count * share + 4 * math.sqrt(count * share)) + 16
+    dim, threads = layout.dim, threads_for(layout.dim)
+    estimate = _estimator(table, seed, layout, mean, _STRETCH, threads)
+    scratch = _aligned(min(dim, _STRETCH), table.dtype)
+    places = np.empty((-(-len(scratch) // _PIECE), _PIECE), np.int32)
+    found = np.empty(len(places), np.int64)
+    if dim <= _STRETCH:
+        sizes = np.abs(estimate(0, scratch)[:: -(-dim // _SAMPLE)])
+    else:
+        piece, one_of = scratch[:_PIECE], 8 * _PIECE // _SAMPLE
+        some = [np.abs(estimate(k, piece)[::one_of]) for k in range(0, dim, -(-dim // 8))]
+        sizes = np.concatenate(some)
+
+    def above(limit: Any) -> tuple[Array, npt.NDArray[np.int64]]:
+        kept = []
+        for start in range(0, dim, _STRETCH):
+            values = estimate(start, scratch) if dim > _STRETCH else scratch
+            tasks = -(-len(values) // _PIECE)
+            run_tasks(_find_above, tasks, threads, values, limit, places, found)
+            at = np.concatenate([places[k, : found[k]] for k in range(tasks)])
+            kept.append((values[at], at + np.int64(start)))
+        return np.concatenate([one for one, _ in kept]), np.concatenate([at for _, at in kept])
+
+    expected = count * len(sizes) / dim
+    rank = math.ceil(expected + 4 * math.sqrt(expected)) + 4
+    values, indices = np.empty(0, table.dtype), np.empty(0, np.int64)
     if rank < len(sizes):
-        limit = np.partition(sizes, len(sizes) - rank)[len(sizes) - rank]
-    above: list[Any] = [None] * len(starts)
-
-    def look(task: int, found: Array, places: Any) -> None:
-        piece = estimate(starts[task], found)
-        some = places[: _find_above(piece, limit, places)]
-        above[task] = piece[some], some + starts[task]
-
-    def above_limit() -> tuple[Array, npt.NDArray[np.int64]]:
-        run_tasks(
-            look, len(starts), threads_for(layout.dim),
-            scratch=lambda: (_aligned(_PIECE, table.dtype), np.empty(_PIECE, np.int64)),
-        )  # fmt: skip
-        return np.concatenate([one for one, _ in above]), np.concatenate([at for _, at in above])
-
-    values, indices = above_limit()
+        values, indices = above(np.partition(sizes, len(sizes) - rank)[len(sizes) - rank])
     if len(values) < count:  # a rare sample
-        limit = table.dtype.type(0)
-        values, indices = above_limit()
+        values, indices = above(table.dtype.type(0))
     order = np.argsort(-np.abs(values), kind="stable")[:count]
     return values[order], indices[order]
 
 
 @compiled(fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
-def _find_above(row: Any, limit: Any, found: Any) -> Any:
-    """Write the indices of numbers of at least this size; return how many there are."""
-    one, zero, count = np.float32(1), np.float32(0), 0
-    for first in range(0, row.size, 64):
-        part, some = row[first : first + 64], zero
+def _find_above(task: Any, values: Any, limit: Any, places: Any, found: Any) -> None:
+    """Write the indices of a piece's numbers of at least this size, and how many there are."""
+    one, zero, count, to = np.float32(1), np.float32(0), 0, places[task]
+    for first in range(task * _PIECE, min((task + 1) * _PIECE, values.size), 64):
+        part, some = values[first : first + 64], zero
         for i in range(part.size):  # vectorised: mostly there is none
             some += one if abs(part[i]) >= limit else zero
         if some > zero:
-            for i in range(part.size):
-                if abs(part[i]) >= limit:
-                    found[count] = first + i
-                    count += 1
-    return count
+            for i in range(part.size):  # no branches: they would be taken at random
+                to[count] = first + i
+                count += abs(part[i]) >= limit
+    found[task] = count
 
 
 def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
@@ -464,11 +462,11 @@ def _codes(count: int, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 
 
 def _bits() -> npt.NDArray[np.uint32]:
-    return np.empty((3, cpu_pairwise.PIECE + cpu_pairwise.SLACK), np.uint32)
+    return _aligned(3 * cpu_pairwise.WIDTH, np.uint32).reshape(3, cpu_pairwise.WIDTH)
 
 
-def _aligned(count: int, dtype: Any) -> Array:
+def _aligned(count: int, dtype: Any) -> npt.NDArray[Any]:
     """Uninitialised numbers from a multiple of 64 bytes on."""
-    array: Array = np.empty(count + BYTES // np.dtype(dtype).itemsize, dtype)
+    array: npt.NDArray[Any] = np.empty(count + BYTES // np.dtype(dtype).itemsize, dtype)
     skip = -array.ctypes.data % BYTES // array.itemsize
     return array[skip : skip + count]

@@ -19,6 +19,7 @@ from diffsketch.sketch.kernels.networks import median_network, middle
 
 BYTES = 64
 GROUP = 16  # coordinates that are hashed one by one, at once
+_AHEAD = 4096  # bytes: so far before they are read, numbers are asked for
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
@@ -267,6 +268,7 @@ def flip_group(
         for part in range(0, GROUP, lanes.count):
             more = _long(part)
             place = lanes.pointer(origin, builder.add(begin, more))
+            lanes.prefetch(place, _long(_AHEAD))
             with builder.if_else(whole, likely=True) as (all_there, some):
                 with all_there:
                     everything, here = lanes.load(place), builder.block
@@ -334,6 +336,9 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
     the common case, have a form without an inner loop.
     """
     builder, (codes, blocks, count, steps, phases) = lanes.builder, args
+    # Vectors for which there are too few registers are to lie in one line of the cache each.
+    builder.function.attributes.add("noinline")  # llvmlite drops the alignment if it is alone
+    builder.function.attributes.alignstack = BYTES
     words = [builder.inttoptr(at, I32.as_pointer()) for at in (steps, phases)]
     code_at, each = builder.inttoptr(codes, I64.as_pointer()), _long(lanes.count)
     moved = cgutils.alloca_once(builder, lanes.words)

@@ -24,8 +24,8 @@ from diffsketch.sketch.kernels.cpu_lanes import (
 
 PIECE = 1024  # coordinates whose signs are hashed at once
 COPIES = 4  # tables that coordinates take turns on
-AHEAD = 3  # groups that are hashed before they are looked up: with the present one a power of two
-SLACK = (AHEAD + 1) * GROUP  # words that are read, not used, after the last coordinate's
+AHEAD = 3  # groups that are hashed before they are looked up
+WIDTH = PIECE + (AHEAD + 1) * GROUP  # with room for those after the last, and a group of zeros
 LINEAR = 1 << 32  # up to its next multiple, columns follow from one another by a fixed step
 
 
@@ -65,17 +65,17 @@ def _scatter(
     own, bit, wide = bits[row // 32], uint32(row % 32), uint64(cols)
     for group in range(-AHEAD, (count + GROUP - 1) // GROUP):
         done = (group + AHEAD) * GROUP
-        to, more = done & (SLACK - 1), uint64(done)
+        more = uint64(done)
         if paired:
             hash_pair(
-                cells, to, start + step * more, step, other_start + other_step * more, other_step,
+                cells, done, start + step * more, step, other_start + other_step * more, other_step,
                 wide, own, done, bit,
             )  # fmt: skip
         else:
-            hash_group(cells, to, start + step * more, step, wide)
-        flip_group(values, to, vectors, begin + done, count - done, own, done, bit)
+            hash_group(cells, done, start + step * more, step, wide)
+        flip_group(values, done, vectors, begin + done, count - done, own, done, bit)
         if group >= 0:
-            ready = uint64(group * GROUP) & uint64(SLACK - 1)
+            ready = uint64(group * GROUP)
             for k in range(uint64(GROUP)):
                 place = to_add + (k % uint64(COPIES)) * far + uint64(cells[ready + k])
                 table[place] += values[ready + k]
@@ -96,18 +96,18 @@ def _gather(
     origin, wide, target = uint64(at), uint64(cols), uint64(to)
     for group in range(-AHEAD, (count + GROUP - 1) // GROUP):
         done = (group + AHEAD) * GROUP
-        ahead, more = done & (SLACK - 1), uint64(done)
+        more = uint64(done)
         if paired:
             hash_pair(
-                cells, ahead, start + step * more, step, other_start + other_step * more,
-                other_step, wide, cells, SLACK, uint32(0),
+                cells, done, start + step * more, step, other_start + other_step * more,
+                other_step, wide, cells, WIDTH - GROUP, uint32(0),
             )  # fmt: skip
         else:
-            hash_group(cells, ahead, start + step * more, step, wide)
+            hash_group(cells, done, start + step * more, step, wide)
         if group < 0:
             continue
-        next_to = target + uint64(group * GROUP) * (uint64(2) if paired else uint64(1))
-        ready = uint64(group * GROUP) & uint64(SLACK - 1)
+        ready = uint64(group * GROUP)
+        next_to = target + ready * (uint64(2) if paired else uint64(1))
         if paired:
             for k in range(uint64(GROUP)):
                 place = origin + uint64(2) * uint64(cells[ready + k])
@@ -168,9 +168,9 @@ def encode(
 
     Coordinates take turns on the tables of a part, if it has `COPIES`: in a short row, an addition
     would often have to wait for the one before. `table` is the memory of all `tables`; `scratch` is
-    for `SLACK` numbers, and for tables of pairs if they are used.
+    for `WIDTH` numbers, and for tables of pairs if they are used.
     """
-    cells, values, joint = bits[2], scratch[:SLACK], scratch[SLACK:]
+    cells, values, joint = bits[2], scratch[:WIDTH], scratch[WIDTH:]
     (copies, rows, cols), length = tables.shape[1:], vectors.shape[1]
     copies //= parts
     item, part, piece = task // (parts * shares), task // shares % parts, task % shares
@@ -207,7 +207,7 @@ def query(
     """
     rows, length, size = (words.size - 2) // 3, outs.shape[1], table.itemsize
     cells, rest, joint = bits[2], values[rows * PIECE :], values[(rows + 1) * PIECE :]
-    cells[SLACK : SLACK + GROUP] = 0
+    cells[WIDTH - GROUP :] = 0
     item, out = task // parts, outs[task // parts]
     at, end = length * (task % parts) // parts, length * (task % parts + 1) // parts
     base, paired = item * rows * cols, 0
