@@ -394,7 +394,7 @@ def plan(
                 "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
                 "--norm and --population: bare sketches have no privacy to choose"
             )
-        sizes = logic.sketch_sizes(dim, each, message_bytes, spread=spread)
+        sizes = logic.sketch_sizes(dim, each, message_bytes, rounds=rounds, spread=spread)
         LastingConsole().show(*logic.report_sizes(sizes, rounds=rounds))
         return
     request = logic.PlanRequest(

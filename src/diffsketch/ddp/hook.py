@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp.agreement import SavedByState, digest_of, fail_together
 from diffsketch.ddp.group import GroupMean, Scaler
 from diffsketch.ddp.weights import sharded_kinds, trained
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import ArgumentError, MismatchError, check_between
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
@@ -383,9 +383,10 @@ def sketch_state(
             raise ArgumentError("seed or key must be given, and not both")
         if isinstance(method, str):
             dim = sum(parameter.numel() for parameter in trained(model).values())
+            started = dist.is_available() and dist.is_initialized()  # or the group will say so
+            cohort = dist.get_world_size(group) if started else 1
             if compression is not None:
-                settings = with_compression(method, settings, compression, dim)
-            cohort = dist.get_world_size(group)
+                settings = with_compression(method, settings, compression, dim=dim, cohort=cohort)
             method = build_method(method, dim=dim, cohort=cohort, settings=settings)
         elif settings or compression is not None:
             raise ArgumentError("settings must not be given with a method that has its own")
@@ -401,19 +402,22 @@ def sketch_state(
 
 
 def with_compression(
-    name: str, settings: dict[str, object], compression: float, dim: int
+    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int
 ) -> dict[str, object]:
-    """Settings with the columns that a compression means."""
+    """Settings with the columns that a compression means, in bytes of the cells."""
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
         raise ArgumentError("compression or cols must be given, and not both")
-    check(1 <= compression <= 32 * dim, "compression", f"be in [1, {32 * dim}]", compression)
+    check_between("compression", compression, 1, 32 * dim)
     rows = settings.get("rows", 1)
-    check(isinstance(rows, int) and rows >= 1, "rows", "be an int >= 1", rows)
-    settings = {**settings, "rows": rows}
-    if name == "sketch" and "bits" not in settings:  # cells of 4 bits cost 2% more error than of 32
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise ArgumentError(f"rows must be an int >= 1, got rows={rows!r}")
+    settings = {**settings, "rows": rows, "cols": 1}
+    if name == "sketch" and "bits" not in settings:  # 4 bits have 10% more error than 32
         settings["bits"] = next((bits for bits in (4, 8, 16) if compression >= 32 / bits), 32)
-    width = settings.get("bits", 32) if name == "sketch" else 32
-    cols = math.floor(32 * dim / (int(str(width)) * compression * int(str(rows))))
-    return {**settings, "cols": max(1, min(cols, dim))}
+    for _ in range(2):  # a method's own bits depend a little on its size
+        bits = build_method(name, dim=dim, cohort=cohort, settings=settings).message_format.bits
+        cols = math.floor(32 * dim / (bits * compression * rows))
+        settings["cols"] = max(1, min(cols, dim))
+    return settings

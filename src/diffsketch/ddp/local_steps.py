@@ -88,7 +88,8 @@ class LocalSteps(SavedByState):
     `group`; with a mesh of ("between", "inside"), that is `mesh["between"].get_group()`. Where a
     framework wraps the model in a DDP over all ranks, register its hook `own_gradients` first.
 
-    *First weights.* Those of rank 0 are sent to all, as DDP does. Where something is claimed, or
+    *First weights.* Those of rank 0 that are trained are sent to all; frozen ones must be the same
+    already. Where something is claimed, or
     ranks meet in a store, they must be the same already. *Buffers*, such as the means of
     BatchNorm, are never sent: each rank keeps its own, also when it is done.
 
@@ -382,10 +383,10 @@ class LocalSteps(SavedByState):
         known, chosen = settings_of(method), dict(settings)
         if compression is None and "cols" in known and "cols" not in chosen:
             compression = COMPRESSION
-        if compression is not None:
-            chosen = with_compression(method, chosen, compression, dim)
         group = self._group
         cohort = group.world if isinstance(group, StoreGroup) else dist.get_world_size(group)
+        if compression is not None:
+            chosen = with_compression(method, chosen, compression, dim=dim, cohort=cohort)
         return build_method(method, dim=dim, cohort=cohort, settings=chosen)
 
     def _check_between(self, model: nn.Module, method: Method, fragments: int) -> None:

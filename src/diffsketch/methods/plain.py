@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check, check_whole
+from diffsketch.errors import check, check_between, check_whole
 from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_sums, fitted, register
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
@@ -20,7 +20,7 @@ from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
-from diffsketch.sketch.rounding import CELL_BITS, CellGrid
+from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
 from diffsketch.wire.formats import MessageFormat
 
 MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
@@ -210,7 +210,7 @@ class TableMethod(LinearMethod):
 class RoundedTables(TableMethod):
     """Tables whose cells may be rounded to few bits (`CellGrid`).
 
-    Rounding to 4 bits adds 2% to the variance of the cells, and a sketch's own variance is far
+    Rounding to 4 bits adds 10% to the variance of the cells, and a sketch's own variance is far
     larger. So at equal bytes, eight times as many cells of 4 bits have an eighth of its error.
 
     The arguments of every `TableMethod`, and:
@@ -231,9 +231,9 @@ class RoundedTables(TableMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = self.bits in CELL_BITS or self.bits == 32
+        good = isinstance(self.bits, int) and (self.bits in CELL_BITS or self.bits == 32)
         check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
-        _ = self.grid  # checks the limit
+        check_between("cell_limit", self.cell_limit, *LIMITS)
         if self.cohort is not None:
             check_whole("cohort", self.cohort, least=1)
 
@@ -312,6 +312,13 @@ class RoundedTables(TableMethod):
         messages, saturated = self.grid.round(tables, noise.words((len(tables), 3)))
         return replace(encoded, messages=messages, saturated=saturated)
 
+    def at_limit_of(self, vectors: Tensor) -> Self:
+        """Return the same method with the `cell_limit` that suits vectors `(vectors, dim)`."""
+        limits = [limit for limit in map(self.limit_for, vectors) if limit is not None]
+        if not limits:
+            return self
+        return self.at_clip(math.exp(math.fsum(map(math.log, limits)) / len(limits)))
+
     def limit_for(self, vector: Tensor) -> float | None:
         """The `cell_limit` that suits a vector, nearly.
 
@@ -319,8 +326,14 @@ class RoundedTables(TableMethod):
         """
         if self.grid is None:
             return None
-        rms = torch.linalg.vector_norm(vector.detach()).double() / math.sqrt(self.cols)
-        return float(self.grid.best_limit(rms)) if 0 < float(rms) < math.inf else None
+        vector = vector.detach()
+        rms = torch.linalg.vector_norm(vector).double() / math.sqrt(self.cols)
+        if not 0 < float(rms) < math.inf:
+            return None
+        limit = float(self.grid.best_limit(rms))
+        if self.grid.kept == 1:  # the largest coordinate is in some cell
+            limit = max(limit, float(torch.linalg.vector_norm(vector, ord=math.inf)))
+        return limit
 
     def mean_table(self, total: Tensor, count: int | float) -> Tensor:
         """Compute the table of the mean from the published sum: float32."""

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Method
-from diffsketch.privacy.claim import Claim, ProvenClaim, SimulatedClaim
+from diffsketch.methods.plain import RoundedTables
+from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
@@ -106,7 +107,8 @@ def private_mean(
 
     Args:
         vectors: One in each row, finite.
-        method: How vectors become messages.
+        method: How vectors become messages. The limit of cells of few bits is that of these
+            vectors, where nothing is claimed.
         key: The holders' common secret, which the round's hashes come from; made up if not given.
         round_index: Of a series of means with one key: another one has other hashes.
         simulation_seed: A number from which the noise follows, for experiments that are to be
@@ -155,6 +157,8 @@ def private_mean(
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
         holders = CohortNoise(world, range(count), round_index=round_index)
         server = CohortNoise(world, [SERVER], round_index=round_index)
+    if isinstance(method, RoundedTables) and isinstance(claim, NoClaim):
+        method = method.at_limit_of(vectors)
     total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     return PrivateMean(

@@ -14,11 +14,14 @@ from diffsketch.sketch.kernels import kernels_for
 CELL_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Bits that a rounded cell may have."""
 
-# Largest value of the grid over the root mean square of Gaussian cells: a smaller number saturates
-# more of them, a larger one rounds coarser. Cells are sums of many coordinates, and so nearly
-# Gaussian; the fewer there are in a cell, the more cells stand out. So a cell's size is measured by
-# the fourth root of the mean fourth power, which large cells move more than the mean square.
-_REACH = {1: 1.2, 2: 1.7, 3: 2.2, 4: 2.6, 5: 3.0, 6: 3.3, 7: 3.6, 8: 4.0, 16: 6.0}
+_WIDE = 4  # bits from which on grids reach to the largest cell, and have a zero
+# Largest value of a narrower grid over the root mean square of Gaussian cells: a smaller number
+# saturates more of them, a larger one rounds coarser. Cells are sums of many coordinates, and so
+# nearly Gaussian; the fewer there are in a cell, the more cells stand out. So a table's size is the
+# fourth root of the mean fourth power, which large cells move more than the mean square.
+_REACH = {1: 1.2, 2: 1.7, 3: 2.2}
+_MARGIN = 2**0.25  # a limit moves by half octaves: this far it may be below what is wanted
+_LARGEST = 4.5 * _MARGIN  # a wide grid's, of some 10^5 Gaussian cells, in standard deviations
 LIMITS = 1e-30, 1e30
 """Smallest and largest limit of a grid."""
 
@@ -27,7 +30,12 @@ _SIZES = 16  # values of a table's own size, in half octaves around the limit: 4
 
 @dataclass(frozen=True)
 class CellGrid:
-    """The grid `(k + 1/2) step` with `2**bits` whole numbers `k`, from `-limit` to `limit`.
+    """A grid of `2**bits` values from `-limit` to `limit`, numbered by whole numbers `k`.
+
+    From 4 bits on the values are `k step`, and the limit follows the largest cell: nothing
+    saturates but by chance, and zeros stay zeros. With fewer bits that would be too coarse. There
+    the values are `(k + 1/2) step`, and the limit follows the cells' usual size: cells that stand
+    out are cut, and what stands out in the vectors comes back too small.
 
     A cell goes to one of its two neighbours on the grid at random, so that its mean is the cell:
     sums of rounded tables are as unbiased as sums of tables. Only cells beyond the limit are not,
@@ -44,11 +52,11 @@ class CellGrid:
         limit: The largest value, common to all tables of a sum.
 
     >>> grid = CellGrid(bits=4, limit=1.5)
-    >>> grid.step, grid.type
-    (0.2, torch.int8)
-    >>> message, saturated = grid.round(torch.tensor([[0.1, 9.0]]), torch.tensor([[1, 2, 3]]))
+    >>> round(grid.step, 4), grid.type
+    (0.2143, torch.int8)
+    >>> message, saturated = grid.round(torch.tensor([[0.0, 9.0]]), torch.tensor([[1, 2, 3]]))
     >>> grid.mean(message[0, :2], 1), saturated
-    (tensor([0.1000, 1.5000]), tensor([1]))
+    (tensor([0.0000, 1.5000]), tensor([1]))
     """
 
     bits: int
@@ -63,17 +71,24 @@ class CellGrid:
     @property
     def step(self) -> float:
         """Distance of two values of the grid."""
+        if self._wide:
+            return self.limit / ((1 << (self.bits - 1)) - 1)
         return 2 * self.limit / ((1 << self.bits) - 1)
+
+    @property
+    def _wide(self) -> bool:
+        return self.bits >= _WIDE
 
     @property
     def rounding_share(self) -> float:
         """Variance of the rounding over the mean square of the cells, at the limit they want."""
-        return (2 * _REACH[self.bits] / ((1 << self.bits) - 1)) ** 2 / 6
+        reach = _REACH.get(self.bits, _LARGEST)
+        return (reach * self.step / self.limit) ** 2 / 6
 
     @property
     def kept(self) -> float:
         """Share of a cell that saturation leaves, on average over Gaussian cells."""
-        return math.erf(_REACH[self.bits] / math.sqrt(2))
+        return 1.0 if self._wide else math.erf(_REACH[self.bits] / math.sqrt(2))
 
     @property
     def type(self) -> torch.dtype:
@@ -100,33 +115,38 @@ class CellGrid:
         shape = items, cells + self.size_cells
         out = torch.empty(shape, dtype=self.type, device=tables.device)
         kernels, keys = kernels_for(tables.device), draws[:, :2].contiguous()
-        saturated = kernels.round_cells(tables, self.step, self.bits, keys, out[:, :cells])
-        # In units of the limit, lest fourth powers overflow or vanish.
-        squares = (tables * (1 / self.limit)).square_()
-        norms = torch.linalg.vector_norm(squares, dim=1).sqrt_()  # of order 4, without its powers
-        self._write_sizes(out[:, cells:], norms, cells, draws)
+        source = tables
+        if self._wide:  # the kernels' values are half a step off
+            source = tables + self.step / 2
+            wanted = torch.linalg.vector_norm(tables, ord=math.inf, dim=1) * (_MARGIN / self.limit)
+        else:
+            # In units of the limit, lest fourth powers overflow or vanish; of Gaussian numbers the
+            # mean fourth power is 3. A norm of order 4, without its slow powers.
+            norms = torch.linalg.vector_norm((tables * (1 / self.limit)).square_(), dim=1).sqrt_()
+            wanted = norms * (_REACH[self.bits] / (3 * cells) ** 0.25)
+        saturated = kernels.round_cells(source, self.step, self.bits, keys, out[:, :cells])
+        self._write_sizes(out[:, cells:], wanted, draws)
         return out, saturated
 
     def mean(self, total: Tensor, count: int | float) -> Tensor:
         """Cells of the mean table, float32, from the sum of `count` rounded ones."""
-        return total.float().mul_(self.step / count).add_(self.step / 2)
+        found = total.float().mul_(self.step / count)
+        return found if self._wide else found.add_(self.step / 2)
 
     def best_limit(self, rms: Tensor) -> Tensor:
         """The best limits for tables whose Gaussian cells have these root mean squares, float64."""
-        return (rms * _REACH[self.bits]).clamp(*LIMITS)
+        return (rms * _REACH.get(self.bits, _LARGEST)).clamp(*LIMITS)
 
-    def _write_sizes(self, out: Tensor, norms: Tensor, cells: int, draws: Tensor) -> None:
+    def _write_sizes(self, out: Tensor, wanted: Tensor, draws: Tensor) -> None:
         """Write the whole numbers `(tables, size_cells)` of the limits that tables want.
 
-        `norms` are those of order 4, in units of the limit; of Gaussian numbers the mean fourth
-        power is 3. The wanted limit over the present one, in half octaves, is rounded at random to
-        one of 16 values. Its digits in base `2**bits` are the cells. A table of zeros asks for no
+        `wanted` is the limit over the present one. In half octaves, it is rounded at random to one
+        of 16 values, whose digits in base `2**bits` are the cells. A table of zeros asks for no
         other limit. Few operations: on a device, each launch costs microseconds.
         """
-        middle = (_SIZES - 1) / 2 + 2 * math.log2(_REACH[self.bits] / (3 * cells) ** 0.25)
-        chance = (draws[:, 2].double() / 2.0**64 + (0.5 + middle)).to(out.device, non_blocking=True)
-        steps = norms.double().log2_().mul_(2)
-        steps = torch.where(norms > 0, steps, (_SIZES - 1) / 2 - middle)
+        shift = 0.5 + (_SIZES - 1) / 2
+        chance = (draws[:, 2].double() / 2.0**64 + shift).to(out.device, non_blocking=True)
+        steps = torch.where(wanted > 0, wanted.double().log2_().mul_(2), 0.0)
         place = chance.add_(steps).floor_().clamp_(0, _SIZES - 1)
         base = 2**self.bits
         for digit in range(self.size_cells):
