@@ -393,6 +393,23 @@ def zeros(rank: int) -> dict[str, Any]:
     return {"still": still, "error": error, "agreed": agreed, "found": found, "moves": moves}
 
 
+def replaced(rank: int) -> dict[str, Any]:
+    """A parameter that is new, a damaged state at rank 1; then both go on."""
+    model = make_model()
+    local = local_of(model, every=1)
+    first: Any = next(iter(model.children()))
+    kept = first.weight
+    first.weight = torch.nn.Parameter(kept.detach().clone())
+    new = error_of(local.step)
+    first.weight = kept
+    state, errors = local.state_dict(), []
+    for name, value in (("means", []), ("steps", "x"), ("under_way", [])):
+        bad = {**state, name: value} if rank == 1 else state
+        errors.append(error_of(lambda bad=bad: local.load_state_dict(bad)))  # type: ignore[misc]
+    local.load_state_dict(state)
+    return {"new": new, "errors": errors, "found": moved(model, local, rank, range(2))[-1]}
+
+
 def example(rank: int) -> float:
     """The example's training, with fewer steps; processes begin with other weights."""
     torch.manual_seed(rank)
@@ -401,7 +418,18 @@ def example(rank: int) -> float:
 
 
 def pair_checks(folder: str) -> Checks:
-    own = (sketched, bfloat16, resumed, apart, not_finite, refused, wrapped, overlapping, zeros)
+    own = (
+        sketched,
+        bfloat16,
+        resumed,
+        apart,
+        not_finite,
+        refused,
+        wrapped,
+        overlapping,
+        zeros,
+        replaced,
+    )
     return {
         **{f"schedule {name}": partial(schedule, name) for name in SCHEDULES},
         **{one.__name__: one for one in (*own, example)},

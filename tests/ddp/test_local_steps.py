@@ -404,3 +404,12 @@ def test_nothing_of_a_group_is_pickled() -> None:
 def test_without_a_process_group() -> None:
     with pytest.raises(ArgumentError, match="call init_process_group before"):
         LocalSteps(nn.Linear(2, 2), every=3, seed=1)
+
+
+def test_new_parameters_and_damaged_states_are_refused_by_all(pair: Results) -> None:
+    zero, one = pair["replaced"]
+    for found in (zero, one):
+        assert found["new"].startswith("MismatchError"), found["new"]
+        assert "trained parameters must stay" in found["new"]
+        assert all(found["errors"])
+    assert torch.equal(zero["found"], one["found"])

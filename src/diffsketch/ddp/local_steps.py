@@ -475,6 +475,7 @@ class LocalSteps(SavedByState):
     def _sent(self, one: _Fragment) -> Callable[[], Tensor] | None:
         """Send what became of a fragment, and return the function that waits for the mean."""
         try:  # all that can fail at this rank alone
+            self._weights.check_unchanged()
             one.sent = self._common.difference(one.index)
             layout = self._layout_of(one)
         except Exception as error:
@@ -619,6 +620,13 @@ class LocalSteps(SavedByState):
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         self._common.check_state(state["common"])
+        for name in ("steps", "since"):
+            check_whole(name, state[name], least=0)
+        for name, count in (("under_way", len(self._fragments)), ("means", len(self.means))):
+            found = state[name]
+            good = isinstance(found, list) and all(isinstance(one, Mapping) for one in found)
+            if not good or len(found) != count:
+                raise MismatchError(f"{name} of the state must be a list of {count} mappings")
 
 
 def _status(found: Tensor | None) -> int:

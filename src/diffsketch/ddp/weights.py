@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -158,7 +159,7 @@ class LocalWeights:
                 "model must not be in FullyShardedDataParallel, whose flat parameters may hide "
                 "where a weight is; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
             )
-        self.parameters = trained(model)
+        self.parameters, self._model = trained(model), weakref.ref(model)
         self.inside: list[dist.ProcessGroup] = []
         self.replicas = isinstance(model, DistributedDataParallel) and not alone
         if isinstance(model, DistributedDataParallel) and not alone:
@@ -207,6 +208,21 @@ class LocalWeights:
             for (name, one), part in zip(self.parameters.items(), parts, strict=True)
         ]
         self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
+
+    def check_unchanged(self) -> None:
+        """Raise a `MismatchError` if the model trains a parameter that has no place here.
+
+        Not for sharded models, whose modules hold other objects while they are gathered.
+        """
+        model = self._model()
+        if model is None or (self.inside and not self.replicas):
+            return
+        known = {id(one) for one in self.parameters.values()}
+        if new := [name for name, one in trained(model).items() if id(one) not in known]:
+            raise MismatchError(
+                f"the trained parameters must stay those that LocalSteps was made with, got "
+                f"{new[0]} and {len(new) - 1} more that are new or no longer frozen: make another"
+            )
 
     @property
     def parts(self) -> list[Tensor]:
