@@ -406,6 +406,7 @@ def test_without_a_process_group() -> None:
         LocalSteps(nn.Linear(2, 2), every=3, seed=1)
 
 
+@slow
 def test_new_parameters_and_damaged_states_are_refused_by_all(pair: Results) -> None:
     zero, one = pair["replaced"]
     for found in (zero, one):
