@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from diffsketch import methods
     from diffsketch.auditing import audit
     from diffsketch.methods import Method, build_method, private_mean
-    from diffsketch.planning import plan
+    from diffsketch.planning import PlanRequest, plan
     from diffsketch.privacy import (
         Accountant,
         Budget,
@@ -50,6 +50,7 @@ __all__ = [
     "NoClaim",
     "NoiseKey",
     "PaperClaim",
+    "PlanRequest",
     "ProvenClaim",
     "SecureNoise",
     "SimulatedClaim",
@@ -68,7 +69,7 @@ _ROOMS = {
     "privacy": "Accountant Budget Claim Epsilon Ledger MeasuredClaim NoClaim NoiseKey PaperClaim "
     "ProvenClaim SecureNoise SimulatedClaim",
     "methods": "Method build_method private_mean",
-    "planning": "plan",
+    "planning": "PlanRequest plan",
     "auditing": "audit",
     "training.simulation": "Simulation",
 }

@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
@@ -92,7 +95,7 @@ class PrivateMean:
 
 
 def private_mean(
-    vectors: Tensor,
+    vectors: Tensor | np.ndarray[Any, Any],
     method: Method,
     *,
     key: SketchKey | None = None,
@@ -106,7 +109,7 @@ def private_mean(
     call, and is exact where the claim is proven.
 
     Args:
-        vectors: One in each row, finite.
+        vectors: One in each row, finite: a tensor, or an array of NumPy. The mean is a tensor.
         method: How vectors become messages. The limit of cells of few bits is that of these
             vectors, where nothing is claimed.
         key: The holders' common secret, which the round's hashes come from; made up if not given.
@@ -140,9 +143,11 @@ def private_mean(
         key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):
         raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
+    if isinstance(vectors, np.ndarray) and vectors.dtype.kind in "fiu":
+        vectors = torch.from_numpy(vectors.astype(np.float32, copy=False))
     if not isinstance(vectors, Tensor) or vectors.dim() != 2:
         found = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ArgumentError(f"vectors must be a tensor (holders, dim), got {found}")
+        raise ArgumentError(f"vectors must be a tensor or array of numbers (holders, dim), got {found}")
     count, seed = len(vectors), key.seed(round_index)
     check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
     claim = method.claim_for(count, seed)

@@ -1,0 +1,67 @@
+"""Pages of the site that follow from the sources: the reference, and the notebooks with pictures.
+
+MkDocs calls `on_files`. The reference has every public name (`__all__`) of each package below; one
+without a docstring is an error. A notebook is shown as it was committed: nothing is run.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+PACKAGES = (
+    "sketch", "privacy", "methods", "secure_sum", "wire", "training", "planning", "auditing",
+    "ddp", "flower",
+)  # fmt: skip
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add a page for each package and for each notebook."""
+    source = griffe.load("diffsketch", search_paths=["src"])
+    for package in PACKAGES:
+        page = reference_page(source[package], package)
+        files.append(File.generated(config, f"reference/{package}.md", content=page))
+    for path in sorted(Path(config.docs_dir, "notebooks").glob("*.ipynb")):
+        files.remove(files.src_uris[f"notebooks/{path.name}"])
+        page = notebook_page(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
+    return files
+
+
+def reference_page(package: griffe.Object | griffe.Alias, name: str) -> str:
+    """The documentation of a package's public names, each of which must have one."""
+    parts = [f"# diffsketch.{name}", package.docstring.value if package.docstring else ""]
+    for export in package.exports or ():
+        member = package[str(export)]
+        if member.is_function or member.is_class:
+            if not member.docstring:
+                raise PluginError(f"diffsketch.{name}.{export} has no docstring")
+            parts.append(f"::: diffsketch.{name}.{export}")
+    return "\n\n".join(parts)
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as Markdown: its texts, its code, and what that printed and drew."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts.extend(output_text(output) for output in cell.get("outputs", ()))
+    return "\n\n".join(parts)
+
+
+def output_text(output: dict[str, Any]) -> str:
+    """One output of a cell: a picture, or text as it was printed."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        picture = "".join(data["image/png"]).replace("\n", "")
+        return f'<img alt="The picture that this code draws" src="data:image/png;base64,{picture}">'
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f'<pre class="output">{html.escape(text)}</pre>'
