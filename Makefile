@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-flower lint bench clean
+.PHONY: help run test test-quick test-flower lint docs bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
@@ -47,13 +47,16 @@ lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy src tests $(SOURCES)
 
+docs: $(VENV)/dev.stamp  ## Build the documentation into site/: open site/index.html.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 bench: $(VENV)/dev.stamp  ## Run the benchmarks; ARGS=--quick for a short run.
 	@test -n "$(BENCHMARKS)" || echo "There are no benchmarks yet."
 	@set -e; for name in $(BENCHMARKS); do \
 		echo "$(BIN)/python -m $$name $(ARGS)"; $(BIN)/python -m $$name $(ARGS); done
 
 clean:  ## Remove the environments, caches and the outputs of runs.
-	rm -rf $(VENV) $(FLOWER) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) runs site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # How an environment begins, given its folder. One that was interrupted on its way has no pip.

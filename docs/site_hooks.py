@@ -1,6 +1,6 @@
 """Pages of the site that follow from the sources: the reference, and the notebooks with pictures.
 
-MkDocs calls `on_files`. The reference has every public name (`__all__`) of each package below; one
+MkDocs calls `on_files` and `on_page_markdown`. The README is the first page. The reference has every public name (`__all__`) of each package below; one
 without a docstring is an error. A notebook is shown as it was committed: nothing is run.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ PACKAGES = (
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add a page for each package and for each notebook."""
+    """Add a page for each package and each notebook, and the documents beside this folder."""
+    for name, page in (
+        ("README", "index"),
+        ("CONTRIBUTING", "contributing"),
+        ("CHANGELOG", "changelog"),
+    ):
+        text = Path(f"{name}.md").read_text(encoding="utf-8").replace("](docs/", "](")
+        text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG)", lambda found: found[0].lower(), text)
+        files.append(File.generated(config, f"{page}.md", content=text))
     source = griffe.load("diffsketch", search_paths=["src"])
     for package in PACKAGES:
         page = reference_page(source[package], package)
@@ -33,6 +42,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         page = notebook_page(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name files outside of this folder without a link: the site does not have them."""
+    return re.sub(
+        r"\[([^\]]+)\]\((?:\.\./)+(?:examples|benchmarks|src|tests)[^)]*\)", r"\1", markdown
+    )
 
 
 def reference_page(package: griffe.Object | griffe.Alias, name: str) -> str:

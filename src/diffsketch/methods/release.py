@@ -147,7 +147,9 @@ def private_mean(
         vectors = torch.from_numpy(vectors.astype(np.float32, copy=False))
     if not isinstance(vectors, Tensor) or vectors.dim() != 2:
         found = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ArgumentError(f"vectors must be a tensor or array of numbers (holders, dim), got {found}")
+        raise ArgumentError(
+            f"vectors must be a tensor or array of numbers (holders, dim), got {found}"
+        )
     count, seed = len(vectors), key.seed(round_index)
     check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
     claim = method.claim_for(count, seed)
