@@ -194,6 +194,15 @@ def search(request: PlanRequest) -> Iterator[Option]:
                     yield option
 
 
+def option_at(request: PlanRequest, name: str, cells: int) -> Option | None:
+    """The best settings of a method with so many cells, at the request's trust; None if none."""
+    kind = METHODS[name]
+    if not issubclass(kind, Plannable):
+        raise ArgumentError(f"name must be that of a method with a forecast, got name={name!r}")
+    scope = Scope(request.unit, request.relation, request.trust)
+    return _Search(request, name, kind, scope).at(cells)
+
+
 @dataclass(frozen=True)
 class _Draft:
     """A method with the cells that fit the bytes, and its error."""
@@ -240,6 +249,14 @@ class _Search:
         return self._settled(
             _least(self._draft(cells, bits, each, level) for each in margins) or draft
         )
+
+    def at(self, cells: int) -> Option | None:
+        """The best settings with so many cells, of the bits that the method chooses itself."""
+        level = self._calibrated(cells, None, self.kind.margins[0])
+        if level is None:
+            return None
+        draft = _least(self._draft(cells, None, each, level) for each in self.kind.margins)
+        return None if draft is None else self._settled(draft)
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
