@@ -1,4 +1,4 @@
-"""How small a table may be before compression costs anything, at a fixed proven epsilon.
+"""The smallest table that compression may come down to at no cost, at a fixed proven epsilon.
 
 The noise that a guarantee takes is, in every estimated coordinate, the same for a table of any
 size: its part of the error is `dim (sigma / n)^2 / ||mean||^2`, and collisions add `dim / cells`.
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diffsketch.errors import ArgumentError, check
-from diffsketch.planning.search import Option, PlanRequest, option_at
+from diffsketch.planning.search import Option, PlanRequest, option_at, smallest_option
 from diffsketch.privacy.claim import Trust
 
 ALLOWANCE = 0.1
@@ -34,17 +34,15 @@ class FreeSize:
     """The smallest table that costs nothing, beside the dense mean with the same epsilon.
 
     Attributes:
-        request: What was asked; its bytes do not count.
+        request: What was asked, with room for any message.
         dense: The vectors themselves under the same noise, as in DP-FedAvg.
         smallest: The smallest table that costs nothing; `dense` if every table costs something.
-        beside: Tables of other sizes, by size.
         allowance: The share of the dense mean's error that counts as nothing.
     """
 
     request: PlanRequest
     dense: Option
     smallest: Option
-    beside: tuple[Option, ...]
     allowance: float
 
     @property
@@ -93,21 +91,9 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
             f"{request.delta:g} for the {request.unit} unit and {request.trust} trust"
         )
 
-    def table(cells: int) -> Option | None:
-        return option_at(whole, f"sketch-{law}", cells)
-
-    limit, smallest = (1 + allowance) * dense.error.total, dense
-    costly, free = 0, request.dim
-    while free - costly > 1:  # collisions fall with the cells
-        cells = (costly + free) // 2
-        option = table(cells)
-        if option is not None and option.error.total <= limit:
-            free, smallest = cells, option
-        else:
-            costly = cells
-    sizes = {max(1, int(free * step)) for step in _STEPS} - {free}
-    beside = [table(size) for size in sorted(sizes) if size < request.dim]
-    return FreeSize(request, dense, smallest, tuple(o for o in beside if o), allowance)
+    limit = (1 + allowance) * dense.error.total
+    smallest = smallest_option(whole, f"sketch-{law}", limit=limit)
+    return FreeSize(whole, dense, smallest or dense, allowance)
 
 
 def report_free(found: FreeSize) -> tuple[Table | Text, ...]:
@@ -119,9 +105,11 @@ def report_free(found: FreeSize) -> tuple[Table | Text, ...]:
     )  # fmt: skip
     for name in ("cells", "bytes", "ratio", "noise", "sketch", "error", "above dense"):
         table.add_column(name, justify="right", no_wrap=True)
-    options = sorted({id(o): o for o in (*found.beside, smallest, dense)}.values(),
-                     key=lambda option: option.method.message_format.cell_count)  # fmt: skip
-    for option in options:
+    name = f"sketch-{dense.method.name}"
+    sizes = [max(1, int(found.cells * step)) for step in _STEPS]
+    beside = [option_at(request, name, size) for size in sizes if size < request.dim]
+    every = {o.method.message_format.cell_count: o for o in (*beside, smallest, dense) if o}
+    for _, option in sorted(every.items()):
         error = option.error
         table.add_row(
             f"{option.method.message_format.cell_count:,}", f"{option.method.wire_bytes:,}",
@@ -177,5 +165,4 @@ def free_to_data(found: FreeSize) -> dict[str, Any]:
         "allowance": found.allowance,
         "smallest": plain(found.smallest),
         "dense": plain(found.dense),
-        "beside": [plain(option) for option in found.beside],
     }

@@ -36,7 +36,7 @@ class Plan:
 
     @cached_property
     def free(self) -> FreeSize:
-        """How small the table may be before it costs anything (`free_size`)."""
+        """The smallest table that costs nothing (`free_size`)."""
         return free_size(self.request)
 
 
