@@ -77,7 +77,7 @@ def error_of(method: Method, request: PlanRequest, *, rounds: int) -> float:
     for index in range(rounds):
         found = private_mean(vectors, method, key=key, round_index=index, simulation_seed=3)
         errors.append(float((found.mean - mean).square().sum()))
-    return float(np.mean(errors) / mean.square().sum())
+    return float(np.mean(errors)) / float(mean.square().sum())
 
 
 def test_simulated_rounds_cost_what_is_said() -> None:

@@ -15,7 +15,8 @@ from diffsketch.reproduction.figures_trained import TrainedLine, facts_of, panel
 
 _CELLS = Axis("cells of a message", log=True)
 _TIMES = Axis("cells of a message over the planner's", log=True)
-_ACCURACY, _GAP = Axis("test accuracy", percent=True), Axis("accuracy less that of the dense mean")
+_ACCURACY = Axis("test accuracy", percent=True)
+_GAP = Axis("accuracy less that of the dense mean", percent=True)
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,17 @@ def _lead(every: Sequence[Sized], facts: Mapping[str, Fact]) -> str:
             ratio = size.request.dim / size.cells
             text = f"{size.cells:,} cells ({ratio:.3g}x fewer), {100 * gap:+.1f} points"
         parts.append(f"{one.panel}: {text}")
-    scope = every[0].dense.epsilon
     return (
         "Smallest table that the planner takes to cost nothing, and its accuracy less that of the "
-        f"dense mean with the same epsilon ({scope.basis_text}; {scope.scope}). {'; '.join(parts)}."
+        f"dense mean with the same epsilon. {'; '.join(parts)}. {_scope(every)}"
+    )
+
+
+def _scope(some: Sequence[Sized]) -> str:
+    """Say once for a plot, and not for each of its lines, what its epsilons are."""
+    one = some[0].dense.epsilon
+    return (
+        f"Epsilons are of the whole run at delta = {one.delta:g} ({one.basis_text}; {one.scope})."
     )
 
 
@@ -138,10 +146,9 @@ def _over_cells(name: str, some: Sequence[Sized]) -> Plot:
         x, label = [float(cells_of(line)) for line in one.tables], f"epsilon {one.budget:g}"
         pairs = [(line.accuracy, line.spread) for line in one.tables]
         dim = float(one.free.request.dim)
-        series.append(Series(f"sketch, {label}", tuple(x), **banded(pairs), role=label,
-                             epsilon=one.dense.epsilon))  # fmt: skip
+        series.append(Series(f"sketch, {label}", tuple(x), **banded(pairs), role=label))
         series.append(Series(f"dense DP-FedAvg, {label}", (x[0], dim), (one.dense.accuracy,) * 2,
-                             dashed=True, role=label, epsilon=one.dense.epsilon))  # fmt: skip
+                             dashed=True, role=label))  # fmt: skip
         if one.free.theory <= dim:
             marks.append(Mark(one.free.theory, f"theory's size, {label}", axis="x"))
     known = [(one, one.chosen) for one in some if one.chosen is not None]
@@ -150,7 +157,7 @@ def _over_cells(name: str, some: Sequence[Sized]) -> Plot:
                tuple(line.accuracy for _, line in known), kind="points", role="planner")
     )  # fmt: skip
     beyond = [f"{one.budget:g}" for one in some if one.free.theory > one.free.request.dim]
-    caption = "After the last round; bands are standard deviations over the seeds."
+    caption = f"After the last round; bands are standard deviations over the seeds. {_scope(some)}"
     if beyond:
         caption += (
             " The theory's size, n^2 epsilon^2 over the rounds of a client, is beyond the vector's "
@@ -167,10 +174,10 @@ def _together(name: str, every: Sequence[Sized]) -> Plot:
         gaps = [one.gaps(line) for line in one.tables]
         times = tuple(cells_of(line) / one.free.cells for line in one.tables)
         series.append(Series(one.panel, times, tuple(gap for gap, _ in gaps),
-                             dashed=one.chosen is None, epsilon=one.dense.epsilon))  # fmt: skip
+                             dashed=one.chosen is None))  # fmt: skip
     caption = (
         "At 1 the planner says that a table costs nothing; means over the seeds of differences "
-        "seed by seed. Dashed: it says so of no table smaller than the vector."
+        "seed by seed. Dashed: it says so of no table smaller than the vector. " + _scope(every)
     )
     marks = (Mark(0.0, "dense mean"), Mark(1.0, "planner's size", axis="x"))
     return Plot(name, "Tables beside the planner's size", _TIMES, _GAP, tuple(series),
