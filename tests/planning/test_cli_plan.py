@@ -149,6 +149,7 @@ def test_names_are_those_of_the_library() -> None:
         ("--population 10", "--workers stands for"),
         ("--sampling poisson", "--sampling must not be poisson but for client unit"),
         ("--unit example", "--unit must be client or coordinate"),
+        ("--free", "--free finds the size itself: leave out --bytes and --code"),
         ("--json --code", "--json and --code do not go together"),
         (None, "--cohort must be given, or --workers"),
     ],
