@@ -23,6 +23,7 @@ from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
 from diffsketch.wire.formats import Cells, MessageFormat
 
+_FIRST_LIMIT = 2.0**-20  # of cells, if none is given
 _TRUSTS = Trust.LOCAL, Trust.DISTRIBUTED
 MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
 
@@ -229,7 +230,7 @@ class RoundedTables(TableMethod):
     """
 
     bits: int = field(default=32, kw_only=True)
-    cell_limit: float = field(default=2.0**-20, kw_only=True)
+    cell_limit: float = field(default=_FIRST_LIMIT, kw_only=True)
     cohort: int | None = field(default=None, kw_only=True)
     trust: Trust = field(default=Trust.LOCAL, kw_only=True)
 
@@ -338,6 +339,11 @@ class RoundedTables(TableMethod):
         if self._modular:
             messages = wrap(messages.long(), self.message_format.bits)
         return replace(encoded, messages=messages, saturated=saturated)
+
+    @property
+    def wants_limit(self) -> bool:
+        """Whether cells are rounded, and nobody has said within which limit."""
+        return self.grid is not None and self.cell_limit == _FIRST_LIMIT
 
     def at_limit_of(self, vectors: Tensor) -> Self:
         """Return the same method with the `cell_limit` that suits vectors `(vectors, dim)`."""

@@ -369,6 +369,13 @@ class Simulation:
         payers = members if self.sampler.fixed_size else _EVERYONE
         participation = state.participation.after(claim, payers)  # or it stops here
         proven = isinstance(claim, ProvenClaim)
+        agreed = 0
+        if index == 0 and isinstance(claim, NoClaim) and isinstance(method, RoundedTables):
+            if method.wants_limit:  # as in process groups: workers tell their sizes, and hear one
+                some = cohort[: max(1, PART_CELLS // method.dim)]
+                method = method.at_limit_of(self._vectors(state.model.weights, some, index))
+                state = replace(state, clip=method.round_clip)
+                agreed = CLIP_BYTES * len(members)
 
         summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
         left_out: tuple[str, ...] = ()
@@ -397,6 +404,7 @@ class Simulation:
         published = Published(total, count, seed, index, state.clip)
 
         up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
+        up, down = up + agreed, down + agreed
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed.vectors)
@@ -421,6 +429,16 @@ class Simulation:
             clip = method.after(published.total, count=published.count).round_clip
         after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
         return after, result
+
+    def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
+        """Compute the vectors of some devices in a round."""
+        vectors = self.algorithm.vectors(
+            weights, part, trainer=self.trainer, devices=self.task.devices,
+            seed=self.seed, round_index=index,
+        )  # fmt: skip
+        if self._scales is not None:
+            vectors = vectors * self._scales[part].to(vectors)[:, None]
+        return vectors
 
     def _claim_of(self, present: int, seed: HashSeed) -> Claim:
         """Claim of a round with so many workers; on a secret sample, with any number of them.
@@ -464,12 +482,7 @@ class Simulation:
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
 
         for part in torch.split(cohort, size) if len(cohort) else ():
-            vectors = self.algorithm.vectors(
-                weights, part, trainer=self.trainer, devices=self.task.devices,
-                seed=self.seed, round_index=index,
-            )  # fmt: skip
-            if self._scales is not None:
-                vectors = vectors * self._scales[part].to(vectors)[:, None]
+            vectors = self._vectors(weights, part, index)
             if len(vectors) != len(part):
                 raise MismatchError(
                     f"{len(part)} workers must have as many vectors, got {len(vectors)}"
