@@ -370,12 +370,13 @@ class Simulation:
         participation = state.participation.after(claim, payers)  # or it stops here
         proven = isinstance(claim, ProvenClaim)
         agreed = 0
-        if index == 0 and isinstance(claim, NoClaim) and isinstance(method, RoundedTables):
-            if method.wants_limit:  # as in process groups: workers tell their sizes, and hear one
-                some = cohort[: max(1, PART_CELLS // method.dim)]
-                method = method.at_limit_of(self._vectors(state.model.weights, some, index))
-                state = replace(state, clip=method.round_clip)
-                agreed = CLIP_BYTES * len(members)
+        bare = index == 0 and isinstance(claim, NoClaim)
+        if bare and isinstance(method, RoundedTables) and method.wants_limit:
+            # As in process groups: workers tell the sizes of their vectors, and hear one limit.
+            some = cohort[: max(1, PART_CELLS // method.dim)]
+            method = method.at_limit_of(self._vectors(state.model.weights, some, index))
+            state = replace(state, clip=method.round_clip)
+            agreed = CLIP_BYTES * len(members)
 
         summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
         left_out: tuple[str, ...] = ()
