@@ -239,6 +239,11 @@ class RoundedTables(TableMethod):
         good = isinstance(self.bits, int) and (self.bits in CELL_BITS or self.bits == 32)
         check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
         check_between("cell_limit", self.cell_limit, *LIMITS)
+        if self.bits == 32 and self.cell_limit != _FIRST_LIMIT:
+            raise ArgumentError(
+                "cell_limit must not be given for cells of 32 bits, which are not rounded, got "
+                f"cell_limit={self.cell_limit!r}"
+            )
         if self.cohort is not None:
             check_whole("cohort", self.cohort, least=1)
         check(self.trust in _TRUSTS, "trust", "be local or distributed", self.trust)
