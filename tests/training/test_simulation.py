@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
+from diffsketch.training.simulation import SaturatedCells
 from diffsketch.training.tasks import Task
 from tests.training.reference import (
     DEVICES,
@@ -87,6 +89,19 @@ def test_the_first_limit_suits_the_first_vectors() -> None:
     assert (agreed.bytes_up - growing.bytes_up, agreed.bytes_down - growing.bytes_down) == (
         told, told,
     )  # fmt: skip
+
+
+def test_cells_that_saturate_for_long_are_told_once() -> None:
+    simulation = simulate(PlainSketch(DIM, 1, 9, bits=4, cell_limit=1e-12))
+    with pytest.warns(SaturatedCells) as told:
+        _ = [simulation.step() for _ in range(8)]
+    assert len(told) == 1
+    assert "round 2: more than half of all cells were beyond their limit" in str(told[0].message)
+    quiet = simulate(PlainSketch(DIM, 1, 9, bits=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            quiet.step()
 
 
 def test_noise_is_that_of_the_workers() -> None:
