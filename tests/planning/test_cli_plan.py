@@ -176,5 +176,8 @@ def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
     printed = plain(run(["plan", "--dim", "7850", "--workers", "10", "--rounds", "5000",
                          "--bytes", "8"]))  # fmt: skip
     assert "3,925x" in printed
-    assert "diffsketch run --method sketch --rows 1 --cols 22 --bits 2" in printed
+    where = "--task mnist --workers 10 --rounds 5000"
+    assert f"diffsketch run {where} --method sketch --rows 1 --cols 22 --bits 2" in printed
+    other = plain(run(["plan", "--dim", "99", "--workers", "10", "--rounds", "5", "--bytes", "8"]))
+    assert "diffsketch run" not in other
     assert "No privacy" in printed
