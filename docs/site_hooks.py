@@ -1,8 +1,8 @@
 """Pages of the site that follow from the sources: the reference, and the notebooks with pictures.
 
-MkDocs calls `on_files` and `on_page_markdown`. The README is the first page. The reference has every
-public name (`__all__`) of each package below; one without a docstring is an error. A notebook is
-shown as it was committed: nothing is run.
+MkDocs calls `on_files` and `on_page_markdown`. The README is the first page. The reference has
+every public name (`__all__`) of each package below; one without a docstring is an error. A notebook
+is shown as it was committed: nothing is run.
 """
 
 from __future__ import annotations

@@ -427,7 +427,7 @@ def plan(
     elif code:
         typer.echo(logic.python_code(found.best, request), nl=False)
     else:
-        LastingConsole().show(*logic.report(found))
+        LastingConsole().show(*logic.report_plan(found))
 
 
 @command(

@@ -33,7 +33,7 @@ from diffsketch.planning import (
     flower_plan,
     plan,
     python_code,
-    report,
+    report_plan,
     run_command,
     to_data,
 )
@@ -352,7 +352,7 @@ def test_data_is_json_and_every_epsilon_has_its_words() -> None:
 def test_words_and_commands(changes: dict[str, Any]) -> None:
     """A run has exactly the flags of every command, and its method all the settings."""
     found = planned(wanted(**changes))
-    assert report(found)
+    assert report_plan(found)
     known = describe(RunConfig)
     assert set(SAMPLINGS) == set(known["sampling"].choices)
     for option in all_options(found):

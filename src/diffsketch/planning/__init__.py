@@ -8,7 +8,7 @@ from diffsketch.planning.report import (
     explain,
     flower_plan,
     python_code,
-    report,
+    report_plan,
     run_command,
     to_data,
 )
@@ -32,8 +32,8 @@ __all__ = [
     "free_to_data",
     "plan",
     "python_code",
-    "report",
     "report_free",
+    "report_plan",
     "report_sizes",
     "run_command",
     "sketch_sizes",

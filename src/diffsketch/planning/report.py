@@ -20,7 +20,7 @@ _WIDTH = 74
 TASK, TASK_DIM, TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch run`, with devices
 
 
-def report(plan: Plan) -> tuple[Table | Text, ...]:
+def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
     """Lay out the options side by side, the best one in words, and what to beware of."""
     request = plan.request
     table = Table(
