@@ -39,7 +39,7 @@ from scipy import optimize, stats
 from diffsketch.errors import check
 
 _REACH = 9.0  # standard deviations of a cell that are integrated over
-_POINTS = 1200  # in each direction
+_POINTS = 900  # in each direction
 _PART = 0.1  # of delta, for eigenvalues that are out of bounds
 
 
@@ -88,20 +88,24 @@ def epsilon_bound(dim: int, rows: int, cols: int, *, alpha: float, delta: float)
     >>> round(epsilon_bound(2000, 5, 2, alpha=1.645, delta=1e-5), 3) < 0.24  # Theorem 1's
     True
     """
+    check(dim > rows * cols, "dim", f"be > {rows * cols}, the cells of the table", dim)
     low, high = _eigenvalues(dim - 1, rows, cols, failure=_PART * delta)
-    if not low > 0:
+    above = excess_bound(low, high, rows, alpha=alpha, delta=(1 - _PART) * delta)
+    return above + alpha**2 * rows / (2 * low) if low > 0 else math.inf
+
+
+def excess_bound(low: float, high: float, rows: int, *, alpha: float, delta: float) -> float:
+    """The epsilon of step 2, given the ends of the eigenvalues: `alpha` against 0, that way only.
+
+    The least over orders of the moment; infinite if there are none.
+    """
+    if not low > alpha**2:
         return math.inf
-    each, rest = alpha**2 / low, (1 - _PART) * delta
-
-    def least(order: float) -> float:
-        """The epsilon of step 2 by the moment of this order."""
-        moment = -order * alpha**2 * rows / (2 * high) - rows / 2 * math.log1p(-order * each)
-        tail = (order - 1) * math.log(order - 1) - order * math.log(order)
-        return (moment + tail - math.log(rest)) / (order - 1)
-
+    each = alpha**2 / low
     orders = 1 + np.geomspace(1e-3, 1 - 1e-9, 4000) * (1 / each - 1)
-    found = min(least(float(order)) for order in orders) if each < 1 else math.inf
-    return max(0.0, found) + alpha**2 * rows / (2 * low)
+    moments = -orders * alpha**2 * rows / (2 * high) - rows / 2 * np.log1p(-orders * each)
+    tails = (orders - 1) * np.log(orders - 1) - orders * np.log(orders)
+    return max(0.0, float(((moments + tails - math.log(delta)) / (orders - 1)).min()))
 
 
 def _eigenvalues(count: int, rows: int, cols: int, *, failure: float) -> tuple[float, float]:

@@ -76,6 +76,7 @@ FIGURES = {
     "datasets": f"{_HERE}.figures:draw_datasets",
     "cpsgd-parameters": f"{_HERE}.figures:draw_cpsgd",
     "convergence": f"{_HERE}.figures:draw_convergence",
+    "scope": f"{_HERE}.scope:draw_scope",
 }
 MEASUREMENTS = {
     "distributions": f"{_HERE}.measurements:measure_distributions",
@@ -85,11 +86,12 @@ MEASUREMENTS = {
     "convergence": f"{_HERE}.measurements:measure_convergence",
     "masks": f"{_HERE}.measurements:measure_masks",
     "audit": f"{_HERE}.audits:measure_audit",
+    "scope": f"{_HERE}.scope:measure_scope",
 }
 _ORDER = (
     "cpsgd", "mnist", "shakespeare", "accuracy-compression", "privacy-communication", "gradients",
     "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence", "correction",
-    "audit",
+    "audit", "scope",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
