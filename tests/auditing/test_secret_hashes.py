@@ -70,7 +70,10 @@ def test_likelihood_ratios_are_within_the_bounds_of_the_proof() -> None:
         lengths = np.einsum("ij,jk,ik->i", columns, inverse, columns)
         ratios = np.exp(alpha * tables @ inverse @ columns.T - alpha**2 * lengths / 2).mean(axis=1)
         assert ratios.min() > math.exp(-(alpha**2) * rows / (2 * ends[0]))
-        bounds = [excess_bound(*each, rows, alpha=alpha, delta=delta) for each in (ends, 8 * ends)]
+        bounds = [
+            excess_bound(more * ends[0], more * ends[1], rows, alpha=alpha, delta=delta)
+            for more in (1, 8)
+        ]
         excess.append([np.maximum(1 - np.exp(bound) / ratios, 0).mean() for bound in bounds])
     assert np.max(excess, axis=0)[0] < delta
     assert np.mean(excess, axis=0)[1] > delta, excess

@@ -36,6 +36,7 @@ import math
 import numpy as np
 from scipy import optimize, stats
 
+from diffsketch.auditing.attacks import Numbers
 from diffsketch.errors import check
 
 _REACH = 9.0  # standard deviations of a cell that are integrated over
@@ -60,19 +61,20 @@ def exact_epsilon(dim: int, *, alpha: float, delta: float) -> float:
     # The densities are even in both cells: a quarter of the plane tells all.
     points = (np.arange(_POINTS) + 0.5) * far / _POINTS
 
-    def cell(values: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    def cell(values: Numbers, variances: Numbers) -> Numbers:
         inner = np.exp(-(values[:, None] ** 2) / (2 * variances))
         return np.asarray(inner / np.sqrt(2 * math.pi * variances))
 
-    def moved(variances: np.ndarray) -> np.ndarray:
-        return (cell(points - alpha, variances) + cell(points + alpha, variances)) / 2
+    def moved(variances: Numbers) -> Numbers:
+        both = cell(points - alpha, variances) + cell(points + alpha, variances)
+        return np.asarray(both / 2)
 
     left, right = cell(points, counts), cell(points, others - counts)
     nothing = (left * weights) @ right.T
     both = (moved(counts) * weights) @ right.T + (left * weights) @ moved(others - counts).T
     area, something = 4 * (far / _POINTS) ** 2, both / 2
 
-    def excess(epsilon: float, first: np.ndarray, second: np.ndarray) -> float:
+    def excess(epsilon: float, first: Numbers, second: Numbers) -> float:
         return float(np.maximum(first - math.exp(epsilon) * second, 0).sum()) * area - delta
 
     pairs = ((something, nothing), (nothing, something))

@@ -127,9 +127,10 @@ def _parallel(settings: Given, seed: int, _: Progress) -> Found:
     generator = torch.Generator().manual_seed(seed)
     # Whole numbers, of which sums are exact in any order.
     vector = torch.randint(-100, 101, (own.dim,), generator=generator).float()
-    whole, total, start = sketch.encode(vector, hashes), 0.0, 0
+    whole, start = sketch.encode(vector, hashes), 0
+    total = torch.zeros_like(whole)
     for part in vector.tensor_split(own.parts):
-        total = total + sketch.encode(part, hashes, offset=start)
+        total += sketch.encode(part, hashes, offset=start)
         start += len(part)
     before, taken, alike = torch.get_num_threads(), [], True
     try:
@@ -144,7 +145,7 @@ def _parallel(settings: Given, seed: int, _: Progress) -> Found:
         torch.set_num_threads(before)
     return {
         "parts": own.parts,
-        "same": torch.equal(torch.as_tensor(total), whole),
+        "same": torch.equal(total, whole),
         "threads_alike": alike,
         "nanoseconds": 1e9 * min(taken) / own.dim,
     }
