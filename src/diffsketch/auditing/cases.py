@@ -79,7 +79,8 @@ def bare_unknown(
 def bare_secret(trials: int = 10_000) -> Case:
     """Make the case of secret hashes, the other coordinates unknown and Gaussian.
 
-    Signs are hidden, so 0 is the other value. Theorem 1 claims 0.24; `secret_hashes` proves 0.06.
+    Signs are hidden, so 0 is the other value. Theorem 1 claims 0.24, and `secret_hashes` has a
+    bound of 0.06.
     """
     attack = attacks.hidden_hashes(_sketch(), ALPHA)
     return _bare(

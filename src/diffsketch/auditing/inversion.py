@@ -242,7 +242,7 @@ def likeliest(counts: Numbers, size: int) -> Labels:
 
 
 def _in_common(first: Labels, second: Labels) -> int:
-    """How many labels two lists share, each as often as it comes in both."""
+    """Count the labels that two lists share, each as often as it comes in both."""
     both = (np.bincount(each, minlength=CLASSES) for each in (first, second))
     return int(np.minimum(*both).sum())
 

@@ -174,7 +174,7 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
 
 
 def _secret(dim: int, rows: int, cols: int) -> Found:
-    """What Theorem 1 claims, what is exact for 1 x 2, and what is proven, hashes being secret."""
+    """Theorem 1's claim, the exact epsilon for 1 x 2, and the proven one, hashes being secret."""
     claimed = float(theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0).epsilon(delta=0.0, rounds=1))
     given = {"alpha": ALPHA, "delta": PURE_DELTA}
     return {

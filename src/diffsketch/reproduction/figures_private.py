@@ -229,16 +229,15 @@ def _inversion_table(name: str, inverted: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _secret_table(name: str, found: Sequence[tuple[Mapping[str, Any], float]]) -> Table:
-    """A row for each table: what Theorem 1 claims, what is exact, and what is proven."""
+    """A row for each table: Theorem 1's claim, and what is calculated under its assumptions.
+
+    Those are numbers without a basis: nothing guarantees Gaussian others and secret hashes.
+    """
     rows: Rows = []
-    for each, delta in found:
-        given = {"claimed": (0.0, Basis.CLAIMED), "bound": (delta, Basis.PROVEN)}
-        stated = [
-            None if each[key] is None else Epsilon(each[key], at, 1, basis, COORDINATE)
-            for key, (at, basis) in given.items()
-        ]
-        rows.append((str(each["table"]), stated[0], rounded(each["exact"]), stated[1]))
-    return table("secret-hashes", name, rows, delta=found[0][1])
+    for each, _ in found:
+        claimed = None if each["claimed"] is None else _claim(each["claimed"])
+        rows.append((str(each["table"]), claimed, rounded(each["exact"]), rounded(each["bound"])))
+    return table("secret-hashes", name, rows, delta=found[0][1], scope=COORDINATE)
 
 
 def _secret_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:

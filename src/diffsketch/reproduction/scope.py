@@ -1,4 +1,4 @@
-"""What the paper says of cost and reach: fewer bits, other means, parallel work, secure sums.
+"""Measurements of cost and reach: fewer bits, other means, parallel work, secure sums.
 
 Nothing here is in a figure of the paper. Costs are bytes and operations that were counted; where
 seconds are shown, no verdict rests on them.
