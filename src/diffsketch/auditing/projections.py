@@ -40,6 +40,8 @@ SGM = SketchedGaussian(dim=1, size=1000, clip=1.0, std=0.288)
 PAPER = SketchedGaussian(dim=1, size=400_000, clip=1.0, std=0.0883), 4
 """The paper's vision task at its largest epsilon, and its clients of a round."""
 REPAIRED = SketchedGaussian(dim=1, size=1000, clip=1.0, std=1.0, projected_clip=1.0)
+SECRET = SketchedGaussian(dim=1, size=100, clip=1.0, std=0.27)
+"""One with more to see: a shift of about one standard deviation of the sum of squares."""
 MIXING = GaussianMixing(size=64, clip=1.0, std=math.sqrt(0.5), least_eigenvalue=7.5)
 """Rows of norm 1 at most among others that hide them: gamma is 8."""
 PLANTED = {
@@ -47,7 +49,7 @@ PLANTED = {
     "key-twice": "one projection for two releases",
 }
 _FEWER = 5000  # trials of each world, for what is plain to see
-_POINTS = 2001
+_POINTS = 1001
 
 
 def step_epsilon(mechanism: SketchedGaussian, delta: float, *, members: int = 1) -> float:
@@ -193,16 +195,16 @@ def sgm_message(
 
 
 def _sgm_secret(error: str = "") -> Case:
-    ratio, attack = 1 + SGM.clip**2 / (SGM.size * SGM.std**2), _squares(SGM.size)
+    ratio, attack = 1 + SECRET.clip**2 / (SECRET.size * SECRET.std**2), _squares(SECRET.size)
     if error == "leaked-key":
-        attack = _aligned(SGM.size)
+        attack = _aligned(SECRET.size)
     elif error:
-        attack = _pair(SGM.size, (np.eye(2) + ratio - 1, np.eye(2)))
+        attack = _pair(SECRET.size, (np.eye(2) + ratio - 1, np.eye(2)))
     # Two releases with keys of their own are as many more numbers.
-    cells, leaked = SGM.size * (2 if error == "key-twice" else 1), error == "leaked-key"
+    cells, leaked = SECRET.size * (2 if error == "key-twice" else 1), error == "leaked-key"
     return sgm_message(
-        SGM, name=_named("sgm-secret", error), known=leaked, error=error,
-        claim=SGM.secret_claim(), attacks=(attack,), trials=_FEWER if leaked else TRIALS,
+        SECRET, name=_named("sgm-secret", error), known=leaked, error=error,
+        claim=SECRET.secret_claim(), attacks=(attack,), trials=_FEWER if leaked else TRIALS,
         limit=partial(_variance_limit, cells, ratio),
     )  # fmt: skip
 

@@ -81,7 +81,7 @@ def draw_successors(experiment: Experiment, results: Results) -> Figure:
 
 
 def _epsilons() -> dict[str, Epsilon]:
-    """Of one setting: what the paper claims, what a secret projection proves, and the repair."""
+    """Epsilons of one setting: claimed by the paper, of a secret projection, and repaired."""
     claims: dict[str, Claim] = {
         "claimed": SGM.claim_for(1),
         "secret": SGM.secret_claim(),

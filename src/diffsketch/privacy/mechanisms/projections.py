@@ -135,7 +135,7 @@ class SketchedGaussian:
             check_positive("projected_clip", self.projected_clip)
 
     def claim_for(self, present: int) -> SimulatedClaim | PaperClaim | NoClaim:
-        """What one round claims if so many contribute: proven only with `projected_clip`."""
+        """The claim of one round if so many contribute: proven only with `projected_clip`."""
         check_whole("present", present, least=1)
         scope = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.DISTRIBUTED)
         if self.projected_clip is not None:
@@ -165,8 +165,8 @@ class SketchedGaussian:
             terms = orders * math.log1p(-2 * u) - np.log(np.maximum(1 - 2 * u * orders, 0))
         return float(np.min((self.size / 2 * terms + math.log(1 / self.delta)) / excess))
 
-    def secret_claim(self, present: int = 1) -> SimulatedClaim:
-        """What one round proves to those who see the sum, and never anything else of the key.
+    def secret_claim(self, present: int = 1) -> SimulatedClaim | NoClaim:
+        """The claim of one round for those who see the sum, and never anything else of the key.
 
         The others' sum has the norm at which one more vector changes the variance most.
         """
@@ -287,7 +287,10 @@ class GaussianMixing:
         return (mixer @ rows + self.std * added).to(data.device, data.dtype)
 
 
-def _secret_claim(unit: Unit, cells: int, ratio: float, delta: float, how: str) -> SimulatedClaim:
-    scope = SecretScope(unit, Relation.ADD_OR_REMOVE)
-    event = events.approximate(variance_epsilon(cells, ratio, delta), delta)
-    return SimulatedClaim(scope, event, f"{how} of {cells} numbers")
+def _secret_claim(
+    unit: Unit, cells: int, ratio: float, delta: float, how: str
+) -> SimulatedClaim | NoClaim:
+    scope, value = SecretScope(unit, Relation.ADD_OR_REMOVE), variance_epsilon(cells, ratio, delta)
+    if math.isinf(value):
+        return NoClaim(scope, f"epsilon is above {_LARGEST:g} for {how} of {cells} numbers")
+    return SimulatedClaim(scope, events.approximate(value, delta), f"{how} of {cells} numbers")
