@@ -20,7 +20,7 @@ from diffsketch.auditing.cases import EXPLOITS
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_release, planted, weaker
 from diffsketch.methods import METHODS, CpSgd, GaussianMean
 from diffsketch.methods.release import release_noise
-from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.claim import KeyTrust, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise
 
@@ -79,7 +79,7 @@ def test_every_proven_method_is_audited_at_its_units_and_trusts() -> None:
 
     But for `sgm`, whose repaired form is in `tests/auditing/test_projections.py`.
     """
-    found: dict[str, set[Trust]] = {}
+    found: dict[str, set[Trust | KeyTrust]] = {}
     for make in RELEASES.values():
         release = make()
         assert isinstance(release.claim, ProvenClaim)

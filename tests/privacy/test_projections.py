@@ -27,9 +27,8 @@ from diffsketch.privacy import (
     SketchedGaussian,
     Unit,
 )
-from diffsketch.privacy.accounting.events import gaussian_epsilon
+from diffsketch.privacy.accounting.events import gaussian_epsilon, variance_epsilon
 from diffsketch.privacy.claim import SecretScope
-from diffsketch.privacy.mechanisms.projections import variance_epsilon
 from diffsketch.sketch import SketchKey
 
 SGM = SketchedGaussian(dim=6, size=1000, clip=1.0, std=0.288)

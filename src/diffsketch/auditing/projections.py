@@ -26,12 +26,9 @@ from torch import Tensor
 
 from diffsketch.auditing.attacks import Attack, Numbers
 from diffsketch.auditing.audits import PURE_DELTA, TRIALS, Adversary, Case, Game, Neighbours
+from diffsketch.privacy.accounting.events import variance_epsilon
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.mechanisms.projections import (
-    GaussianMixing,
-    SketchedGaussian,
-    variance_epsilon,
-)
+from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch import SketchKey
 

@@ -2,10 +2,10 @@
 
 Both papers multiply data by a Gaussian matrix, add Gaussian noise, and average over the matrix as
 well as over the noise. What is released then is normal with a mean of 0, and only its *variance*
-depends on the data. That is true, and proven here exactly (`variance_epsilon`), for whoever sees
-the release and **nothing else that depends on the matrix**: `KeyTrust.SECRET`. It is false for
-everybody else. A matrix that is known makes it the plain Gaussian mechanism, with its larger
-epsilon; a matrix that is applied again, to decode or to project other data, tells what it hid.
+depends on the data. That is true, and proven here with the exact epsilon (`variance_epsilon` of
+`privacy.accounting.events`), for whoever sees the release and **nothing else that depends on the
+matrix**: `KeyTrust.SECRET`. A matrix that is known makes it the plain Gaussian mechanism, with its
+larger epsilon; one that is applied again, to decode or to project other data, tells what it hid.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diffsketch.errors import MismatchError, check, check_positive, check_whole
 from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import variance_epsilon
 from diffsketch.privacy.claim import (
     Basis,
     Epsilon,
@@ -35,47 +36,6 @@ from diffsketch.privacy.claim import (
 from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
-
-_LARGEST = 700.0  # of epsilon: exponentials of more overflow
-_ROUNDING = 1e-9  # of delta, and more than the incomplete gamma functions lose
-
-
-def variance_epsilon(cells: int, ratio: float, delta: float) -> float:
-    """The least epsilon with which normal numbers hide which of two variances they have.
-
-    `cells` independent numbers have a mean of 0 and the variance 1, or `ratio` > 1. The ratio of
-    the densities grows with the sum of squares, which is chi-squared: for either order of the two,
-    delta is a difference of two tails, exactly. A smaller ratio tells less, since adding noise to
-    both makes it smaller.
-
-    >>> round(variance_epsilon(1000, 1 + 1 / (1000 * 0.3**2), 1e-5), 4)
-    0.9709
-    """
-    from scipy.special import gammainc, gammaincc
-
-    check_whole("cells", cells, least=1)
-    check(1 <= ratio < math.inf, "ratio", "be >= 1 and finite", ratio)
-    check(0 < delta < 1, "delta", "be in (0, 1)", delta)
-    shape, log, slope = cells / 2, cells * math.log(ratio), 1 - 1 / ratio
-
-    def excess(epsilon: float) -> float:
-        high, low = ((log + sign * 2 * epsilon) / slope / 2 for sign in (1, -1))
-        weight = math.exp(epsilon)
-        above = gammaincc(shape, high / ratio) - weight * gammaincc(shape, high)
-        below = gammainc(shape, low) - weight * gammainc(shape, low / ratio) if low > 0 else 0.0
-        return float(max(above, below)) - delta * (1 - _ROUNDING)
-
-    if slope == 0 or excess(0.0) <= 0:
-        return 0.0
-    least, most = 0.0, 1.0
-    while excess(most) > 0:
-        least, most = most, 2 * most
-        if most > _LARGEST:
-            return math.inf
-    for _ in range(60):
-        middle = (least + most) / 2
-        least, most = (middle, most) if excess(middle) > 0 else (least, middle)
-    return most
 
 
 @dataclass(frozen=True)
@@ -93,8 +53,8 @@ class SketchedGaussian:
 
     *What of it is true.* That law holds for whoever sees the sum alone: `secret_claim`, with the
     exact epsilon. Its Theorems 2.2 and 3.1 are about the *model*, though, and get there by
-    "post-processing": but the step is `R' (R sum(x) + noise)`, and `R'` is not independent of what
-    it decodes. Along any direction `v` the step is `|R v|**2 <sum(x), v> + ...`: the plain Gaussian
+    "post-processing": but the step is `R' (R sum(x) + noise)` (its Algorithm 2), and `R'` is not
+    independent of what it decodes. Along any direction `v` the step is `|R v|**2 <sum(x), v> + ...`: the plain Gaussian
     mechanism's shift of `clip / (std sqrt(members))`, whether or not `R` is known. No choice of its
     constants mends that: with `std**2` of the order of `1 / sqrt(size)` the shift grows without
     bound as `size` does.
@@ -292,5 +252,5 @@ def _secret_claim(
 ) -> SimulatedClaim | NoClaim:
     scope, value = SecretScope(unit, Relation.ADD_OR_REMOVE), variance_epsilon(cells, ratio, delta)
     if math.isinf(value):
-        return NoClaim(scope, f"epsilon is above {_LARGEST:g} for {how} of {cells} numbers")
+        return NoClaim(scope, f"epsilon is in the hundreds for {how} of {cells} numbers")
     return SimulatedClaim(scope, events.approximate(value, delta), f"{how} of {cells} numbers")
