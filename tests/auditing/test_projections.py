@@ -34,6 +34,7 @@ def test_what_is_claimed_and_what_is_proven() -> None:
         assert case.name == name
         assert isinstance(case.claim, PaperClaim if name in CLAIMED else SimulatedClaim)
         assert (case.planted is None) == ("+" not in name)
+        assert case.simulated == (name not in CLAIMED)  # engines refuse the others
 
 
 @pytest.mark.parametrize("name", CLAIMED)
@@ -92,9 +93,9 @@ def test_the_steps_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_users_own_choice() -> None:
-    """The seed is public here, as it is for all who decode."""
-    release = own_release("sgm", "size=200 clip=1 std=0.4", dim=10, cohort=3)
-    result = audit(release.case(), trials=2000)
-    assert result.verdict is Verdict.CONSISTENT  # noise of three, and few trials
-    bare = own_release("sgm", "size=2000 clip=1 std=0.2", dim=10, cohort=1)
-    assert audit(bare.case(), trials=2000).verdict is Verdict.CONTRADICTED
+    """The seed is public here, as it is for all who decode: 1.3 claimed, some 3.5 measured.
+
+    Missed with probability below 1e-6: two guesses in a hundred are wrong, and a third may be.
+    """
+    release = own_release("sgm", "size=8000 clip=1 std=0.25", dim=4, cohort=1)
+    assert audit(release.case(), trials=1000).verdict is Verdict.CONTRADICTED

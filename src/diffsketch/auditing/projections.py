@@ -27,6 +27,7 @@ from torch import Tensor
 from diffsketch.auditing.attacks import Attack, Numbers
 from diffsketch.auditing.audits import PURE_DELTA, TRIALS, Adversary, Case, Game, Neighbours
 from diffsketch.privacy.accounting.events import variance_epsilon
+from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.clipping import clip_norm
 from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.simulated_noise import NoiseKey
@@ -150,8 +151,7 @@ def sgm_step(mechanism: SketchedGaussian, members: int, *, name: str) -> Case:
     worlds = Neighbours(torch.tensor([mechanism.clip]), torch.zeros(1))
     return Case(
         name, f"SGM, {_what(mechanism, members)}: the decoded step", mechanism.claim_for(members),
-        Game(play, worlds, Adversary.SECRET_PROJECTION), (_SEEN,), deltas=(PURE_DELTA,),
-        simulated=True, width=100,
+        Game(play, worlds, Adversary.SECRET_PROJECTION), (_SEEN,), deltas=(PURE_DELTA,), width=100,
         limit=lambda _, delta: step_epsilon(mechanism, delta, members=members),
     )  # fmt: skip
 
@@ -162,8 +162,9 @@ def _what(mechanism: SketchedGaussian, members: int = 1) -> str:
 
 
 def sgm_message(
-    mechanism: SketchedGaussian, *, name: str, known: bool, error: str = "", **more: Any
-) -> Case:
+    mechanism: SketchedGaussian, claim: Claim, *, name: str, known: bool, error: str = "",
+    **more: Any,
+) -> Case:  # fmt: skip
     """Make the case of one client's messages, with the projection or without; vector or zeros.
 
     With the error `key-twice` there are two messages.
@@ -185,9 +186,10 @@ def sgm_message(
     adversary = Adversary.ALL_KNOWN if known else Adversary.SECRET_PROJECTION
     shown = "message and projection" if known else "message"
     return Case(
-        name, f"SGM, {_what(mechanism)}: {shown}",
-        game=Game(play, Neighbours(first, torch.zeros_like(first)), adversary),
-        rounds=rounds, planted=PLANTED.get(error), simulated=True, width=2 * size, **more,
+        name, f"SGM, {_what(mechanism)}: {shown}", claim,
+        Game(play, Neighbours(first, torch.zeros_like(first)), adversary), rounds=rounds,
+        planted=PLANTED.get(error), width=2 * size, simulated=isinstance(claim, SimulatedClaim),
+        **more,
     )  # fmt: skip
 
 
@@ -200,8 +202,8 @@ def _sgm_secret(error: str = "") -> Case:
     # Two releases with keys of their own are as many more numbers.
     cells, leaked = SECRET.size * (2 if error == "key-twice" else 1), error == "leaked-key"
     return sgm_message(
-        SECRET, name=_named("sgm-secret", error), known=leaked, error=error,
-        claim=SECRET.secret_claim(), attacks=(attack,), trials=_FEWER if leaked else TRIALS,
+        SECRET, SECRET.secret_claim(), name=_named("sgm-secret", error), known=leaked, error=error,
+        attacks=(attack,), trials=_FEWER if leaked else TRIALS,
         limit=partial(_variance_limit, cells, ratio),
     )  # fmt: skip
 
@@ -254,12 +256,12 @@ PROJECTIONS: Mapping[str, Callable[[], Case]] = {
     "sgm-step": partial(sgm_step, SGM, 1, name="sgm-step"),
     "sgm-step-paper": partial(sgm_step, *PAPER, name="sgm-step-paper"),
     "sgm-known": lambda: sgm_message(
-        SGM, name="sgm-known", known=True, claim=SGM.claim_for(1), deltas=(PURE_DELTA,),
+        SGM, SGM.claim_for(1), name="sgm-known", known=True, deltas=(PURE_DELTA,),
         attacks=(_aligned(SGM.size),),
     ),
     "sgm-repaired": lambda: sgm_message(
-        REPAIRED, name="sgm-repaired", known=True, claim=REPAIRED.claim_for(1),
-        attacks=(_aligned(SGM.size),),
+        REPAIRED, REPAIRED.claim_for(1), name="sgm-repaired", known=True,
+        attacks=(_aligned(REPAIRED.size),),
     ),
     "sgm-secret": _sgm_secret,
     **{f"sgm-secret+{error}": partial(_sgm_secret, error) for error in PLANTED},

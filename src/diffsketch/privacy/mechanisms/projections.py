@@ -57,7 +57,8 @@ class SketchedGaussian:
     independent of what it decodes. Along any direction `v` the step is `|R v|**2 <sum(x), v>` plus
     noise: the plain Gaussian mechanism's shift of `clip / (std sqrt(members))`, whether or not `R`
     is known. No choice of its constants mends that: with `std**2` of the order of `1 / sqrt(size)`
-    the shift grows without bound as `size` does.
+    the shift grows without bound as `size` does. (The claim does not depend on the members. Where
+    they are so many that the shift is small, it may be above the Gaussian mechanism's epsilon.)
 
     *Repaired* (`projected_clip`): projections are clipped as well, and the claim is the Gaussian
     mechanism's, for whoever knows all but the vectors and the noise.
@@ -107,8 +108,8 @@ class SketchedGaussian:
             reason = "the divergence is infinite at every order: size * std**2 <= 2 * clip**2"
             return NoClaim(scope, reason)
         source = (
-            "the Sketched Gaussian Mechanism's paper (true while the projection is secret and "
-            "decodes nothing, and false of what is decoded)"
+            "the Sketched Gaussian Mechanism's paper (whose proof is about a message under a "
+            "secret projection, and not about what is decoded)"
         )
         return PaperClaim(scope, Epsilon(value, self.delta, 1, Basis.CLAIMED, scope), source)
 
