@@ -72,6 +72,7 @@ FIGURES = {
     "privacy-communication": f"{_HERE}.figures_private:draw_privacy_communication",
     "local-epsilon": f"{_HERE}.figures_private:draw_local_epsilon",
     "audit": f"{_HERE}.figures_private:draw_audits",
+    "successors": f"{_HERE}.successors:draw_successors",
     "distributions": f"{_HERE}.figures:draw_distributions",
     "free": f"{_HERE}.free:draw_free",
     "datasets": f"{_HERE}.figures:draw_datasets",
@@ -86,11 +87,12 @@ MEASUREMENTS = {
     "convergence": f"{_HERE}.measurements:measure_convergence",
     "masks": f"{_HERE}.measurements:measure_masks",
     "audit": f"{_HERE}.audits:measure_audit",
+    "successor": f"{_HERE}.successors:measure_successor",
 }
 _ORDER = (
     "cpsgd", "mnist", "shakespeare", "accuracy-compression", "privacy-communication", "gradients",
     "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence", "correction",
-    "audit", "free",
+    "audit", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
