@@ -72,7 +72,9 @@ FIGURES = {
     "privacy-communication": f"{_HERE}.figures_private:draw_privacy_communication",
     "local-epsilon": f"{_HERE}.figures_private:draw_local_epsilon",
     "audit": f"{_HERE}.figures_private:draw_audits",
+    "successors": f"{_HERE}.successors:draw_successors",
     "distributions": f"{_HERE}.figures:draw_distributions",
+    "free": f"{_HERE}.free:draw_free",
     "datasets": f"{_HERE}.figures:draw_datasets",
     "cpsgd-parameters": f"{_HERE}.figures:draw_cpsgd",
     "convergence": f"{_HERE}.figures:draw_convergence",
@@ -87,11 +89,12 @@ MEASUREMENTS = {
     "masks": f"{_HERE}.measurements:measure_masks",
     "audit": f"{_HERE}.audits:measure_audit",
     "scope": f"{_HERE}.scope:measure_scope",
+    "successor": f"{_HERE}.successors:measure_successor",
 }
 _ORDER = (
     "cpsgd", "mnist", "shakespeare", "accuracy-compression", "privacy-communication", "gradients",
     "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence", "correction",
-    "audit", "scope",
+    "audit", "scope", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -401,8 +404,8 @@ _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
-    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.4,
-    "projunit": 0.5,
+    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.15,
+    "projunit": 0.5, "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds
 _CORRECTION = 0.7  # milliseconds of a message
 _PADDED, _CELLS, _POWER = 0.4, 154, 1.4  # milliseconds of a message of so many cells, and of more

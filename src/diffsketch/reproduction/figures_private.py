@@ -34,6 +34,7 @@ _CHANGES = {
     "alpha": "one coordinate: alpha or -alpha",
     "largest": "one coordinate: the largest, or its negative",
     "client": "the whole vector: this worker's or another's",
+    "added": "a whole vector, or zeros",
 }
 
 
