@@ -118,18 +118,16 @@ def least_padding(
 
     low = np.full(ratios.shape, min(max(dim, cols + 1), dim + most))
     high = np.full_like(low, dim + most)
-    found = np.where(suffices(low), low, np.where(suffices(high), high, dim))
-    open_ends = (found == high) & (low < high)
-    low, high = low[open_ends], high[open_ends]
-    ratios, every = ratios[open_ends], ratios
-    while bool((high - low > 1).any()):
+    high = np.where(suffices(low), low, high)
+    enough = suffices(high)
+    while bool((high - low > 1).any()):  # for all of them, also where none suffices
         middle = (low + high) // 2
-        enough = suffices(middle)
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    found[open_ends] = high
-    both = (found - dim, _claims(found, rows, cols, every))
-    lengths, claimed = (torch.from_numpy(one).to(alpha.device) for one in both)
-    return lengths, claimed
+        good = suffices(middle)
+        low, high = np.where(good, low, middle), np.where(good, middle, high)
+    lengths = np.where(enough, high, dim)
+    both = (lengths - dim, _claims(lengths, rows, cols, ratios))
+    needed, claimed = (torch.from_numpy(one).to(alpha.device) for one in both)
+    return needed, claimed
 
 
 def _ratios(alpha: Tensor, sigma: Tensor) -> npt.NDArray[np.float64]:

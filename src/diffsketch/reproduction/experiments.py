@@ -67,6 +67,7 @@ RUN = "run"
 _HERE = "diffsketch.reproduction"
 FIGURES = {
     "curves": f"{_HERE}.figures_trained:draw_curves",
+    "choices": f"{_HERE}.figures_trained:draw_choices",
     "accuracy-compression": f"{_HERE}.figures_trained:draw_compression",
     "correction": f"{_HERE}.figures_trained:draw_correction",
     "privacy-communication": f"{_HERE}.figures_private:draw_privacy_communication",
@@ -87,9 +88,9 @@ MEASUREMENTS = {
     "audit": f"{_HERE}.audits:measure_audit",
 }
 _ORDER = (
-    "cpsgd", "mnist", "shakespeare", "accuracy-compression", "privacy-communication", "gradients",
-    "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence", "correction",
-    "audit",
+    "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
+    "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
+    "correction", "audit",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)

@@ -343,24 +343,27 @@ def own_padded_tables(
     padding is that of a shorter one and of the numbers between: all workers' take one count.
     """
     dim, cells = vectors.shape[-1], sketch.rows * sketch.cols
-    tables = sketch.encode(vectors, seed, offset=0)
+    tables, drawn = sketch.encode(vectors, seed, offset=0), dict[int, Tensor]()
+    order: list[int] = torch.argsort(lengths, stable=True).tolist()
+    stops = {worker: dim + int(lengths[worker]) for worker in order}
+    some = [worker for worker in order if is_factored(sketch, dim, stops[worker])]
     counts, counted = np.zeros((cells, cells)), dim
-    for worker in torch.argsort(lengths, stable=True).tolist():
-        stop, own = dim + int(lengths[worker]), noise.part(torch.tensor([worker]))
-        lower = None
-        if is_factored(sketch, dim, stop):
-            if stop > counted:
-                counts += gram(sketch, seed, counted, stop)
-            counted, lower = stop, _factor(counts)
-        if lower is not None:
-            drawn = own.normal((1, cells), 1.0, dtype=torch.float64)[0]
-            table = (lower @ drawn).reshape(sketch.rows, sketch.cols)
-        elif stop > dim:
-            appended = own.normal((1, stop - dim), 1.0, dtype=vectors.dtype).to(vectors.device)
-            table = sketch.encode(appended, seed, offset=dim)[0].double()
-        else:
-            continue
-        tables[worker] += (table.to(tables.device) * float(std[worker])).to(tables.dtype)
+    if some:
+        part = noise.part(torch.tensor(some))
+        normals = part.normal((len(some), cells), 1.0, dtype=torch.float64)
+        for worker, own in zip(some, normals, strict=True):
+            if stops[worker] > counted:
+                counts += gram(sketch, seed, counted, stops[worker])
+            counted, lower = stops[worker], _factor(counts)
+            if lower is not None:
+                drawn[worker] = (lower @ own).reshape(sketch.rows, sketch.cols)
+    for worker in order:
+        if worker not in drawn and stops[worker] > dim:
+            shape = 1, stops[worker] - dim
+            appended = noise.part(torch.tensor([worker])).normal(shape, 1.0, dtype=vectors.dtype)
+            drawn[worker] = sketch.encode(appended, seed, offset=dim)[0].double()
+    for worker, table in drawn.items():
+        tables[worker] += (table * float(std[worker])).to(tables)
     return tables
 
 
