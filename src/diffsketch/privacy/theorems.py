@@ -144,7 +144,7 @@ def _ratios(alpha: Tensor, sigma: Tensor) -> npt.NDArray[np.float64]:
 def _claims(
     dim: int | npt.NDArray[np.int64], rows: int, cols: int, ratios: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """What is claimed for vectors of one length, or of one each."""
+    """Claims for vectors of one length, or of one each."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where there is no claim
         x = ratios * _loss(dim, cols, 1.0)
         good = (x < 0.5) & (np.asarray(dim) > cols) & (cols > 1)
