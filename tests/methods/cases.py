@@ -140,6 +140,13 @@ def build_cases() -> dict[str, Case]:
         "diffsketch": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
         ),
+        "sketch-3-bits-secure": Case(
+            PlainSketch(
+                DIM, 2, 20, bits=3, cell_limit=3.0, cohort=WORKERS, trust=Trust.DISTRIBUTED
+            ),
+            f"none: {nobody}",
+            None,
+        ),
         "diffsketch-8-bits": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0, bits=8, cell_limit=30.0), CLAIMED, None
         ),

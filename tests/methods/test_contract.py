@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods import METHODS, Method, build_method, register, settings_of
+from diffsketch.methods import METHODS, Method, PlainSketch, build_method, register, settings_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim, Trust
 from diffsketch.privacy.clipping import centre
@@ -326,7 +326,8 @@ def test_messages_fit_their_format_and_survive_the_wire(method: Method) -> None:
         assert messages.dtype == torch.float32
         assert bool(torch.isfinite(messages).all())
         return
-    assert messages.dtype == getattr(getattr(method, "grid", None), "type", torch.int64)
+    few = getattr(method, "grid", None) if form.cells == "signed" else None
+    assert messages.dtype == getattr(few, "type", torch.int64)
     low, end = form.limits
     assert low <= int(messages.min()) <= int(messages.max()) < end
     if form.cells == "signed":  # few bits too many: room for the tail, below one in a million
@@ -502,3 +503,18 @@ def test_memory_that_does_not_fit_is_refused(
     total = published(METHOD, VECTORS, SEED, sources(0))
     with pytest.raises(error, match=match):
         METHOD.decode(total, SEED, count=WORKERS, out=out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"cell_limit": 0.5}, "cell_limit must not be given for cells of 32 bits"),
+        ({"trust": "distributed", "cohort": 3}, "bits must be below 32 for distributed trust"),
+        ({"trust": "distributed", "bits": 4}, "cohort must be given for distributed trust"),
+        ({"trust": "central", "bits": 4}, "trust must be local or distributed"),
+        ({"bits": 9}, "bits must be 1 to 8, 16 or 32"),
+    ],
+)
+def test_bare_sketches_refuse(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ArgumentError, match=problem):
+        PlainSketch(DIM, 2, 20, **settings)

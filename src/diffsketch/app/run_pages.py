@@ -311,6 +311,7 @@ def results_of(line: RunLine) -> dict[str, Any]:
         "Bytes down": round(_mean([run.sent[1] for run in begun]) or 0),
         "Compression": raw / sent if sent else None,
         "Messages with noise, %": _mean([run.curve[-1].noised_share for run in begun], 100),
+        "Saturated cells, %": _mean([one.get("saturated_share") for one in summaries], 100),
         "Milliseconds a round": _mean([run.seconds for run in line.runs], 1000),
     }
 

@@ -172,7 +172,7 @@ class RunConfig(Options):
     )
     cell_limit: float | None = _method(
         "Limit of a rounded cell in the first round, with --bits below 32.",
-        means="1e-6, from which it grows",
+        means="what suits the first vectors, or where something is claimed 1e-6, to grow",
         gt=0,
     )
     granularity: float | None = _method(

@@ -74,6 +74,7 @@ FIGURES = {
     "local-epsilon": f"{_HERE}.figures_private:draw_local_epsilon",
     "audit": f"{_HERE}.figures_private:draw_audits",
     "distributions": f"{_HERE}.figures:draw_distributions",
+    "free": f"{_HERE}.free:draw_free",
     "datasets": f"{_HERE}.figures:draw_datasets",
     "cpsgd-parameters": f"{_HERE}.figures:draw_cpsgd",
     "convergence": f"{_HERE}.figures:draw_convergence",
@@ -90,7 +91,7 @@ MEASUREMENTS = {
 _ORDER = (
     "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
     "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
-    "correction", "audit",
+    "correction", "audit", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -400,8 +401,8 @@ _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
-    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.4,
-    "projunit": 0.5,
+    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.15,
+    "projunit": 0.5, "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds
 _CORRECTION, _ROUNDED = 0.3, 0.1  # milliseconds of a message
 _PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many cells, and of more
