@@ -157,6 +157,12 @@ def build_cases() -> dict[str, Case]:
         "diffsketch-padded": Case(
             DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
         ),
+        "diffsketch-least": Case(
+            DiffSketch(
+                DIM, 2, 4, per_round=20.0, padding=600, appended="least", percentile="signed",
+                shortfall="graded",
+            ), CLAIMED, None,
+        ),
         "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
         "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 256 / 4.0) ** 2, 0.25),

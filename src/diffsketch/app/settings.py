@@ -143,6 +143,15 @@ class RunConfig(Options):
         "Epsilon of one message or round, for methods that are set by it.", ge=1e-6
     )
     padding: int | None = _method("Gaussian numbers appended to each vector.", ge=0)
+    appended: Literal["fixed", "least"] | None = _method(
+        "diffsketch: --padding numbers to every vector, or to each as many of them as it needs."
+    )
+    percentile: Literal["sizes", "signed"] | None = _method(
+        "The paper's alpha: 90th percentile of the coordinates' sizes, or of the coordinates."
+    )
+    shortfall: Literal["whole", "graded"] | None = _method(
+        "diffsketch: Laplace noise that would do alone, or the part of it that is missing."
+    )
     std: float | None = _method("Standard deviation of appended numbers, or of noise (sgm).", gt=0)
     clip: float | None = _method("Limit of what a worker contributes.", gt=0, le=1e30)
     clip_quantile: float | None = _method(
