@@ -55,7 +55,7 @@ ROUNDS = 300
 
 def test_codes_never_change_and_every_method_is_here() -> None:
     names = "none sketch diffsketch diffsketch-proven laplace sketch-laplace cpsgd"
-    names += " sketch-gaussian sketch-skellam projunit gaussian skellam"
+    names += " sketch-gaussian sketch-skellam projunit gaussian skellam sgm"
     assert {name: kind.code for name, kind in METHODS.items()} == {
         name: code for code, name in enumerate(names.split())
     }
@@ -146,7 +146,7 @@ def test_a_batch_is_its_vectors_one_by_one(method: Method) -> None:
         own = CohortNoise(NOISE_KEY, [worker], round_index=0)
         alone = method.encode(VECTORS[worker], SEED, own)
         assert alone.messages.shape == method.message_format.shape
-        if method.name == "projunit":  # a product of matrices is rounded by its size
+        if method.name in ("projunit", "sgm"):  # a product of matrices is rounded by its size
             torch.testing.assert_close(alone.messages, together.messages[worker])
         else:
             assert torch.equal(alone.messages, together.messages[worker])
@@ -194,9 +194,9 @@ def test_means_can_be_written_into_memory_that_is_there(method: Method) -> None:
         method.decode(given, SEED, count=1, out=out)  # the control: another mean
         assert not torch.equal(out, expected)
     assert memory[[0, -1]].tolist() == [7.0, 7.0]
-    # At once, and not in a second pass over the vector; two compute in float64 first.
+    # At once, and not in a second pass over the vector; three compute in float64 first.
     at_once = method._decode(total, SEED, WORKERS, out=out) is out
-    assert at_once == (method.name not in ("cpsgd", "projunit"))
+    assert at_once == (method.name not in ("cpsgd", "projunit", "sgm"))
 
 
 DENSE = ("none", "laplace", "cpsgd", "gaussian", "skellam")
@@ -369,6 +369,7 @@ PROVEN: dict[str, dict[str, object]] = SETTINGS | {
     "laplace": {"per_round": 1.0, "clip": 1.0},
     "cpsgd": {"clip": 2.0, "levels": 64, "trials": 10_000, "delta": 1e-3},
     "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 400, "std": 1.0},
+    "sgm": {"size": 10, "clip": 1.0, "std": 0.5, "projected_clip": 1.0},
 }
 
 

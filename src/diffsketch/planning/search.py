@@ -177,7 +177,7 @@ class Option:
     @property
     def trust(self) -> Trust:
         """The trust that this method needs."""
-        return self.total.scope.trust
+        return Trust(self.total.scope.trust)
 
 
 def search(request: PlanRequest) -> Iterator[Option]:
