@@ -242,7 +242,7 @@ def task_with(
 @pytest.mark.parametrize(
     ("task", "kind", "said"),
     [
-        (task_with(Pair()), ArgumentError, "model must give a tensor of scores .* got a tuple"),
+        (task_with(Pair()), ArgumentError, "model must give a tensor of scores.* got a tuple"),
         (task_with(Flat()), ArgumentError, r"model must give scores \(batch, classes\)"),
         (task_with(nn.Linear(5, 3)), ArgumentError, r"model must take inputs of the shape \(4,\)"),
         (task_with(nn.Embedding(5, 3)), ArgumentError, "model must take inputs"),
