@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from diffsketch.training.tasks import (
     load_task,
     task_kinds,
 )
+from tests.training.reference import write_images
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
 
@@ -130,15 +130,6 @@ def _first(examples: Examples, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         load_task(**arguments)
-
-
-def write_images(directory: Path, *, size: int = 4, count: int = 12, test_size: int = 4) -> None:
-    for prefix, side in (("train", size), ("t10k", test_size)):
-        header = struct.pack(">HBBIII", 0, 8, 3, count, side, side)
-        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(count * side**2))
-        labels = bytes(i % 3 for i in range(count))
-        path = directory / f"{prefix}-labels-idx1-ubyte"
-        path.write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + labels)
 
 
 def test_images_of_the_users(tmp_path: Path) -> None:
