@@ -41,6 +41,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
+from diffsketch.files import private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -596,6 +597,10 @@ def main() -> None:
     # Importing PyTorch makes a million objects, of which none is garbage: to look through them
     # now and then, and once more at the exit, took a third of the time of a short run.
     gc.set_threshold(200_000, 30, 30)
+    homeless = not os.access(os.environ.get("HOME", ""), os.W_OK)
+    if homeless and (folder := private_folder()) is not None:
+        # Else Matplotlib would make new files for its cache each time, and say so.
+        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     try:
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
