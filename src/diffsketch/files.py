@@ -141,6 +141,18 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         raise
 
 
+def csv_cell(value: object) -> object:
+    """A value for a CSV file, where a text that spreadsheets take for a formula begins with `'`.
+
+    >>> csv_cell("=1+1"), csv_cell(-1), csv_cell("-1"), csv_cell("a=b")
+    ("'=1+1", -1, '-1', 'a=b')
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    number = value.lstrip("+-").replace(".", "", 1).replace("e-", "", 1).isdecimal()
+    return value if number else f"'{value}"
+
+
 def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:
     """Temporary files of a process that was killed while it wrote files of these names."""
     found = (path for name in names for path in directory.glob(f".{name}.*.tmp"))
