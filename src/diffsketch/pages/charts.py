@@ -309,6 +309,7 @@ def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
         "exponentformat": "power" if tiny else "SI",
         "hoverformat": ".4~g" if tiny or (sizes and min(sizes) < 1e-4) else ",.4~r",
     }
+    narrow = False
     if axis.log:
         narrow = bool(sizes) and max(sizes) < 30 * min(sizes)
         made["dtick"] = "D2" if narrow else 1
@@ -319,11 +320,19 @@ def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
             made["tickformat"] = "~s"
     if axis.unit:
         made |= {"tickformat": ".4~s", "hoverformat": ".4~s", "ticksuffix": axis.unit}
+        if axis.log and sizes:  # on which Plotly leaves out the suffix of all but powers of ten
+            low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
+            steps = (1, 2, 5) if narrow else (1,)
+            places = [step * 10.0**power for power in range(low - 1, high + 2) for step in steps]
+            made |= {"tickvals": places, "ticktext": [_tick_with(axis.unit, one) for one in places]}
+            del made["dtick"]
     if axis.percent:
         # Enough digits for neighbours to differ, however close they are; zeros are left out.
         made |= {"tickformat": ".6~%", "hoverformat": ".4~p"}
-        if len(set(numbers)) == 1 and sizes and sizes[0] <= 1:  # or it would end at 200%
-            made["range"] = [sizes[0] - 0.05, sizes[0] + 0.05]
+        drawn = {number for number in map(drawable, numbers) if number is not None}
+        if len(drawn) == 1 and 0 <= min(drawn) <= 1:  # or it would end at 200%
+            value = min(drawn)
+            made["range"] = [max(value - 0.05, -0.004), min(value + 0.05, 1.004)]
     return made
 
 
