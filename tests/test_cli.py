@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.experiments import names
 from diffsketch.training.tasks import Examples
-from tests.app.commands import done, invoke, plain, refused
+from tests.app.commands import done, invoke, plain, refused, uncoloured
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,16 @@ def test_help_and_version() -> None:
     for command in ("run", "compare", "reproduce"):
         assert "Exit status: 0" in plain(done(command, "--help").output)
     assert done("--version").stdout == f"diffsketch {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["", "run", "reproduce", "audit", "plan"])
+def test_flags_have_no_value(name: str) -> None:
+    text = uncoloured(invoke(*name.split(), "--help").output)
+    assert "--help" in text
+    assert "bool" not in text.lower()
+    flag = {"run": "--overwrite", "audit": "--quick"}.get(name)
+    if flag is not None:
+        assert "unexpected extra argument" in invoke(name, flag, "true").stderr
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
@@ -96,6 +107,14 @@ def test_expected_errors_are_one_line_and_bugs_are_not_disguised(
 
     monkeypatch.setattr(demo, "run_demo", fail)
     assert isinstance(invoke("demo", "--output", tmp_path).exception, ZeroDivisionError)
+
+    def crave(**_: object) -> None:
+        np.zeros(2**55)
+
+    monkeypatch.setattr(demo, "run_demo", crave)
+    assert "not enough memory: Unable to allocate" in refused(invoke("demo", "--output", tmp_path))
+    monkeypatch.setattr(demo, "run_demo", lambda **_: torch.zeros(2**55))
+    assert "not enough memory: " in refused(invoke("demo", "--output", tmp_path))
 
 
 @pytest.mark.parametrize("where", ["diffsketch.app.demo.run_demo", "diffsketch.cli.app"])
@@ -253,7 +272,8 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
             "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
         ),
         (["reproduce", "--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
-        (["reproduce", "--quick", "nothing-like-it"], "nothing-like-it"),
+        (["reproduce", "--quick", "true"], "got name='true'; see diffsketch reproduce --list"),
+        (["run", "--cols", "2147483647"], "of memory, got 601 GB, of the shape (7, 2147483647)"),
     ],
 )  # fmt: skip
 def test_errors_name_options(here: Path, arguments: list[str], said: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -18,6 +19,7 @@ import torch
 from numba.core import config
 
 from diffsketch import compiled
+from diffsketch.files import private_folder
 from diffsketch.sketch.kernels.cpu_lanes import combiner
 
 SOURCE = Path(compiled.__file__).parent
@@ -54,6 +56,7 @@ def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(nowhere / "home"))
     monkeypatch.setattr(config, "CACHE_DIR", "")
     monkeypatch.setattr(compiled, "_said", False)
+    monkeypatch.setattr(compiled, "private_folder", lambda: None)
 
 
 @pytest.fixture
@@ -225,7 +228,10 @@ def test_errors_of_tasks_are_raised_and_a_busy_pool_is_not_waited_for() -> None:
 
 @pytest.mark.slow
 def test_the_package_runs_from_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """As installed by another user: no cache beside the sources, and no home for one."""
+    """As installed by another user: no cache beside the sources, and no home for one.
+
+    It is in a folder of the user's own then.
+    """
     shutil.copytree(SOURCE, tmp_path / "diffsketch", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in {path.parent for path in (tmp_path / "diffsketch").rglob("*.py")}:
         (folder / "__pycache__").write_text("")
@@ -235,6 +241,31 @@ def test_the_package_runs_from_a_folder_that_cannot_be_written(tmp_path: Path) -
         "print(tuple(s.query(t, k).shape))"
     )
     nowhere = str(tmp_path / "diffsketch" / "__pycache__" / "home")
-    done = run(code, tmp_path, HOME=nowhere, XDG_CACHE_HOME=nowhere)
-    assert done.stdout.strip() == "(100,)", done.stderr
-    assert done.stderr.count("compiled kernels are not cached") == 1
+    places = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "TMPDIR": str(tmp_path)}
+    done = run(code, tmp_path, **places)
+    assert (done.stdout.strip(), done.stderr) == ("(100,)", "")
+    assert list((tmp_path / f"diffsketch-{os.getuid()}").rglob("*.nbc"))
+
+
+def test_a_folder_of_the_users_own_is_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read from it is run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"diffsketch-{os.getuid()}"
+    assert private_folder() == own
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert private_folder() == own
+    own.chmod(0o770)  # others may write to it
+    assert private_folder() is None
+    own.chmod(0o700)
+    tmp_path.chmod(0o777)  # others may put theirs in its place
+    assert private_folder() is None
+    tmp_path.chmod(0o1777)
+    assert private_folder() == own
+    own.rename(tmp_path / "elsewhere")
+    own.symlink_to(tmp_path / "elsewhere")
+    assert private_folder() is None
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # made by another
+    (tmp_path / "diffsketch-12345").mkdir(mode=0o700)
+    assert private_folder() is None

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         SimulatedClaim,
     )
     from diffsketch.sketch import CountSketch, HashSeed, Sketch, SketchKey
+    from diffsketch.training.rounds import DistributedSGD, FedAvg
     from diffsketch.training.simulation import Simulation
+    from diffsketch.training.tasks import Task
 
 __version__ = "0.1.0"
 
@@ -41,7 +43,9 @@ __all__ = [
     "CountSketch",
     "DataError",
     "DiffSketchError",
+    "DistributedSGD",
     "Epsilon",
+    "FedAvg",
     "HashSeed",
     "Ledger",
     "MeasuredClaim",
@@ -57,6 +61,7 @@ __all__ = [
     "Simulation",
     "Sketch",
     "SketchKey",
+    "Task",
     "audit",
     "build_method",
     "methods",
@@ -71,7 +76,9 @@ _ROOMS = {
     "methods": "Method build_method private_mean",
     "planning": "PlanRequest plan",
     "auditing": "audit",
+    "training.rounds": "DistributedSGD FedAvg",
     "training.simulation": "Simulation",
+    "training.tasks": "Task",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

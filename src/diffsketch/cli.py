@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from pydantic import create_model
 from pydantic_core import PydanticUndefined
+from typer.core import TyperCommand, TyperGroup
 
 from diffsketch import __version__
 from diffsketch.app.settings import (
@@ -40,6 +41,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
+from diffsketch.files import private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -51,6 +53,7 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _RENAMED = {"target_epsilon": "epsilon", "vector_norm": "norm"}
 _ARGUMENT = re.compile(r"^\w+(?: \* \w+)*(?= (?:must|needs) )|(?<= )\w+(?==)")
 _PAGES = ("jinja2", "markupsafe", "matplotlib", "plotly")  # packages of the extra `pages`
+_NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
 
 # Not a docstring, of which every line break would be kept.
@@ -63,8 +66,28 @@ HELP = (
     "one sketch keeps and loses."
 )
 
+
+class _PlainHelp:
+    """Shows `--help` as what it is: a flag, without a type."""
+
+    def get_help_option(self, context: Any) -> Any:
+        found = super().get_help_option(context)  # type: ignore[misc]
+        if found is not None:
+            found.metavar = ""
+        return found
+
+
+class _Command(_PlainHelp, TyperCommand):
+    pass
+
+
+class _Group(_PlainHelp, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="diffsketch",
+    cls=_Group,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -87,6 +110,14 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
         typer.echo(
             f"error: {command} needs the extra pages: pip install 'diffsketch[pages]'", err=True
         )
+        raise typer.Exit(EXIT_ERROR) from None
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+            raise
+        if context.obj:
+            traceback.print_exc()
+        said = " ".join(str(error).split())
+        typer.echo(f"error: not enough memory{f': {said}' if said else ''}", err=True)
         raise typer.Exit(EXIT_ERROR) from None
     except (DiffSketchError, OSError) as error:
         if context.obj:
@@ -144,7 +175,7 @@ def command(
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
         paragraphs = (function.__doc__ or "").split("\n\n")
         wrapper.__doc__ = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-        app.command(name=function.__name__, epilog=epilog)(wrapper)
+        app.command(name=function.__name__, cls=_Command, epilog=epilog)(wrapper)
         return function
 
     return decorate
@@ -156,6 +187,8 @@ def _parameter(one: Setting) -> inspect.Parameter:
     text, metavar, shown = one.text, one.argument or None, one.means
     if len("|".join(one.choices)) > _WIDE:
         text, metavar = f"{text} One of {', '.join(one.choices)}.", "<name>"
+    if one.kind is bool:
+        metavar = ""  # a flag has no value
     if not required and not isinstance(one.default, NoneType | bool | list) and one.default != "":
         shown = f"{one.default:g}" if one.kind is float else str(one.default)
     kind: Any = Literal[one.choices] if one.choices else one.kind
@@ -178,12 +211,17 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     debug: Annotated[
-        bool, typer.Option("--debug", help="On an error, show the full traceback as well.")
+        bool,
+        typer.Option("--debug", metavar="", help="On an error, show the full traceback as well."),
     ] = False,
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            metavar="",
+            help="Show the version and exit.",
         ),
     ] = False,
 ) -> None:
@@ -194,17 +232,18 @@ def _options(
 @command(
     "Examples: [bold]diffsketch run --method none[/bold], "
     "[bold]diffsketch run --task shakespeare --server-step 0.3 --rounds 100[/bold], "
-    "[bold]diffsketch run --resume runs/mnist-diffsketch[/bold]",
+    "[bold]diffsketch run --resume runs/mnist-diffsketch --rounds 9000[/bold]",
     without=(),
 )
 def run(
     output: Path | None = option(
         "Directory of the run; must be new or empty.",
-        means="the first free of runs/TASK-METHOD, -2, -3, ...",
+        means="the first free of runs/DATA-METHOD, -2, -3, ...",
     ),
     config: Path | None = option("TOML file with any of the settings below; flags go first."),
     resume: Path | None = option(
-        "Continue the run in this directory, with the settings that it has."
+        "Continue the run in this directory, with the settings that it has; with --rounds, until "
+        "it has so many."
     ),
     overwrite: bool = option("Replace the run that is in --output.", default=False),
     *,
@@ -226,11 +265,12 @@ def run(
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         others = {"output": output, "config": config, "overwrite": overwrite or None, **settings}
-        given = [name for name, value in others.items() if value is not None]
+        given = [name for name, value in others.items() if value is not None and name != "rounds"]
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
             raise ArgumentError(
-                f"--resume takes all settings from {resume / 'config.toml'}: leave out {flags}"
+                f"--resume takes all settings but --rounds from {resume / 'config.toml'}: leave "
+                f"out {flags}"
             )
     elif overwrite and output is None:
         raise ArgumentError("overwrite needs --output: other runs get new directories")
@@ -239,7 +279,7 @@ def run(
     from diffsketch.app import session
 
     if resume is not None:
-        return session.resume(resume, console)
+        return session.resume(resume, console, rounds=chosen.rounds)
     return session.start(chosen, output, console, overwrite=overwrite, command=words)
 
 
@@ -575,6 +615,10 @@ def main() -> None:
     # Importing PyTorch makes a million objects, of which none is garbage: to look through them
     # now and then, and once more at the exit, took a third of the time of a short run.
     gc.set_threshold(200_000, 30, 30)
+    homeless = not os.access(os.environ.get("HOME", ""), os.W_OK)
+    if homeless and (folder := private_folder()) is not None:
+        # Else Matplotlib would make new files for its cache each time, and say so.
+        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     try:
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, typeof, types
+from numba.core import config
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
+
+from diffsketch.files import private_folder
 
 SERIAL = 1 << 15
 """Numbers to compute below which starting threads costs more than it gains."""
@@ -30,8 +33,9 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function with Numba, without the interpreter's lock and with a cache on disk.
 
     The cache is good for as long as no source file in the function's folder, or below it, changes:
-    a kernel uses constants and helpers of those files only. Where no cache can be written, the
-    function is compiled anew in each process.
+    a kernel uses constants and helpers of those files only. It is beside the sources, or in the
+    user's home, or else in `private_folder`. Where no cache can be written, the function is
+    compiled anew in each process.
     """
     if function is None:
         return lambda function: compiled(function, **options)
@@ -103,7 +107,15 @@ def _cache_on_disk(dispatcher: Any, function: Callable[..., Any]) -> None:
     try:
         dispatcher._cache = _DiskCache(function)
     except RuntimeError as error:  # no folder can be written
-        _say_uncached(str(error))
+        folder, given = private_folder(), config.CACHE_DIR
+        if folder is None:
+            _say_uncached(str(error))
+            return
+        config.CACHE_DIR = str(folder)  # which Numba looks at while a cache is made
+        try:
+            dispatcher._cache = _DiskCache(function)
+        finally:
+            config.CACHE_DIR = given
 
 
 @cache

@@ -8,6 +8,7 @@ argument, the requirement and the value.
 from __future__ import annotations
 
 import math
+import numbers
 from enum import Enum, StrEnum
 from typing import TypeVar
 
@@ -53,6 +54,17 @@ def check_positive(name: str, value: float) -> None:
     """
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     check(plain and 0 < value < math.inf, name, "be a number > 0 and finite", value)
+
+
+def check_delta(value: float) -> None:
+    """Raise an `ArgumentError` unless the value is a number in [0, 1).
+
+    >>> check_delta("x")
+    Traceback (most recent call last):
+        ...
+    diffsketch.errors.ArgumentError: delta must be in [0, 1), got delta='x'
+    """
+    check(isinstance(value, numbers.Real) and 0 <= value < 1, "delta", "be in [0, 1)", value)
 
 
 def check_whole(name: str, value: int, *, least: int, most: int | None = None) -> None:

@@ -1,10 +1,12 @@
-"""Writing files so that a reader never sees half of one, and locks."""
+"""Writing files so that a reader never sees half of one, locks, and a folder of the user's own."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,6 +74,23 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
         os.close(handle)  # and with it the lock
 
 
+def private_folder() -> Path | None:
+    """A folder that is this user's alone, below the temporary one, if there can be one.
+
+    For caches of users whose home cannot be written. Code is read from it and run, so nobody else
+    may write there, or put another folder in its place.
+    """
+    try:
+        folder = Path(tempfile.gettempdir()) / f"diffsketch-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        own, above = folder.lstat(), folder.parent.stat()
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(own.st_mode) and own.st_uid == os.getuid() and not own.st_mode & 0o077
+    stays = above.st_mode & stat.S_ISVTX or not above.st_mode & 0o022
+    return folder if ours and stays else None
+
+
 def synchronise(folder: Path) -> None:
     """Make sure that new names in a folder are on the disk, too."""
     handle = os.open(folder, os.O_RDONLY)
@@ -120,6 +139,18 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
         for path in (*temporary.values(), *placed):
             path.unlink(missing_ok=True)
         raise
+
+
+def csv_cell(value: object) -> object:
+    """A value for a CSV file, where a text that spreadsheets take for a formula begins with `'`.
+
+    >>> csv_cell("=1+1"), csv_cell(-1), csv_cell("-1"), csv_cell("a=b")
+    ("'=1+1", -1, '-1', 'a=b')
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    number = value.lstrip("+-").replace(".", "", 1).replace("e-", "", 1).isdecimal()
+    return value if number else f"'{value}"
 
 
 def leftovers(directory: Path, names: Iterable[str]) -> list[Path]:

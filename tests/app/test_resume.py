@@ -24,7 +24,7 @@ from diffsketch.app import build, compare, session
 from diffsketch.app.files import Metrics
 from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import LastingConsole
-from diffsketch.errors import DataError
+from diffsketch.errors import ArgumentError, DataError
 from diffsketch.training.simulation import Simulation
 from diffsketch.training.tasks import Examples, Task, load_task
 from tests.app.commands import interrupted_in_round, invoke, read, read_lines
@@ -39,6 +39,9 @@ BUDGET = RunConfig(
     task="mnist-devices", rounds=40, cohort=2, sampling="uniform", method="sketch-skellam",
     rows=1, cols=16, clip=1.0, noise_multiplier=4.0, budget=2.0, **SMALL,
 )  # fmt: skip
+
+
+LONGER = RunConfig(rounds=6, averaging=0.5, rows=3, cols=22, schedule="sqrt", **SMALL)
 
 
 class Killed(BaseException):
@@ -143,10 +146,24 @@ def run_comparison(path: Path, moments: Moments) -> None:
             compare.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)  # type: ignore[arg-type]
 
 
+def run_extended(path: Path, moments: Moments) -> None:
+    """Three rounds, the last of which is evaluated, and then six, in which it is not."""
+    console = LastingConsole(file=io.StringIO())
+    with moments.counted():
+        try:
+            session.resume(path, console, rounds=6)
+        except DataError as error:
+            if "not the directory of a run" not in str(error):
+                raise
+            session.start(LONGER.replaced(rounds=3), path, console, command=["diffsketch", "run"])
+            session.resume(path, console, rounds=6)
+
+
 CASES: dict[str, Callable[[Path, Moments], None]] = {
     "sgd": lambda path, moments: run(SGD, path, moments),
     "budget": lambda path, moments: run(BUDGET, path, moments),
     "compare": run_comparison,
+    "extended": run_extended,
 }
 
 
@@ -206,6 +223,9 @@ def test_killed_at_any_moment(tmp_path: Path, case: str) -> None:
             assert kills < len(labels), "no progress"
     assert kills >= 2
     assert contents(path) == expected
+    if case == "extended":
+        run(LONGER, tmp_path / "at-once", Moments())
+        assert contents(tmp_path / "at-once") == expected
     if case == "budget":
         summary = read(tmp_path / "whole" / "summary.json")
         assert summary["outcome"] == "budget"
@@ -226,6 +246,25 @@ def test_measurements_that_are_not_cut_back_are_noticed(
         run(SGD, tmp_path / "killed", LastLine(whole.labels.count("half of a line")))
     run(SGD, tmp_path / "killed", Moments())
     assert contents(tmp_path / "killed") != contents(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("small_task")
+def test_more_rounds_only_where_they_change_no_earlier_one(tmp_path: Path) -> None:
+    console = LastingConsole(file=io.StringIO())
+    run(LONGER.replaced(rounds=2), tmp_path / "run", Moments())
+    before = contents(tmp_path / "run")
+    with pytest.raises(ArgumentError, match="rounds must be at least the 2 that are done, got"):
+        session.resume(tmp_path / "run", console, rounds=1)
+    assert contents(tmp_path / "run") == before
+    session.resume(tmp_path / "run", console, rounds=3)
+    run(LONGER.replaced(rounds=3), tmp_path / "at-once", Moments())
+    assert contents(tmp_path / "run") == contents(tmp_path / "at-once")
+    # Steps of a cosine depend on how many there are.
+    run(SGD, tmp_path / "cosine", Moments())
+    before = contents(tmp_path / "cosine")
+    with pytest.raises(ArgumentError, match="rounds must be 3, got rounds=5: these rounds would"):
+        session.resume(tmp_path / "cosine", console, rounds=5)
+    assert contents(tmp_path / "cosine") == before
 
 
 SETTINGS = [

@@ -24,6 +24,7 @@ from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
+from tests.training.reference import write_images
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
 SCRIPT = "<script>alert(1)</script>"
@@ -244,6 +245,21 @@ def test_one_section_for_each_task(compared: Path, tmp_path: Path) -> None:
     page = page_of_runs([compared, tmp_path])
     assert [section.name for section in page.sections] == ["mnist", "mnist-devices", "privacy"]
     assert page.title == "Training runs: MNIST, MNIST*"
+
+
+def test_one_run_is_no_bar_and_own_data_has_its_name(tmp_path: Path) -> None:
+    sizes = ["--workers", "3", "--samples", "4", "--rounds", "1", "--method", "none"]
+    for name in ("mine", "=cmd"):
+        (tmp_path / name).mkdir()
+        write_images(tmp_path / name)
+        data = ["--data-dir", str(tmp_path / name), "--output", str(tmp_path / f"run-{name}")]
+        assert invoke("run", *sizes, *data).exit_code == 0
+    alone = page_of_runs([tmp_path / "run-mine"])
+    assert alone.title == "Training runs: mine"
+    plots = [one.name for one in alone.sections[0].exhibits if isinstance(one, Plot)]
+    assert plots == ["data-1-accuracy", "data-1-loss"]
+    both = page_of_runs([tmp_path / "run-mine", tmp_path / "run-=cmd"])
+    assert [section.title for section in both.sections[:2]] == ["mine", "=cmd"]
 
 
 def test_a_seed_that_stopped_keeps_its_last_value() -> None:

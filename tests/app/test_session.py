@@ -26,6 +26,7 @@ from diffsketch.app.files import RunDirectory
 from diffsketch.app.session import (
     TrainingSession,
     progress_display,
+    progress_line,
 )
 from diffsketch.app.settings import RunConfig, describe, read_settings
 from diffsketch.app.terminal import Interrupts, LastingConsole
@@ -47,6 +48,7 @@ from tests.app.commands import (
     refused,
     uncoloured,
 )
+from tests.training.reference import write_images
 
 SMALL = ["--workers", "4", "--samples", "30", "--rounds", "30", "--evaluate-every", "10"]
 
@@ -183,7 +185,7 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         (["--resume", "none"], "none: not the directory of a run"),
-        (["--resume", "none", "--seed", "1"], "--resume takes all settings from none/config.toml"),
+        (["--resume", "none", "--seed", "1"], "--resume takes all settings but --rounds from none"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_writes_nothing(
@@ -441,7 +443,7 @@ SPENT = Epsilon(3.2002, 1e-5, 7, Basis.PROVEN, SCOPE)
 def status(done: int) -> Any:
     """A session after so many rounds, as far as a display looks at it."""
     simulation = SimpleNamespace(bytes_up=1_234_000, bytes_down=567)
-    curve = [{"loss": 0.5, "accuracy": 0.875}]
+    curve = [{"round": 10, "loss": 0.5, "accuracy": 0.875}]
     return SimpleNamespace(
         round_index=done, rounds=10, simulation=simulation, curve=curve, shown_epsilon=lambda: SPENT
     )
@@ -472,6 +474,24 @@ def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     assert len(shown().splitlines()) == 10
+
+
+def test_an_older_evaluation_is_not_shown_as_current() -> None:
+    current, later = status(10), status(87)
+    assert progress_line(current).startswith("loss 0.5 | accuracy 87.5% | up")
+    assert progress_line(later).startswith("at round 10: loss 0.5, accuracy 87.5% | up")
+
+
+def test_a_run_is_named_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    write_images(tmp_path / "digits")
+    result = done(
+        "run", "--data-dir", "digits", "--workers", "3", "--samples", "4", "--rounds", "1"
+    )
+    assert "digits, sgd, diffsketch" in result.output
+    assert (tmp_path / "runs" / "digits-diffsketch" / "summary.json").exists()
+    assert RunConfig().data_name == RunConfig(data_dir="/").data_name == "mnist"
 
 
 def test_worker_that_is_broken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

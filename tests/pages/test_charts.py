@@ -236,11 +236,27 @@ def test_marks() -> None:
     assert (upright["xref"], upright["x0"], upright["yref"]) == ("x", 1e5, "paper")
     # Plotly takes words on a logarithmic axis at the logarithm, and lines at the number.
     assert layout["annotations"][1]["x"] == pytest.approx(5)
-    assert layout["yaxis"]["tickformat"].endswith("p")
+    assert layout["yaxis"]["tickformat"].endswith("%")
     other = figure(plot, axis_index=1)["layout"]
     assert [shape["visible"] for shape in other["shapes"]] == [True, False]
     below = replace(ACCURACY, marks=(Mark(0.0, "x", axis="x"),))
     assert not figure(below)["layout"]["shapes"][0]["visible"]
+
+
+def test_ticks_differ_and_have_units() -> None:
+    y = Axis("share", percent=True)
+    bytes_up = Axis("Bytes sent", log=True, unit="B")
+    close = Plot("p", "", bytes_up, y, (Series("a", (1e6, 1e7), (0.99995, 1.0)),))
+    layout = figure(close)["layout"]
+    assert " ".join(layout["xaxis"]["ticktext"]).startswith("100 kB 200 kB 500 kB 1 MB 2 MB")
+    digits = int(layout["yaxis"]["tickformat"][1])
+    assert f"{0.99995:.{digits}%}" != f"{0.99996:.{digits}%}"
+    assert "range" not in layout["yaxis"]
+    drawn = to_svg(close).decode()
+    assert "<!-- 10 MB -->" in drawn  # matplotlib's note of the text that a path draws
+    # Plotly would show a line that is flat at 100% from 0% to 200%.
+    flat = Plot("p", "", Axis("x"), y, (Series("a", (0.0, 1.0, 2.0), (None, 1.0, 1.0)),))
+    assert figure(flat)["layout"]["yaxis"]["range"] == pytest.approx([0.95, 1.004])
 
 
 def test_text_is_no_markup() -> None:

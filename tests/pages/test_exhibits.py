@@ -90,6 +90,14 @@ def lines(exhibit: Exhibit) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(to_csv(exhibit).decode("utf-8"), newline="")))
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+A1", "-2+cmd|' /C'!A0", "@SUM(A1)", "\t=1", "-x"])
+def test_cells_are_no_formulas(text: str) -> None:
+    table = Table("t", "T", (text, "number"), ((text, -1.5), ("-2e-05", -3)))
+    first, second = lines(table)
+    assert first == {f"'{text}": f"'{text}", "number": "-1.5"}
+    assert second == {f"'{text}": "-2e-05", "number": "-3"}
+
+
 def test_a_plot_has_a_line_for_each_point() -> None:
     plot, found = sample.ACCURACY, lines(sample.ACCURACY)
     assert len(found) == sum(len(series.y) for series in plot.series) + len(plot.marks)

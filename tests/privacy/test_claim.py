@@ -188,9 +188,9 @@ def test_rounds_and_delta_are_checked(claim: Claim) -> None:
     for rounds in (0, True, 1.0):
         with pytest.raises(ArgumentError, match="rounds must be"):
             claim.epsilon(delta=1e-5, rounds=rounds)  # type: ignore[arg-type]
-    for delta in (-0.1, 1.0, math.nan):
+    for delta in (-0.1, 1.0, math.nan, "x"):
         with pytest.raises(ArgumentError, match="delta must be"):
-            claim.epsilon(delta=delta, rounds=1)
+            claim.epsilon(delta=delta, rounds=1)  # type: ignore[arg-type]
 
 
 def test_data_keeps_everything() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,3 +76,13 @@ def updates_of(simulation: Simulation, weights: Tensor, devices: list[int], inde
         weights, torch.tensor(devices), trainer=ReferenceTrainer(),
         devices=simulation.task.devices, seed=simulation.seed, round_index=index,
     )  # fmt: skip
+
+
+def write_images(directory: Path, *, size: int = 4, count: int = 12, test_size: int = 4) -> None:
+    """Idx files of a data set of one's own, in the format of MNIST."""
+    for prefix, side in (("train", size), ("t10k", test_size)):
+        header = struct.pack(">HBBIII", 0, 8, 3, count, side, side)
+        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(count * side**2))
+        labels = bytes(i % 3 for i in range(count))
+        path = directory / f"{prefix}-labels-idx1-ubyte"
+        path.write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + labels)

@@ -296,7 +296,7 @@ def refused_models() -> dict[str, Callable[[], nn.Module]]:
 @pytest.mark.parametrize("name", refused_models())
 def test_models_that_need_more_than_weights_are_refused(name: str) -> None:
     message = "random numbers" if name.startswith("dropout") else name
-    for kind in ("batched", "loop"):
+    for kind in ("threads", "loop" if name == "running statistics" else "batched"):
         with pytest.raises(ArgumentError, match=message):
             trainer_for(refused_models()[name](), kind=kind)
 
@@ -304,7 +304,9 @@ def test_models_that_need_more_than_weights_are_refused(name: str) -> None:
 def test_harmless_layers_are_accepted() -> None:
     layers = (nn.BatchNorm1d(FEATURES, track_running_stats=False), nn.Dropout(0.0), logistic())
     model = nn.Sequential(*layers)
-    for kind in ("loop", "batched"):
+    with pytest.raises(ArgumentError, match="must have no layers that mix examples"):
+        trainer_for(model, kind="batched")  # empty places would be among the examples
+    for kind in ("loop", "threads"):
         chosen, examples = batches(3, 2, 5), vectors()
         trainer = trainer_for(model, kind=kind)
         found = trainer.updates(flatten(model), examples, chosen, learning_rate=0.3)

@@ -241,4 +241,4 @@ def test_labels_that_do_not_belong_to_the_inputs_are_refused() -> None:
     images = torch.zeros(2, 3, 3, dtype=torch.uint8)
     for labels in (torch.zeros(2), torch.zeros(1, dtype=torch.int64)):
         with pytest.raises(ArgumentError, match="labels must"):
-            Examples(images, labels)
+            _ = Examples(images, labels).label_range

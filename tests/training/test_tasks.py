@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from diffsketch.training.tasks import (
     load_task,
     task_kinds,
 )
+from tests.training.reference import write_images
 
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate: "
 
@@ -132,15 +132,6 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
         load_task(**arguments)
 
 
-def write_images(directory: Path, *, size: int = 4, count: int = 12, test_size: int = 4) -> None:
-    for prefix, side in (("train", size), ("t10k", test_size)):
-        header = struct.pack(">HBBIII", 0, 8, 3, count, side, side)
-        (directory / f"{prefix}-images-idx3-ubyte").write_bytes(header + bytes(count * side**2))
-        labels = bytes(i % 3 for i in range(count))
-        path = directory / f"{prefix}-labels-idx1-ubyte"
-        path.write_bytes(struct.pack(">HBBI", 0, 8, 1, count) + labels)
-
-
 def test_images_of_the_users(tmp_path: Path) -> None:
     write_images(tmp_path)
     task = load_task("mnist", workers=3, samples=4, data_dir=str(tmp_path))
@@ -242,7 +233,7 @@ def task_with(
 @pytest.mark.parametrize(
     ("task", "kind", "said"),
     [
-        (task_with(Pair()), ArgumentError, "model must give a tensor of scores .* got a tuple"),
+        (task_with(Pair()), ArgumentError, "model must give a tensor of scores.* got a tuple"),
         (task_with(Flat()), ArgumentError, r"model must give scores \(batch, classes\)"),
         (task_with(nn.Linear(5, 3)), ArgumentError, r"model must take inputs of the shape \(4,\)"),
         (task_with(nn.Embedding(5, 3)), ArgumentError, "model must take inputs"),

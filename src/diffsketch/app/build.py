@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch import nn
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.base import METHODS, Method, build_method, settings_of
+from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, calibrate
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
@@ -36,7 +38,7 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.simulation import Simulation
+from diffsketch.training.simulation import PART_CELLS, Simulation
 from diffsketch.training.tasks import Task, load_task
 
 _SIMULATED = (
@@ -110,6 +112,7 @@ def build(config: RunConfig) -> Built:
         hashes=config.hashes,
         budget=budget,
     )
+    _check_memory(simulation)
     _try_once(simulation, config)
     return Built(config, simulation, model)
 
@@ -210,6 +213,20 @@ def _method(
         value, kind = getattr(method, name), describe(RunConfig)[name].kind
         found[name] = None if value is None else kind(value)  # enumerations as text
     return config.replaced(**found), method
+
+
+def _check_memory(simulation: Simulation) -> None:
+    """Raise where the messages that are made at once do not fit: the system would end the run."""
+    method = simulation.method
+    at_once = min(max(1, round(simulation.sampler.expected)), max(1, PART_CELLS // method.dim))
+    needed = 4 * math.prod(method.total_format.shape) * at_once
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        what = "rows * cols" if isinstance(method, TableMethod) else "size"
+        raise ArgumentError(
+            f"{what} must be less: {at_once} messages at a time must fit into {there / 1e9:.3g} GB "
+            f"of memory, got {needed / 1e9:.3g} GB, of the shape {method.total_format.shape} each"
+        )
 
 
 def _try_once(simulation: Simulation, config: RunConfig) -> None:

@@ -50,7 +50,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
-from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
+from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
 
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
@@ -367,7 +367,7 @@ def write_results(
         row |= {"name": one.name, "seed": one.seed, "epsilon": epsilon.get("value")}
         if rounds and one.times:
             row["milliseconds_per_round"] = 1000 * one.times["training"] / rounds
-        writer.writerow(row)
+        writer.writerow({column: csv_cell(value) for column, value in row.items()})
     contents = {
         directory / "comparison.json": json.dumps(data, indent=1, allow_nan=False).encode() + b"\n",
         directory / "comparison.csv": stream.getvalue().encode(),

@@ -191,6 +191,10 @@ class Metrics:
             stream.write(line)
         self._content += line
 
+    def forget_last(self) -> None:
+        """Leave out the last line from now on; the file has it until it is restored."""
+        self._content = b"".join(self._content.splitlines(keepends=True)[:-1])
+
     def state(self) -> dict[str, Any]:
         """Length and digest of the file, after it is safely on the disk."""
         with self._path.open("rb") as stream:
@@ -242,7 +246,9 @@ class RunDirectory:
         self.path, self.config = path, config  # all settings, resolved
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
-        self.identity = str(start["config"])  # a digest of the settings
+        # What a checkpoint belongs to: more rounds may follow, if the simulation agrees.
+        rest = to_toml(config.replaced(rounds=None)).encode()
+        self.identity = hashlib.sha256(rest).hexdigest()
 
     @classmethod
     @contextmanager
@@ -292,6 +298,19 @@ class RunDirectory:
             for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
                 half.unlink(missing_ok=True)
             yield found
+
+    def extended(self, rounds: int) -> RunDirectory:
+        """The run with so many rounds planned, without its results.
+
+        Killed meanwhile, it has one number or the other, and can be continued.
+        """
+        for name in (SUMMARY, MODEL):  # the summary first: it says that the run is finished
+            (self.path / name).unlink(missing_ok=True)
+        config = self.config.replaced(rounds=rounds)
+        content = to_toml(config).encode()
+        start = {**self.start, "config": hashlib.sha256(content).hexdigest()}
+        replace_files({self.path / CONFIG: content, self.path / START: sealed(start)})
+        return RunDirectory(self.path, config, start)
 
     @property
     def command(self) -> str:

@@ -37,7 +37,7 @@ _SPREAD = (
 
 
 def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -> Page:
-    """Make the page: a section for each task, the same settings with several seeds as one line.
+    """Make the page: a section for each task or own data; several seeds are one line.
 
     Guarantees (`tests/app/test_run_pages.py`): nothing is written, and no run is locked; a run that
     two paths lead to is counted once; each epsilon is an `Epsilon`, with everything it means.
@@ -53,11 +53,17 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
     """
     found, notes = find_runs(paths)
     runs = [read_run(path, name) for path, name in found.items()]
-    tasks = {run.config.task: _TITLES.get(run.config.task, run.config.task) for run in runs}
+    data = list(dict.fromkeys((run.config.task, run.config.data_dir) for run in runs))
+    names = {one: f"data-{place}" if one[1] else one[0] for place, one in enumerate(data, start=1)}
+    homes = [names[run.config.task, run.config.data_dir] for run in runs]
+    tasks = {
+        home: _TITLES.get(run.config.data_name, run.config.data_name)
+        for home, run in zip(homes, runs, strict=True)
+    }
     leads = ["1 run." if len(runs) == 1 else f"{len(runs)} runs."]
     sections, all_lines = [], list[RunLine]()
     for task, name in tasks.items():
-        lines, more = lines_of(run for run in runs if run.config.task == task)
+        lines, more = lines_of(r for r, home in zip(runs, homes, strict=True) if home == task)
         notes += more
         best, lead = _leads(lines, name)
         leads += best
@@ -117,12 +123,12 @@ def plots_of(lines: Sequence[RunLine], *, prefix: str) -> tuple[Plot, ...]:
     accuracy = Plot(
         f"{prefix}-accuracy",
         "Test accuracy",
-        Axis(_BOTH, log=True),
+        Axis(_BOTH, log=True, unit="B"),
         Axis("Test accuracy", percent=True),
         _series(lines, lambda point: point.accuracy, first=_BOTH),
         "Bytes are those of all messages with their headers; before the first message there are "
         f"none, so that measurement shows over rounds only.{spread}",
-        other_x=(rounds, Axis(_UP, log=True)),
+        other_x=(rounds, Axis(_UP, log=True, unit="B")),
     )
     loss = Plot(
         f"{prefix}-loss",
@@ -197,7 +203,9 @@ def _time_plot(lines: Sequence[RunLine], *, prefix: str) -> Plot:
         caption += " Means over the seeds, with the fastest and the slowest."
     return Plot(
         f"{prefix}-time", "Time per round", Axis("Run"), Axis("Milliseconds per round"),
-        tuple(series), caption, categories=tuple(one.name for one in series),
+        # One alone is a number, which the table has, and no picture.
+        tuple(series) if len(series) > 1 else (), caption,
+        categories=tuple(one.name for one in series),
     )  # fmt: skip
 
 

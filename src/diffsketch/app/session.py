@@ -25,7 +25,7 @@ from diffsketch.app.build import Built, assumptions, build
 from diffsketch.app.files import Metrics, RunDirectory, finite
 from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import DataError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
 from diffsketch.privacy.claim import Basis, Epsilon, KeyTrust, Scope, SecretScope
@@ -129,10 +129,10 @@ class TrainingSession:
         self._delta = directory.config.delta
         self._times = {"training": 0.0, "total": 0.0, **directory.times()}
         self._saved_round: int | None = None
+        self._last_save = self._clock = time.monotonic()
         self._restore()
         self._epsilon = self.simulation.epsilon(self._delta)
         self._epsilon_due = 0.0  # when it may be computed for the display again
-        self._last_save = self._clock = time.monotonic()
 
     @property
     def round_index(self) -> int:
@@ -196,8 +196,7 @@ class TrainingSession:
                 return Ending(kind, str(error))
             self._times["training"] += time.monotonic() - before
             progress.add(result)
-            every = config.evaluate_every or 1
-            if self.round_index % every == 0 or self.round_index == self.rounds:
+            if self._is_due(self.round_index):
                 self._evaluate()
             show(self)
             if time.monotonic() - self._last_save >= config.checkpoint_seconds:
@@ -215,6 +214,10 @@ class TrainingSession:
             now = time.monotonic()
             self._epsilon_due = now + 20 * (now - before)
         return self._epsilon
+
+    def _is_due(self, rounds: int) -> bool:
+        """Whether the model is evaluated after so many rounds."""
+        return rounds % (self.directory.config.evaluate_every or 1) == 0 or rounds == self.rounds
 
     def _after(self) -> str:
         return "1 round" if self.round_index == 1 else f"{self.round_index:,} rounds"
@@ -246,7 +249,7 @@ class TrainingSession:
         now = time.monotonic()
         self._times["total"] += now - self._clock
         self._clock = self._last_save = now
-        progress = {**asdict(self.progress), "metrics": self._metrics.state()}
+        progress = asdict(self.progress) | {"metrics": self._metrics.state(), "rounds": self.rounds}
         content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
         self.directory.write_checkpoint(content, self._times)
         self._saved_round = self.round_index
@@ -273,9 +276,16 @@ class TrainingSession:
             self.simulation.load_state(state)
         except MismatchError as error:
             raise MismatchError(f"{path}: {error}") from error
+        planned = saved.pop("rounds")
         self._metrics.restore(saved.pop("metrics"))  # last: it cuts the file
         self.curve, self.progress = files.read_metrics(directory.metrics), RunProgress(**saved)
         self._saved_round = self.round_index
+        if planned != self.rounds and not self._is_due(self.curve[-1]["round"]):
+            # That of an end which is none any more: a run with as many rounds would not have it.
+            self.curve.pop()
+            self._metrics.forget_last()
+            self._save()  # first: until the file is cut, either checkpoint is good
+            self._metrics.restore(self._metrics.state())
 
     def _summary(self, ending: Ending) -> dict[str, Any]:
         """The content of `summary.json`. No times, so that the same run gives the same.
@@ -362,12 +372,14 @@ def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
 
 
 def progress_line(session: TrainingSession) -> str:
-    """Loss, accuracy, bytes and epsilon with its basis."""
+    """Loss, accuracy, bytes and epsilon with its basis; the round of an older evaluation."""
     last, simulation = session.curve[-1], session.simulation
     loss = "not finite" if last["loss"] is None else f"{last['loss']:.4g}"
     up, down = bytes_in_words(simulation.bytes_up), bytes_in_words(simulation.bytes_down)
-    measured = f"loss {loss} | accuracy {last['accuracy']:.1%} | up {up}, down {down}"
-    return f"{measured} | {session.shown_epsilon().text('short')}"
+    measured = f"loss {loss} | accuracy {last['accuracy']:.1%}"
+    if last["round"] != session.round_index:
+        measured = f"at round {last['round']:,}: {measured.replace(' |', ',')}"
+    return f"{measured} | up {up}, down {down} | {session.shown_epsilon().text('short')}"
 
 
 def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | str, ...]:
@@ -393,7 +405,8 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
         each = times["training"] / max(done, 1)
         text = f"{each:.3g} s" if each >= 1 else f"{1000 * each:.3g} ms"
         rows["time"] = f"{times['total']:.1f} s, of training {text} a round"
-    title = f"{config['task']}, {config['algorithm']}, {config['method']}"
+    data = RunConfig(**config).data_name
+    title = f"{data}, {config['algorithm']}, {config['method']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -423,14 +436,16 @@ def start(
     with threads(config.threads):
         built = build(config)
         chosen = built.config
-        path = output or files.free_name(Path("runs") / f"{chosen.task}-{chosen.method}")
+        path = output or files.free_name(Path("runs") / f"{chosen.data_name}-{chosen.method}")
         with RunDirectory.create(path, chosen, command=command, overwrite=overwrite) as directory:
             return _session_on(console, built, directory)
 
 
-def resume(path: Path, console: LastingConsole) -> int:
-    """Continue a run until it ends; the exit status."""
+def resume(path: Path, console: LastingConsole, *, rounds: int | None = None) -> int:
+    """Continue a run until it ends, or until it has so many rounds; the exit status."""
     with RunDirectory.open(path) as directory:
+        if rounds is not None and rounds != directory.config.rounds:
+            directory = _extended(directory, rounds)
         summary = directory.summary()
         if summary is not None and directory.finished:
             print_line(console, f"The run in {path} is finished: there is nothing to continue.")
@@ -438,6 +453,25 @@ def resume(path: Path, console: LastingConsole) -> int:
             return 0
         with threads(directory.config.threads):
             return _session_on(console, build(directory.config), directory)
+
+
+def _extended(directory: RunDirectory, rounds: int) -> RunDirectory:
+    """The run with another number of rounds, which must have been the same run so far."""
+    planned, path = directory.config.rounds, directory.checkpoint
+    if path.exists():
+        state, _ = files.unpack(path.read_bytes(), path, identity=directory.identity)
+        done = state["round_index"]
+        check(rounds >= done, "rounds", f"be at least the {done:,} that are done", rounds)
+        with threads(directory.config.threads):
+            simulation = build(directory.config.replaced(rounds=rounds)).simulation
+        try:
+            simulation.load_state(state)
+        except MismatchError as error:
+            raise ArgumentError(
+                f"rounds must be {planned}, got rounds={rounds}: these rounds would have been "
+                f"others with that many ({error})"
+            ) from error
+    return directory.extended(rounds)
 
 
 def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:

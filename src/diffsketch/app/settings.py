@@ -224,6 +224,12 @@ class RunConfig(Options):
         """A copy with other values, checked."""
         return RunConfig(**{**dict(self), **values})
 
+    @property
+    def data_name(self) -> str:
+        """The task, or the directory of the user's own data."""
+        own = "" if self.data_dir is None else Path(self.data_dir).resolve().name
+        return own or self.task
+
     def known(self) -> dict[str, Value]:
         """Settings that have a value."""
         return {name: value for name, value in self if value is not None}
@@ -297,7 +303,7 @@ def parse_setting(name: str, text: str) -> Value:
     return cast(Value, getattr(RunConfig(**{name: value}), name))  # type: ignore[arg-type]
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
     """A hint at what an unknown name may have meant.
 
     >>> nearest("round", ["rounds", "rows", "seed"])
@@ -308,7 +314,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     few = len(names) <= _LISTED
-    return f"there are {', '.join(names)}" if few else "see --help for all of them"
+    return f"there are {', '.join(names)}" if few else f"see {see} for all of them"
 
 
 def read_settings(path: Path) -> dict[str, Value]:

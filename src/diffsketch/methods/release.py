@@ -152,6 +152,11 @@ def private_mean(
         )
     count, seed = len(vectors), key.seed(round_index)
     check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
+    if method.most_messages is not None and count > method.most_messages:
+        raise ArgumentError(
+            "vectors must have at most as many rows as the cohort that the method was made for, "
+            f"{method.most_messages}, got {count}"
+        )
     claim = method.claim_for(count, seed)
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)

@@ -15,6 +15,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -308,6 +309,7 @@ def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
         "exponentformat": "power" if tiny else "SI",
         "hoverformat": ".4~g" if tiny or (sizes and min(sizes) < 1e-4) else ",.4~r",
     }
+    narrow = False
     if axis.log:
         narrow = bool(sizes) and max(sizes) < 30 * min(sizes)
         made["dtick"] = "D2" if narrow else 1
@@ -316,8 +318,21 @@ def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
         made["minor"] = {"showgrid": False, "ticks": ""}
         if sizes and min(sizes) >= 1 and max(sizes) >= 1e4:
             made["tickformat"] = "~s"
+    if axis.unit:
+        made |= {"tickformat": ".4~s", "hoverformat": ".4~s", "ticksuffix": axis.unit}
+        if axis.log and sizes:  # on which Plotly leaves out the suffix of all but powers of ten
+            low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
+            steps = (1, 2, 5) if narrow else (1,)
+            places = [step * 10.0**power for power in range(low - 1, high + 2) for step in steps]
+            made |= {"tickvals": places, "ticktext": [_tick_with(axis.unit, one) for one in places]}
+            del made["dtick"]
     if axis.percent:
-        made |= {"tickformat": ".3~p", "hoverformat": ".4~p"}
+        # Enough digits for neighbours to differ, however close they are; zeros are left out.
+        made |= {"tickformat": ".6~%", "hoverformat": ".4~p"}
+        drawn = {number for number in map(drawable, numbers) if number is not None}
+        if len(drawn) == 1 and 0 <= min(drawn) <= 1:  # or it would end at 200%
+            value = min(drawn)
+            made["range"] = [max(value - 0.05, -0.004), min(value + 0.05, 1.004)]
     return made
 
 
@@ -428,7 +443,9 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         ruler = getattr(axes, f"{name}axis")
         if axis.log:
             getattr(axes, f"set_{name}scale")("log", nonpositive="mask")
-        elif not axis.percent:
+        if axis.unit:
+            ruler.set_major_formatter(FuncFormatter(partial(_tick_with, axis.unit)))
+        elif not (axis.log or axis.percent):
             ruler.set_major_formatter(FuncFormatter(_tick))
         if axis.percent:
             ruler.set_major_formatter(PercentFormatter(xmax=1.0))
@@ -467,6 +484,17 @@ def _draw_line(axes: Axes, x: _Array, y: _Array, trace: Trace) -> Any:
         if trace["fill"] == "tozeroy":
             axes.fill_between(x, y, step="post", color=colour, alpha=0.18, linewidth=0)
     return axes.plot(x, y, **look)[0]
+
+
+def _tick_with(unit: str, value: float, position: int | None = None) -> str:
+    """Format a tick's number with a unit.
+
+    >>> _tick_with("B", 1e7), _tick_with("B", 500.0)
+    ('10 MB', '500 B')
+    """
+    del position
+    number = _tick(value)
+    return f"{number[:-1]} {number[-1]}{unit}" if number[-1].isalpha() else f"{number} {unit}"
 
 
 def _tick(value: float, position: int | None = None) -> str:

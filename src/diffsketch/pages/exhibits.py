@@ -27,6 +27,7 @@ class Axis:
     label: str  # with the unit
     log: bool = False
     percent: bool = False  # numbers from 0 to 1 are shown as percentages
+    unit: str = ""  # behind numbers and their k, M and G, such as B for bytes
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,8 @@ def value_text(value: float | None, axis: Axis) -> str:
     """
     if value is None:
         return DASH
-    return f"{number_text(100.0 * value)}%" if axis.percent else number_text(value)
+    unit = f" {axis.unit}" if axis.unit else ""
+    return f"{number_text(100.0 * value)}%" if axis.percent else f"{number_text(value)}{unit}"
 
 
 def cell_text(cell: Cell) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from diffsketch.errors import check
+from diffsketch.files import csv_cell
 from diffsketch.pages.exhibits import (
     Cell,
     Exhibit,
@@ -28,7 +29,8 @@ def to_csv(exhibit: Exhibit) -> bytes:
     axis (`x: <its label>`) and the parts of the series' epsilon; where the points are epsilons
     themselves, each has its own value there, and a bin none. `x_end` is the other edge of
     a bin, `category` the label below a bar. Marks are lines of the kind "mark". A table is as it
-    is; a column with epsilons becomes several. A missing value is empty.
+    is; a column with epsilons becomes several. A missing value is empty. Texts that a spreadsheet
+    would take for a formula begin with an apostrophe (`csv_cell`).
     """
     lines = _plot_lines(exhibit) if isinstance(exhibit, Plot) else _table_lines(exhibit)
     stream = io.StringIO(newline="")
@@ -106,7 +108,7 @@ def _exact(cell: Cell) -> str:
         return ""
     if isinstance(cell, bool):
         return str(cell).lower()
-    return repr(float(cell)) if isinstance(cell, float) else str(cell)
+    return repr(float(cell)) if isinstance(cell, float) else str(csv_cell(cell))
 
 
 def table_markdown(table: Table) -> str:

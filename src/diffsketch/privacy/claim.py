@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from diffsketch.errors import check, check_choice, check_type, check_whole
+from diffsketch.errors import check, check_choice, check_delta, check_type, check_whole
 from diffsketch.privacy.accounting.events import (
     Event,
     check_event,
@@ -202,7 +202,7 @@ class Epsilon:
 
     def __post_init__(self) -> None:
         check(self.value >= 0, "value", "be >= 0", self.value)
-        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        check_delta(self.delta)
         check_whole("rounds", self.rounds, least=0)
         check_type("scope", self.scope, Scope)
         object.__setattr__(self, "basis", check_choice("basis", self.basis, Basis))
@@ -388,6 +388,7 @@ class PaperClaim:
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """The claim, for one round: it says nothing about several."""
         check_whole("rounds", rounds, least=1)
+        check_delta(delta)
         least = self.per_round.delta
         check(least <= delta < 1, "delta", f"be in [{least:g}, 1)", delta)
         check(rounds == 1, "rounds", "be 1, since a claim without proof does not compose", rounds)

@@ -239,7 +239,7 @@ def load(name: str, *, reduced: bool, folder: Path = SETTINGS, complete: bool = 
     """
     known = names(folder)
     if name not in known:
-        hint = nearest(name, known)
+        hint = nearest(name, known, see="diffsketch reproduce --list")
         raise ArgumentError(f"name must be that of an experiment, got name={name!r}; {hint}")
     path = folder / f"{name}.toml"
     found = _checked(_read(path), path)

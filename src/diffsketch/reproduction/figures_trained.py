@@ -34,8 +34,8 @@ from diffsketch.wire.formats import payload_within
 
 _ACCURACY = Axis("test accuracy", percent=True)
 _UPLOADS = Axis("uploads (rounds / ratio)", log=True)
-_BYTES = Axis("bytes up and down", log=True)
-_BYTES_WITH_MASKS = Axis("bytes up and down, with masks", log=True)
+_BYTES = Axis("bytes up and down", log=True, unit="B")
+_BYTES_WITH_MASKS = Axis("bytes up and down, with masks", log=True, unit="B")
 _ROUNDS = Axis("rounds")
 _FAIR = (
     "Runs with one seed have the same first weights, mini-batches and devices, whatever their "

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from diffsketch.privacy.simulated_noise import NoiseKey
-from diffsketch.training.tasks import Task
+from diffsketch.training.models import working_copy
+from diffsketch.training.tasks import Loss, Task, scores_of
 
+_PROBED = 16  # examples that a loss is tried with
 _DIGEST_BYTES = 16  # no two things have the same one
 # Digests in an identity, and the start of a sentence about each: nobody can read a digest.
 _DIGESTS = {
@@ -18,6 +20,7 @@ _DIGESTS = {
     "test": "the test data has",
     "model": "the model has",
     "importance": "what devices count for has",
+    "loss": "the loss has",
     "noise_key": "the key of the noise has",
 }
 
@@ -36,17 +39,34 @@ def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | 
         f"task={task.name!r}, data={data}, test={tensor_digest(test.inputs, test.labels)}, "
         f"model={_digest(str(task.model(seed)).encode())}, seed={seed}, {settings}"
     )
+    if task.loss is not None:
+        text += f", loss={_digest(_name_of(task.loss).encode())}"
+    if task.keep_local:
+        text += ", keep_local=True"
     return text if noise_key is None else f"{text}, noise_key={_digest(noise_key.secret)}"
+
+
+def _name_of(loss: Loss) -> str:
+    """A function's name, or what an object says of itself."""
+    name = getattr(loss, "__qualname__", None)
+    return repr(loss) if name is None else f"{loss.__module__}.{name}"
 
 
 def run_noise_key(task: Task, seed: int, identity: str) -> NoiseKey:
     """Key of the noise that is another one if anything of a run is different.
 
-    The first weights count as well. They are not in the identity: other machines may round them
-    differently, and a run may be continued there, with noise of its own from then on.
+    The first weights count as well, and the first value of a loss of one's own. They are not in
+    the identity: other machines may round them differently, and a run may be continued there, with
+    noise of its own from then on.
     """
-    weights = tensor_digest(*task.model(seed).state_dict().values())
+    model = task.model(seed)
+    weights = tensor_digest(*model.state_dict().values())
     secret, text = NoiseKey.from_integer(seed).secret, f"{identity}, weights={weights}"
+    if task.loss is not None:  # whose name does not tell what it computes
+        some, own = task.devices.examples, working_copy(model, keep_local=task.keep_local).eval()
+        with torch.no_grad():
+            scores = scores_of(own.to(some.inputs.device)(some.inputs[:_PROBED]))
+            text += f", loss={float(task.loss(scores, some.labels[:_PROBED])).hex()}"
     digest = hashlib.blake2b(text.encode(), key=secret, digest_size=32, person=b"ds-run-noise")
     return NoiseKey(digest.digest())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 
 from diffsketch.errors import ArgumentError, MismatchError, check
 
@@ -27,7 +29,8 @@ class WeightLayout:
         parameters = dict(model.named_parameters())
         check(bool(parameters), "model", "have parameters", type(model).__name__)
         for name, parameter in parameters.items():
-            check(parameter.dtype == torch.float32, name, "be float32", parameter.dtype)
+            good = parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            check(good, name, "be float32, float16 or bfloat16", parameter.dtype)
         return cls(tuple(parameters), tuple(p.shape for p in parameters.values()))
 
     @cached_property
@@ -58,7 +61,7 @@ class WeightLayout:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector: a copy, float32.
+    """All parameters of a model as one vector: a copy, float32, whatever the model's type.
 
     Guarantees: `load` gives them back (`test_flatten_and_load_round_trip`).
 
@@ -66,7 +69,7 @@ def flatten(model: nn.Module) -> Tensor:
     torch.Size([7850])
     """
     WeightLayout.of(model)
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([parameter.detach().flatten().float() for parameter in model.parameters()])
 
 
 def unflatten(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
@@ -77,10 +80,25 @@ def unflatten(model: nn.Module, weights: Tensor) -> dict[str, Tensor]:
 
 
 def load(model: nn.Module, weights: Tensor) -> None:
-    """Set the parameters of a model to flat weights."""
+    """Set the parameters of a model to flat weights, rounded to the model's type."""
     with torch.no_grad():
         for name, value in unflatten(model, weights).items():
             model.get_parameter(name).copy_(value)
+
+
+def working_copy(model: nn.Module, *, keep_local: bool = False) -> nn.Module:
+    """A copy of a model as it is trained: in float32, since half of the bits add up badly.
+
+    With `keep_local`, layers that would keep running statistics normalise by each batch instead.
+    """
+    model = copy.deepcopy(model)
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        model = model.float()
+    for module in model.modules():
+        if keep_local and isinstance(module, _NormBase) and module.track_running_stats:
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return model
 
 
 class LogisticRegression(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -23,7 +23,7 @@ from diffsketch.privacy.claim import Claim
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.training.local.base import LocalTrainer
-from diffsketch.training.sampling import draw_batches
+from diffsketch.training.sampling import draw_batches, model_seeds
 from diffsketch.training.tasks import Batches, Devices
 from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES, MessageFormat
 
@@ -83,6 +83,9 @@ class Algorithm:
             devices, cohort, seed=seed, round_index=round_index,
             batch_size=self.batch_size, epochs=self.local_epochs,
         )  # fmt: skip
+        if trainer.draws:
+            seeds = model_seeds(cohort, seed=seed, round_index=round_index)
+            batches = replace(batches, seeds=seeds)
         examples = devices.examples
         if self.local_epochs is not None:
             return trainer.updates(weights, examples, batches, learning_rate=self.learning_rate)
@@ -91,7 +94,8 @@ class Algorithm:
         own = []
         for row, worker in enumerate(cohort.tolist()):
             present = None if batches.present is None else batches.present[row : row + 1]
-            one = Batches(batches.indices[row : row + 1], present)
+            seeds_of = None if batches.seeds is None else batches.seeds[row : row + 1]
+            one = Batches(batches.indices[row : row + 1], present, seeds_of)
             own.append(trainer.gradients(weights[worker], examples, one))
         return torch.cat(own)
 

@@ -127,6 +127,13 @@ def draw_batches(
     return Batches(torch.from_numpy(indices).to(target), torch.from_numpy(present).to(target))
 
 
+def model_seeds(cohort: Tensor, *, seed: int, round_index: int) -> Tensor:
+    """A seed for what the model of each device draws in a round, dropout for one: int64, >= 0."""
+    words = round_words(seed, round_index, b"ds-model-draws")
+    found = mix64(cohort.numpy().view(np.uint64) * _DEVICE_STRIDE, *words)
+    return torch.from_numpy((found >> np.uint64(1)).astype(np.int64))
+
+
 def _orders(
     counters: npt.NDArray[np.uint64], sizes: _Whole, words: tuple[np.uint64, np.uint64]
 ) -> _Whole:

@@ -12,18 +12,19 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_whole
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
-from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
+from diffsketch.training.models import load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
     Algorithm,
@@ -35,7 +36,7 @@ from diffsketch.training.rounds import (
     mask_bytes,
     relative_drift,
 )
-from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler
+from diffsketch.training.sampling import AllDevices, PoissonDevices, Sampler, UniformSampler
 from diffsketch.training.tasks import Examples, Task, check_task
 
 Hashes: TypeAlias = Literal["fresh", "fixed"]
@@ -142,11 +143,11 @@ class Simulation:
     Args:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
         method: How vectors become messages.
-        trainer: Of the task's model.
+        trainer: Of the task's model: a kind of `trainer_for`, or one made with the task's loss.
         algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
         rounds: How many are planned; schedules depend on it.
         seed: Fixes weights, batches, devices and hashes; and, with all other settings, the noise.
-        sampler: Who takes part; everyone if not given.
+        sampler: Who takes part: so many devices, drawn uniformly; everyone if not given.
         server: What is done with the mean.
         hashes: `fresh` in each round, or `fixed` to those of the first.
         importance: `p_k` of each device, if devices count differently: the vector of device `k` is
@@ -165,11 +166,11 @@ class Simulation:
         task: Task,
         *,
         method: Method,
-        trainer: LocalTrainer,
         algorithm: Algorithm,
         rounds: int,
+        trainer: LocalTrainer | TrainerKind = "auto",
         seed: int = 0,
-        sampler: Sampler | None = None,
+        sampler: Sampler | int | None = None,
         server: ServerRule | None = None,
         hashes: Hashes = "fresh",
         importance: Tensor | None = None,
@@ -178,9 +179,18 @@ class Simulation:
     ) -> None:
         check_whole("rounds", rounds, least=1)
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
-        self.task, self.method, self.trainer, self.algorithm = task, method, trainer, algorithm
+        self.task, self.method, self.algorithm = task, method, algorithm
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
-        self.sampler = AllDevices(len(task.devices)) if sampler is None else sampler
+        first = task.model(seed)
+        if not isinstance(trainer, LocalTrainer):
+            trainer = trainer_for(first, kind=trainer, loss=task.loss, keep_local=task.keep_local)
+        good = trainer.loss is task.loss
+        check(good, "trainer", "have the loss of the task", trainer.loss)
+        self.trainer = trainer
+        if not isinstance(sampler, Sampler):
+            everyone, count = AllDevices(len(task.devices)), sampler
+            sampler = everyone if count is None else UniformSampler(everyone.members, count, seed)
+        self.sampler = sampler
         self.server = ServerOptimizer() if server is None else server
         self._given_noise_key = noise_key
         self._key = SketchKey.from_integer(seed)
@@ -200,7 +210,7 @@ class Simulation:
         self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
         clip_bytes = CLIP_BYTES if method.round_clip else 0
         self._model_bytes = self.server.model_bytes(method.dim) + clip_bytes
-        self._state = self._first_state(target, budget, planned)
+        self._state = self._first_state(first, target, budget, planned)
 
     def _check_options(self) -> None:
         sampler, method, devices = self.sampler, self.method, len(self.task.devices)
@@ -223,8 +233,9 @@ class Simulation:
             plain = isinstance(self.server, ServerOptimizer)
             check(plain, "server", "be a ServerOptimizer with correction", self.server)
 
-    def _first_state(self, target: torch.device, budget: Budget | None, planned: Claim) -> RunState:
-        first = self.task.model(self.seed)
+    def _first_state(
+        self, first: nn.Module, target: torch.device, budget: Budget | None, planned: Claim
+    ) -> RunState:
         check_task(self.task, first)
         parameters = [one.detach().reshape(-1) for one in first.parameters()]
         weights = torch.cat(parameters).to(target, torch.float32)
@@ -329,12 +340,33 @@ class Simulation:
         return replace(epsilon, simulated=epsilon.basis is Basis.PROVEN)
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set; of drifting models, on average over them."""
+        """Mean loss and accuracy on the test set; of drifting models, on average over them.
+
+        Accuracy is NaN where labels are no classes.
+        """
         weights = self._state.model.weights
         if weights.dim() == 1 or self._state.average is not None:
             return self.trainer.evaluate(self.averaged_weights, self._test)
         each = [self.trainer.evaluate(own, self._test) for own in weights]
         return sum(one[0] for one in each) / len(each), sum(one[1] for one in each) / len(each)
+
+    def trained(self) -> nn.Module:
+        """The task's model with the weights that are evaluated, in its own type."""
+        model = self.task.model(self.seed)
+        load(model, self.averaged_weights.cpu())
+        return working_copy(model, keep_local=True) if self.task.keep_local else model
+
+    def run(self) -> str:
+        """Do the rounds that are left; why it ended before the last one, if so, or else "".
+
+        It ends early where one more round would exceed the budget.
+        """
+        try:
+            while self.round_index < self.rounds:
+                self.step()
+        except BudgetExceeded as error:
+            return str(error)
+        return ""
 
     def step(self) -> RoundResult:
         """Do the next round.

@@ -4,38 +4,62 @@ from __future__ import annotations
 
 import copy
 import pkgutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
+from diffsketch.training.models import working_copy
+
+Array: TypeAlias = Tensor | npt.ArrayLike
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Examples:
-    """Inputs with a label each."""
+    """Inputs with a label each, from NumPy arrays or tensors, whose memory is shared if it can be.
 
-    inputs: Tensor  # `(count, ...)`, of whatever type the model takes
-    labels: Tensor  # `(count,)`, int64
+    Args:
+        inputs: `(count, ...)`, whole numbers of any type, or real ones, which become float32.
+        labels: `(count,)`: classes, which become int64. For a loss of one's own `(count, ...)`, and
+            real numbers as well, which become float32.
 
-    def __post_init__(self) -> None:
-        check(self.labels.dtype == torch.int64, "labels", "be int64", self.labels.dtype)
-        count = len(self.inputs)
-        good = self.labels.shape == (count,)
-        check(good, "labels", f"have the shape ({count},)", tuple(self.labels.shape))
+    >>> Examples(np.zeros((2, 3)), np.array([0, 1], np.uint8)).labels
+    tensor([0, 1])
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __init__(self, inputs: Array, labels: Array) -> None:
+        inputs, labels = _tensor("inputs", inputs), _tensor("labels", labels)
+        if not labels.is_floating_point():
+            labels = labels.long()
+        count = len(inputs)
+        requirement = f"have an entry for each of the {count} inputs"
+        check(len(labels) == count, "labels", requirement, tuple(labels.shape))
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "labels", labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def label_range(self) -> tuple[int, int]:
-        """The smallest and the largest label; of no examples, 0 and -1. Computed once."""
+        """The smallest and the largest class; of no examples, 0 and -1. Computed once."""
+        labels, requirement = self.labels, "be whole numbers (count,) for cross-entropy"
+        good = labels.dtype == torch.int64 and labels.dim() == 1
+        check(good, "labels", requirement, f"{labels.dtype} {tuple(labels.shape)}")
         if not len(self):
             return 0, -1
         low, high = self.labels.aminmax()
@@ -63,8 +87,8 @@ class Devices:
             raise DataError(f"device {empty!r} has no examples: every device needs one at least")
 
     @classmethod
-    def of(cls, parts: Mapping[str, Examples]) -> Devices:
-        """From any map of device to examples.
+    def of(cls, parts: Mapping[str, Examples | tuple[Array, Array]]) -> Devices:
+        """From any map of device to examples, or to a pair of inputs and labels.
 
         >>> one = Examples(torch.zeros(2, 3), torch.tensor([0, 1]))
         >>> devices = Devices.of({"alice": one, "bob": one})
@@ -73,9 +97,18 @@ class Devices:
         """
         if not parts:
             raise DataError("there are no devices: training needs one at least")
-        inputs = torch.cat([part.inputs for part in parts.values()])
-        labels = torch.cat([part.labels for part in parts.values()])
-        sizes = torch.tensor([0, *(len(part) for part in parts.values())])
+        each = [_examples(part) for part in parts.values()]
+        for name, part in zip(parts, each, strict=True):
+            for what in ("inputs", "labels"):
+                own, first = getattr(part, what), getattr(each[0], what)
+                if own.shape[1:] != first.shape[1:]:
+                    raise DataError(
+                        f"{what} of device {name!r} must have the shape of the first device's, "
+                        f"{tuple(first.shape[1:])} each, got {tuple(own.shape[1:])}"
+                    )
+        inputs = torch.cat([part.inputs for part in each])
+        labels = torch.cat([part.labels for part in each])
+        sizes = torch.tensor([0, *map(len, each)])
         return cls(Examples(inputs, labels), sizes.cumsum(0), tuple(parts))
 
     def __len__(self) -> int:
@@ -102,30 +135,117 @@ class Batches:
 
     indices: Tensor  # `(workers, steps, batch_size)`, int64, into the examples of all devices
     present: Tensor | None = None  # of the same shape, bool; None if there are no empty places
+    seeds: Tensor | None = None  # `(workers,)`, int64: of what the model draws for each, if it may
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Task:
     """A model, the devices that train it, and the examples that test it.
 
     Args:
         name: For reports.
-        devices: Who trains on what.
-        test: What accuracy is measured on.
-        model: Makes the model with its first weights from a seed, without global random state.
-            It maps inputs `(batch, ...)` to scores `(batch, classes)`; the loss is cross-entropy.
+        devices: Who trains on what: `Devices`, or a map of device to a pair of inputs and labels.
+        test: What accuracy is measured on: `Examples`, or such a pair.
+        model: A module, whose weights are the first ones; or a function that makes one from a seed,
+            without global random state. It maps inputs `(batch, ...)` to scores, `(batch, classes)`
+            for the usual loss, or to something with `logits`, as Hugging Face's models do. Weights
+            in float16 or bfloat16 are trained in float32 (`working_copy`).
+        loss: Of scores and labels, a mean over the batch, such as `torch.nn.functional.mse_loss`;
+            cross-entropy if None.
+        keep_local: For models whose layers keep running statistics, BatchNorm for one: those never
+            leave a device. Each device normalises by its own batches, and what is tested by the
+            batches of the test set. The layers' weights are averaged as all others.
+
+    >>> task = Task("own", {"alice": (np.zeros((2, 3)), [0, 1])}, (np.zeros((1, 3)), [0]),
+    ...             nn.Linear(3, 2))
+    >>> len(task.devices), task.dim
+    (1, 8)
     """
 
     name: str
     devices: Devices
     test: Examples
     model: Callable[[int], nn.Module]
+    loss: Loss | None
+    keep_local: bool
+
+    def __init__(
+        self,
+        name: str,
+        devices: Devices | Mapping[str, Examples | tuple[Array, Array]],
+        test: Examples | tuple[Array, Array],
+        model: nn.Module | Callable[[int], nn.Module],
+        *,
+        loss: Loss | None = None,
+        keep_local: bool = False,
+    ) -> None:
+        values = {
+            "name": name,
+            "devices": devices if isinstance(devices, Devices) else Devices.of(devices),
+            "test": _examples(test),
+            "model": _Copies(copy.deepcopy(model)) if isinstance(model, nn.Module) else model,
+            "loss": loss,
+            "keep_local": keep_local,
+        }
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of weights of the model: the length of what devices send, uncompressed."""
+        return sum(parameter.numel() for parameter in self.model(0).parameters())
+
+
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Gives copies of a model, whatever the seed."""
+
+    model: nn.Module
+
+    def __call__(self, seed: int) -> nn.Module:  # noqa: ARG002
+        return copy.deepcopy(self.model)
+
+
+def _tensor(name: str, values: Array) -> Tensor:
+    if not isinstance(values, Tensor):
+        try:
+            array = np.asarray(values)
+            # PyTorch warns of memory that may not be written, and has no negative strides.
+            plain = array.flags.writeable and min(array.strides, default=0) >= 0
+            values = torch.from_numpy(array if plain else array.copy())
+        except (TypeError, ValueError) as error:
+            said = str(error).splitlines()[0]
+            raise ArgumentError(f"{name} must be an array of numbers: {said}") from error
+    check(values.dim() >= 1, name, "be (count, ...)", tuple(values.shape))
+    return values.float() if values.is_floating_point() else values
+
+
+def _examples(part: Examples | tuple[Array, Array]) -> Examples:
+    if isinstance(part, Examples):
+        return part
+    good = isinstance(part, tuple | list) and len(part) == 2
+    check(good, "examples", "be a pair of inputs and labels", type(part).__name__)
+    return Examples(*part)
+
+
+def scores_of(output: Any) -> Tensor:
+    """The scores in what a model gives: all of it, or its `logits`."""
+    if isinstance(output, Tensor):
+        return output
+    named = isinstance(output, Mapping)
+    found = output.get("logits") if named else getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        raise ArgumentError(
+            "model must give a tensor of scores, or something with logits, got a "
+            f"{type(output).__name__}"
+        )
+    return found
 
 
 def check_task(task: Task, model: nn.Module) -> None:
-    """Raise unless the model takes the examples, and has a score for each of their labels.
+    """Raise unless the model takes the examples, and the loss its scores and their labels.
 
-    Tries the model, a copy of it, with one example.
+    Tries the model, a copy of it, with one example, twice.
     """
     devices, test = task.devices.examples, task.test
     if devices.inputs.shape[1:] != test.inputs.shape[1:]:
@@ -134,24 +254,26 @@ def check_task(task: Task, model: nn.Module) -> None:
             f"each, got {tuple(test.inputs.shape[1:])}"
         )
     inputs, kind = devices.inputs[:1].cpu(), type(model).__name__
+    inputs = torch.cat((inputs, inputs))  # some layers have no use for one
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            scores = copy.deepcopy(model).cpu().eval()(inputs)
+            own = working_copy(model, keep_local=task.keep_local).cpu().eval()
+            scores = scores_of(own(inputs))
+    except ArgumentError:
+        raise
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArgumentError(
             f"model must take inputs of the shape {tuple(inputs.shape[1:])} and type "
             f"{inputs.dtype}, as the data has: {kind} says: {said}"
         ) from error
-    if not isinstance(scores, Tensor):
-        raise ArgumentError(
-            "model must give a tensor of scores (batch, classes), got a "
-            f"{type(scores).__name__} from {kind}"
-        )
-    if scores.dim() != 2 or len(scores) != 1 or not scores.is_floating_point():
+    if task.loss is not None:
+        _check_loss(task.loss, scores.to(devices.labels.device), devices.labels[:1])
+        return
+    if scores.dim() != 2 or len(scores) != 2 or not scores.is_floating_point():
         raise ArgumentError(
             f"model must give scores (batch, classes), floating point, got {scores.dtype} of the "
-            f"shape {tuple(scores.shape)} for a batch of 1 from {kind}"
+            f"shape {tuple(scores.shape)} for a batch of 2 from {kind}"
         )
     for part, examples in (("the devices", devices), ("the test set", test)):
         low, high = examples.label_range  # of no examples, none: whoever evaluates says so
@@ -160,6 +282,21 @@ def check_task(task: Task, model: nn.Module) -> None:
                 f"labels of {part} must be in [0, {scores.shape[1]}), the scores of the model, "
                 f"got {low if low < 0 else high}"
             )
+
+
+def _check_loss(loss: Loss, scores: Tensor, label: Tensor) -> None:
+    labels = torch.cat((label, label))
+    shapes = f"scores {tuple(scores.shape)} and labels {tuple(labels.shape)}, {labels.dtype}"
+    try:
+        with warnings.catch_warnings():  # of shapes that would be stretched to fit each other
+            warnings.filterwarnings("error", message="Using a target size")
+            value = loss(scores, labels)
+    except (RuntimeError, IndexError, ValueError, TypeError, UserWarning) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"loss must take {shapes}: it says: {said}") from error
+    if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(f"loss must give one number, a mean over the batch, got {found}")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from diffsketch.errors import (
     DiffSketchError,
     MismatchError,
     check,
+    check_delta,
     check_positive,
     check_type,
     check_whole,
@@ -82,7 +83,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
-        check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
+        check_delta(self.delta)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from diffsketch.errors import ArgumentError, check, check_whole
+from diffsketch.errors import ArgumentError, check, check_delta, check_whole
 
 _ROOT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_ROOT_TWO_PI = math.log(2 * math.pi) / 2
@@ -221,7 +221,7 @@ def epsilon_for(event: Event, delta: float) -> float:
     probability delta, and else is epsilon-private. So it enters as a pure one, while the
     probability that none of them fails, whatever the others do, is a factor.
     """
-    check(0 <= delta < 1, "delta", "be in [0, 1)", delta)
+    check_delta(delta)
     parts: Counter[Leaf] = Counter()  # all but the Gaussian ones
     shifts: list[float] = []
     stays, fails = 0.0, 0.0

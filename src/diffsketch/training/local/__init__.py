@@ -8,9 +8,10 @@ from torch import nn
 
 from diffsketch.errors import check
 from diffsketch.training.local.any_model import Functional, WorkerLoop
-from diffsketch.training.local.base import LocalTrainer
+from diffsketch.training.local.base import LocalTrainer, draws_numbers, mixes_examples
 from diffsketch.training.local.closed_form import BatchedGRU, ClosedForm
 from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression
+from diffsketch.training.tasks import Loss
 
 __all__ = [
     "BatchedGRU",
@@ -27,19 +28,29 @@ TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
 _RECURRENT = (CharGRU, CharLSTM, nn.RNNBase, nn.RNNCellBase)
 
 
-def trainer_for(model: nn.Module, *, kind: TrainerKind = "auto") -> LocalTrainer:
+def trainer_for(
+    model: nn.Module,
+    *,
+    kind: TrainerKind = "auto",
+    loss: Loss | None = None,
+    keep_local: bool = False,
+) -> LocalTrainer:
     """The trainer for a model.
 
     Args:
         model: Maps inputs `(batch, ...)` to scores `(batch, classes)`. Its weights are not taken.
         kind: `closed` is for logistic regression only; `batched` trains all workers at once by
             torch.func, for modules without control flow that depends on values; `threads` trains
-            several workers at a time, each on a thread; `loop` one after another. `auto` takes the
-            fastest: closed, threads for recurrent models but `CharGRU`, batched for others.
+            several workers at a time, each on a thread; `loop` one after another, with a generator
+            for each if the model draws numbers. `auto` takes the fastest: closed, loop for models
+            with dropout, threads for BatchNorm, for a loss of one's own and for recurrent models
+            but `CharGRU`, batched for others.
+        loss: As the `Task` has it; cross-entropy if None.
+        keep_local: As the `Task` has it.
 
     Raises:
-        ArgumentError: There is no such kind, it does not fit the model, or training the model
-            would change buffers or draw random numbers.
+        ArgumentError: There is no such kind, it does not fit the model or the loss, or training the
+            model would change buffers, or draw random numbers at once.
 
     >>> type(trainer_for(LogisticRegression())).__name__
     'ClosedForm'
@@ -47,13 +58,21 @@ def trainer_for(model: nn.Module, *, kind: TrainerKind = "auto") -> LocalTrainer
     check(kind in get_args(TrainerKind), "kind", f"be one of {get_args(TrainerKind)}", kind)
     # Exactly this class: a subclass may compute something else.
     logistic = isinstance(model, LogisticRegression) and type(model) is LogisticRegression
-    if kind == "closed" or (kind == "auto" and logistic):
+    random, mixing = (any(map(one, model.modules())) for one in (draws_numbers, mixes_examples))
+    if kind in ("closed", "batched"):
+        check(loss is None, "loss", f"be None, which is cross-entropy, for kind={kind!r}", loss)
+        why = f"have no layers that mix examples, as BatchNorm does, for kind={kind!r}"
+        check(not mixing, "model", why, type(model).__name__)
+    if kind == "closed" or (kind == "auto" and logistic and loss is None):
         check(logistic, "model", "be a LogisticRegression for kind='closed'", type(model).__name__)
         assert isinstance(model, LogisticRegression)  # noqa: S101 (for the type checker)
         return ClosedForm(model)
-    if type(model) is CharGRU and kind in ("auto", "batched"):
+    if type(model) is CharGRU and kind in ("auto", "batched") and loss is None:
         return BatchedGRU(model)
     recurrent = any(isinstance(module, _RECURRENT) for module in model.modules())
-    if kind == "threads" or (kind == "auto" and recurrent):
-        return WorkerLoop(model, threads=True)
-    return WorkerLoop(model) if kind == "loop" else Functional(model)
+    if kind == "auto" and (random or mixing or recurrent or loss is not None):
+        kind = "loop" if random else "threads"
+    if kind in ("loop", "threads"):
+        threads = kind == "threads"
+        return WorkerLoop(model, threads=threads, loss=loss, keep_local=keep_local)
+    return Functional(model, keep_local=keep_local)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from diffsketch.errors import ArgumentError
 from diffsketch.training.local.base import LocalTrainer, clear_absent, own_places
 from diffsketch.training.models import WeightLayout
-from diffsketch.training.tasks import Batches, Examples
+from diffsketch.training.tasks import Batches, Examples, Loss, scores_of
 
 _MOST_TRACES = 64
 
@@ -91,8 +92,8 @@ class Functional(Batched):
 
     examples_at_once = 1280  # enough to keep a core busy, few enough to stay in cache
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, *, keep_local: bool = False) -> None:
+        super().__init__(model, keep_local=keep_local)
         self._frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
         self._traces: OrderedDict[tuple[Any, ...], Gradient] = OrderedDict()
 
@@ -138,13 +139,15 @@ class Functional(Batched):
 
         Written out, since torch's own handles labels to be ignored, in a dozen operations more.
         """
-        scores = functional_call(self._model, named, (inputs,))
+        scores = scores_of(functional_call(self._model, named, (inputs,)))
         found = log_softmax(scores, 1).gather(1, labels.unsqueeze(1)).squeeze(1)
         return -(found * places).sum()
 
 
 class WorkerLoop(LocalTrainer):
-    """Trains the workers of a cohort one by one: works for every module.
+    """Trains the workers of a cohort one by one: works for every module, and any loss.
+
+    What a model draws for a worker, the masks of dropout for one, follows from the worker's seed.
 
     With `threads`, as many workers at a time as torch has threads, each on one: the fastest way
     measured for recurrent models, whose kernels are fused but too short to be shared by threads.
@@ -152,8 +155,16 @@ class WorkerLoop(LocalTrainer):
     On CUDA it makes no difference.
     """
 
-    def __init__(self, model: nn.Module, *, threads: bool = False) -> None:
-        super().__init__(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threads: bool = False,
+        loss: Loss | None = None,
+        keep_local: bool = False,
+    ) -> None:
+        self.draws = not threads  # which would share the global generator
+        super().__init__(model, loss=loss, keep_local=keep_local)
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._replicas: list[_Replica] = []
@@ -166,10 +177,13 @@ class WorkerLoop(LocalTrainer):
         if self._replicas and self._replicas[0].device != weights.device:
             self._replicas = []
         while len(self._replicas) < threads:
-            self._replicas.append(_Replica(self._model, self._layout, weights.device))
+            replica = _Replica(self._model, self._layout, weights.device, self.loss)
+            self._replicas.append(replica)
         job = (weights, examples, batches, rate, out)
         if threads == 1:
-            self._replicas[0].train(iter(range(len(out))), *job)
+            with _own_generator(batches, weights.device):
+                self._replicas[0].train(iter(range(len(out))), *job)
+            self._replicas[0].watch.check()
             return out
         if self._pool is None or self._pool._max_workers < threads:
             # Torch's number of threads is the calling thread's own: the others keep theirs.
@@ -183,14 +197,26 @@ class WorkerLoop(LocalTrainer):
         turns = iter(order)  # shared by the threads: whoever is free takes the next
         for done in [self._pool.submit(r.train, turns, *job) for r in self._replicas[:threads]]:
             done.result()
+        for replica in self._replicas[:threads]:
+            replica.watch.check()
         return out
+
+
+def _own_generator(batches: Batches, device: torch.device) -> AbstractContextManager[None]:
+    """Keep the global generator as it is, if workers have seeds: they set it."""
+    if batches.seeds is None:
+        return nullcontext()
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
 
 
 class _Replica:
     """A copy of the model whose parameters are views of one flat vector."""
 
-    def __init__(self, model: nn.Module, layout: WeightLayout, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, layout: WeightLayout, device: torch.device, loss: Loss | None
+    ) -> None:
         self.device = device
+        self._loss = cross_entropy if loss is None else loss
         self._model = copy.deepcopy(model).to(device)
         self._flat = torch.empty(layout.dim, device=device)
         self._layout = layout
@@ -198,7 +224,7 @@ class _Replica:
         for parameter, view in zip(parameters.values(), layout.split(self._flat), strict=True):
             parameter.data = view
         self._trained: list[Tensor] = [p for p in parameters.values() if p.requires_grad]
-        self._watch = _StateWatch(self._model)
+        self.watch = _StateWatch(self._model)
 
     def train(
         self,
@@ -211,6 +237,8 @@ class _Replica:
     ) -> None:
         """Train those workers of the cohort whose turn it is; write to their rows of `out`."""
         for worker in turns:
+            if batches.seeds is not None:
+                torch.manual_seed(int(batches.seeds[worker]))
             self._flat.copy_(weights)
             row = out[worker]
             if rate is None:
@@ -224,11 +252,16 @@ class _Replica:
                     self._step(examples, chosen, rate, row)
             if rate is not None:
                 torch.sub(self._flat, weights, out=row)
-        self._watch.check()
 
     def _step(self, examples: Examples, chosen: Tensor, rate: float | None, row: Tensor) -> None:
-        scores = self._model(examples.inputs.index_select(0, chosen))
-        loss = cross_entropy(scores, examples.labels.index_select(0, chosen))
+        try:
+            given = self._model(examples.inputs.index_select(0, chosen))
+        except ValueError as error:  # BatchNorm has no use for a batch of one
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ArgumentError(
+                f"model must take batches of {len(chosen)}, as a device has: it says: {said}"
+            ) from error
+        loss = self._loss(scores_of(given), examples.labels.index_select(0, chosen))
         found = torch.autograd.grad(loss, self._trained, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             if rate is not None:
@@ -259,5 +292,8 @@ class _StateWatch:
             names = ", ".join(sorted(changed | (self._buffers.keys() - versions.keys())))
             raise ArgumentError(f"model must not change its buffers while training: {names}")
         if self._generator is not None and not torch.equal(self._generator, torch.get_rng_state()):
-            raise ArgumentError("model must not draw from torch's global generator while training")
+            raise ArgumentError(
+                "model must not draw from torch's global generator while workers are trained at "
+                "once: use the trainer 'loop', which has a generator for each device"
+            )
         self._generator = None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from diffsketch.errors import ArgumentError, MismatchError, check
-from diffsketch.training.models import WeightLayout
-from diffsketch.training.tasks import Batches, Examples
+from diffsketch.training.models import WeightLayout, working_copy
+from diffsketch.training.tasks import Batches, Examples, Loss, scores_of
 
 _EVALUATED = 4096  # examples at a time
 
@@ -23,19 +23,24 @@ class LocalTrainer(ABC):
     """Trains all workers of a cohort from the same weights, as one computation where it can.
 
     Weights are flat: all parameters of the model, in the order of `named_parameters`. Of the model,
-    structure and constant buffers are kept. One that would change buffers or draw random numbers is
-    refused.
+    structure and constant buffers are kept. One that would change buffers is refused; one that
+    draws random numbers, too, unless the trainer `draws`.
 
     Guarantees, for each trainer (`tests/training/test_local.py`): the result is that of a plain
     loop over the workers with `torch.optim.SGD`, to rounding; the same input gives the same bits;
     what a worker's examples hold, NaN for one, shows in its own row only.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        check_model(model)
+    draws = False  # whether the model may draw numbers, by the seed of each worker in `Batches`
+
+    def __init__(
+        self, model: nn.Module, *, loss: Loss | None = None, keep_local: bool = False
+    ) -> None:
         self._layout = WeightLayout.of(model)
         self.dim = self._layout.dim  # length of the weights
-        self._model = copy.deepcopy(model).train()
+        self.loss = loss  # None for cross-entropy
+        self._model = working_copy(model, keep_local=keep_local).train()
+        check_model(self._model, draws=self.draws)
 
     def gradients(self, weights: Tensor, examples: Examples, batches: Batches) -> Tensor:
         """The gradient of the mean loss of each worker's only step: `(workers, dim)`, float32."""
@@ -50,25 +55,34 @@ class LocalTrainer(ABC):
         return self._train(weights, examples, batches, learning_rate)
 
     def evaluate(self, weights: Tensor, examples: Examples) -> tuple[float, float]:
-        """Mean cross-entropy and accuracy, computed in parts that fit into memory."""
+        """Mean loss and accuracy, computed in parts that fit into memory.
+
+        Accuracy is the share of labels with the largest score; NaN if labels are no classes.
+        """
         self._layout.check_weights(weights)
         check(len(examples) >= 1, "examples", "not be empty", len(examples))
         state = dict(zip(self._layout.names, self._layout.split(weights), strict=True))
         state |= {name: one.to(weights.device) for name, one in self._model.named_buffers()}
         loss = torch.zeros((), dtype=torch.float64, device=examples.labels.device)
         correct = torch.zeros((), dtype=torch.int64, device=examples.labels.device)
+        classes = examples.labels.dtype == torch.int64
         self._model.eval()
         try:
             with torch.no_grad():
                 for start in range(0, len(examples), _EVALUATED):
                     labels = examples.labels[start : start + _EVALUATED]
                     inputs = examples.inputs[start : start + _EVALUATED]
-                    scores = functional_call(self._model, state, (inputs,))
-                    loss += cross_entropy(scores, labels, reduction="sum")
-                    correct += (scores.argmax(1) == labels).sum()
+                    scores = scores_of(functional_call(self._model, state, (inputs,)))
+                    if self.loss is None:
+                        loss += cross_entropy(scores, labels, reduction="sum")
+                    else:
+                        loss += self.loss(scores, labels) * len(labels)
+                    classes = classes and scores.shape[:-1] == labels.shape
+                    correct += (scores.argmax(-1) == labels).sum() if classes else 0
         finally:
             self._model.train()
-        return float(loss) / len(examples), int(correct) / len(examples)
+        accuracy = int(correct) / examples.labels.numel() if classes else math.nan
+        return float(loss) / len(examples), accuracy
 
     @abstractmethod
     def _train(
@@ -77,8 +91,20 @@ class LocalTrainer(ABC):
         """Gradients if there is no learning rate, else updates."""
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise an `ArgumentError` if training the model changes buffers or draws random numbers.
+def draws_numbers(module: nn.Module) -> bool:
+    """Whether a layer draws random numbers while training."""
+    dropout = isinstance(module, _DropoutNd) and module.p > 0
+    between = isinstance(module, nn.RNNBase) and module.dropout > 0
+    return dropout or between or isinstance(module, nn.RReLU)
+
+
+def mixes_examples(module: nn.Module) -> bool:
+    """Whether what a layer gives for an example depends on others of the batch."""
+    return isinstance(module, _BatchNorm)
+
+
+def check_model(model: nn.Module, *, draws: bool = False) -> None:
+    """Raise an `ArgumentError` if training the model changes buffers, or draws but must not.
 
     Buffers that stay as they are, a table of positions for one, are fine.
     """
@@ -87,14 +113,13 @@ def check_model(model: nn.Module) -> None:
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise ArgumentError(
                 f"{where} must not keep running statistics, which only weights' owners could "
-                "average: use GroupNorm or LayerNorm, or track_running_stats=False"
+                "average: use GroupNorm or LayerNorm, or give keep_local=True, with which each "
+                "device normalises by its own batches"
             )
-        dropout = isinstance(module, _DropoutNd) and module.p > 0
-        between = isinstance(module, nn.RNNBase) and module.dropout > 0
-        if dropout or between or isinstance(module, nn.RReLU):
+        if draws_numbers(module) and not draws:
             raise ArgumentError(
-                f"{where} must not draw random numbers while training: they would come from the "
-                "global generator, and a run could not be repeated; set its probability to 0"
+                f"{where} must not draw random numbers while workers are trained at once: use the "
+                "trainer 'loop', which has a generator for each device"
             )
 
 

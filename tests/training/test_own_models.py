@@ -1,0 +1,238 @@
+"""Models and data of one's own: arrays, losses, dropout, BatchNorm, dict outputs, half weights."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from diffsketch import FedAvg, Simulation, Task
+from diffsketch.errors import ArgumentError, DataError
+from diffsketch.methods.plain import Uncompressed
+from diffsketch.training.local import WorkerLoop, trainer_for
+from diffsketch.training.models import flatten, load
+from diffsketch.training.sampling import draw_batches, model_seeds
+from diffsketch.training.tasks import Examples
+
+SIZES = (6, 9, 4)  # whose batches of 4 are not all full
+
+
+def arrays(kind: Callable[[Any], Any] = np.asarray, *, real: bool = False) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+
+    def pair(count: int) -> tuple[Any, Any]:
+        inputs, labels = random.normal(size=(count, 5)), random.integers(0, 3, count)
+        return kind(inputs), kind(inputs[:, :2] * 2 if real else labels)
+
+    return {"devices": {f"device {size}": pair(size) for size in SIZES}, "test": pair(50)}
+
+
+def network(*layers: nn.Module, out: int = 3) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), *(layers or (nn.Tanh(),)), nn.Linear(8, out))
+
+
+def simulation(task: Task, **options: Any) -> Simulation:
+    method = Uncompressed(task.dim)
+    return Simulation(task, method=method, algorithm=FedAvg(0.3, 4), rounds=3, **options)
+
+
+def textbook(task: Task, model: nn.Module, rounds: int = 3, *, seeded: bool = False) -> Tensor:
+    """FedAvg by `torch.optim.SGD`, on the same batches; dropout by the seed of each device."""
+    cohort, loss = torch.arange(len(SIZES)), task.loss or cross_entropy
+    examples, weights = task.devices.examples, flatten(model)
+    for index in range(rounds):
+        drawn = draw_batches(
+            task.devices, cohort, seed=0, round_index=index, batch_size=4, epochs=1
+        )
+        assert drawn.present is not None
+        changes = []
+        for worker, seed in enumerate(model_seeds(cohort, seed=0, round_index=index).tolist()):
+            own = copy.deepcopy(model).train()
+            load(own, weights)
+            optimizer = torch.optim.SGD(own.parameters(), lr=0.3)
+            with torch.random.fork_rng(devices=[]):
+                if seeded:
+                    torch.manual_seed(seed)
+                for chosen, there in zip(drawn.indices[worker], drawn.present[worker], strict=True):
+                    places = chosen[there]
+                    if len(places):
+                        optimizer.zero_grad()
+                        loss(own(examples.inputs[places]), examples.labels[places]).backward()  # type: ignore[no-untyped-call]
+                        optimizer.step()
+            changes.append(flatten(own) - weights)
+        weights = weights + torch.stack(changes).mean(0)
+    return weights
+
+
+def close(found: Simulation, expected: Tensor) -> None:
+    torch.testing.assert_close(found.weights, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_and_tensors_are_the_same_task() -> None:
+    found = []
+    for kind in (np.asarray, torch.as_tensor):
+        made = simulation(Task("own", model=network(), **arrays(kind)))
+        assert made.run() == ""
+        found.append((made.weights, made.evaluate(), made.identity))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:]
+    close(made, textbook(made.task, network()))
+    fixed = np.zeros((2, 5))
+    fixed.flags.writeable = False
+    examples = Examples(fixed, np.array([2, 1], np.uint8)[::-1])
+    assert (examples.inputs.dtype, examples.labels.tolist()) == (torch.float32, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Examples(np.zeros((2, 3)), np.zeros(3)), "labels must have an entry for each of"),
+        (lambda: Examples(np.array(["a"]), np.zeros(1)), "inputs must be an array of numbers"),
+        (
+            lambda: Task("a", {"b": np.zeros(3)},  # type: ignore[dict-item]
+                         (np.zeros(1), [0]), network()),
+            "must be a pair",
+        ),
+        (
+            lambda: Task("a", {"b": (np.zeros((1, 2)), [0]), "c": (np.zeros((1, 3)), [0])},
+                         (np.zeros(1), [0]), network()),
+            "inputs of device 'c' must have the shape",
+        ),
+        (lambda: simulation(Task("a", model=network(), **arrays(real=True))), "for cross-entropy"),
+        (
+            lambda: simulation(
+                Task("a", model=network(out=2), loss=lambda a, b: (a - b) ** 2, **arrays(real=True))
+            ),
+            "loss must give one number",
+        ),
+        (
+            lambda: simulation(Task("a", model=network(), loss=mse_loss, **arrays(real=True))),
+            "loss must take scores",
+        ),
+        (
+            lambda: simulation(
+                Task("a", model=network(), loss=cross_entropy, **arrays()),
+                trainer=trainer_for(network()),
+            ),
+            "trainer must have the loss of the task",
+        ),
+        (lambda: trainer_for(network(), kind="batched", loss=mse_loss), "loss must be None"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(made: Callable[[], object], message: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=message) as caught:
+        made()
+    assert "\n" not in str(caught.value)
+
+
+def test_any_loss() -> None:
+    task = Task("own", model=network(out=2), loss=mse_loss, **arrays(real=True))
+    made = simulation(task)
+    before, accuracy = made.evaluate()
+    made.run()
+    close(made, textbook(task, network(out=2)))
+    assert made.evaluate()[0] < before
+    assert np.isnan(accuracy)
+    # Its mean is not that of the examples alone: whole batches are needed, without empty places.
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 25.0]))
+    task = Task("own", model=network(), loss=weighted, **arrays())
+    made = simulation(task)
+    made.run()
+    close(made, textbook(task, network()))
+
+
+def test_losses_of_one_name_have_noise_of_their_own() -> None:
+    def times(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda scores, labels: factor * cross_entropy(scores, labels)
+
+    one, two, again = (
+        simulation(Task("own", model=network(), loss=times(factor), **arrays()))
+        for factor in (1.0, 2.0, 1.0)
+    )
+    assert one.noise_key.secret != two.noise_key.secret
+    assert one.noise_key.secret == again.noise_key.secret
+
+
+def test_dropout_has_a_generator_for_each_device() -> None:
+    model = network(nn.Dropout(0.5))
+    task, state = Task("own", model=model, **arrays()), torch.get_rng_state()
+    made = simulation(task)
+    made.run()
+    assert torch.equal(torch.get_rng_state(), state)
+    close(made, textbook(task, model, seeded=True))
+    with pytest.raises(AssertionError):
+        close(made, textbook(task, network(nn.Dropout(0.0)), seeded=True))
+    # What a device draws does not depend on who else is there, but on the device and the round.
+    trainer, some = WorkerLoop(model), torch.tensor([0, 2])
+    drawn = [
+        FedAvg(0.3, 9).vectors(
+            flatten(model), cohort, trainer=trainer, devices=task.devices, seed=0, round_index=index
+        )
+        for cohort, index in ((torch.arange(3), 0), (some, 0), (some, 1))
+    ]
+    assert torch.equal(drawn[0][some], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+    assert len(set(model_seeds(torch.arange(1000), seed=0, round_index=0).tolist())) == 1000
+
+
+def test_batchnorm_keeps_its_statistics_local() -> None:
+    data, model = arrays(), network(nn.BatchNorm1d(8))
+    data["devices"]["device 9"] = tuple(part[:8] for part in data["devices"]["device 9"])
+    with pytest.raises(ArgumentError, match="keep_local=True"):
+        simulation(Task("own", model=model, **data))
+    task = Task("own", model=model, keep_local=True, **data)
+    made = simulation(task)
+    made.run()
+    close(made, textbook(task, model))  # by each batch: its statistics are not used in training
+    assert len(made.weights) == sum(one.numel() for one in model.parameters())
+    inputs, labels = task.test.inputs, task.test.labels
+    share = (made.trained().eval()(inputs).argmax(1) == labels).double().mean()
+    assert made.evaluate()[1] == float(share)
+    data["devices"]["device 9"] = tuple(part[:5] for part in data["devices"]["device 9"])
+    with pytest.raises(ArgumentError, match="model must take batches of 1, as a device has"):
+        simulation(Task("own", model=model, keep_local=True, **data)).run()
+
+
+class Named(nn.Module):
+    """Gives its scores as Hugging Face's models do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> OrderedDict[str, Tensor]:
+        return OrderedDict(hidden=inputs, logits=self.inner(inputs))
+
+
+def test_outputs_with_logits() -> None:
+    plain, named = (
+        simulation(Task("own", model=model, **arrays())) for model in (network(), Named(network()))
+    )
+    plain.run()
+    named.run()
+    assert torch.equal(plain.weights, named.weights)
+    assert plain.evaluate() == named.evaluate()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_weights_are_trained_in_float32(dtype: torch.dtype) -> None:
+    half = network().to(dtype)
+    made, same = (
+        simulation(Task("own", model=model, **arrays()))
+        for model in (half, copy.deepcopy(half).float())
+    )
+    for one in (made, same):
+        one.run()
+    assert torch.equal(made.weights, same.weights)
+    trained = made.trained()
+    assert {one.dtype for one in trained.parameters()} == {dtype}
+    assert torch.equal(flatten(trained), made.weights.to(dtype).float())
