@@ -5,7 +5,7 @@
 
 Two-layer perceptrons on MNIST, trained by two ranks with 32 images each, whose messages one process
 makes and sums: the loss on the training images after 500 steps, for gradients as they are, for
-sketches without feedback, for feedback with several `immediate` (`diffsketch.ddp.feedback` says
+sketches without feedback, for feedback with several `immediate` (`diffsketch.methods.feedback` says
 what that is), and for cells of few bits, of which there are more in as many bytes. Batches are the
 same for all. Nothing is timed.
 """
@@ -29,8 +29,8 @@ from benchmarks.ddp_worker import perceptron, pixels
 from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
-from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.methods.base import Method, build_method
+from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey

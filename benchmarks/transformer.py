@@ -54,9 +54,9 @@ from benchmarks.one_thread import save
 from benchmarks.report import print_table
 from benchmarks.timing import environment
 from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, PowerSGD, TopK
-from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import PlainSketch
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import Relation, Trust

@@ -21,6 +21,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.reproduction.experiments import names
+from diffsketch.sketch import SketchKey
 from diffsketch.training.tasks import Examples
 from tests.app.commands import done, invoke, plain, refused, uncoloured
 
@@ -52,7 +53,7 @@ def is_near(value: float, expected: float) -> bool:
 
 def test_help_and_version() -> None:
     printed = plain(done("--help").output)
-    commands = ("run", "compare", "demo", "plan", "audit", "report", "reproduce")
+    commands = ("run", "compare", "demo", "plan", "audit", "report", "reproduce", "key")
     for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
     for command in ("run", "compare", "reproduce"):
@@ -317,3 +318,14 @@ def test_reproduce_lists_its_experiments_and_keeps_files_of_others(here: Path) -
     said = refused(invoke("reproduce", "--quick", "--output", "out"))
     assert "--output must be new, empty, or of an earlier diffsketch reproduce" in said
     assert [path.name for path in (here / "out").iterdir()] == ["mine"]
+
+
+def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:
+    path = here / "sketch.key"
+    assert f"DIFFSKETCH_KEY_FILE={path}" in plain(done("key", path).output).replace("\n", "")
+    assert path.stat().st_mode & 0o777 == 0o600
+    first = SketchKey(bytes.fromhex(path.read_text()))
+    assert "File exists" in refused(invoke("key", path))
+    assert SketchKey(bytes.fromhex(path.read_text())) == first
+    printed = done("key").stdout.strip()
+    assert SketchKey(bytes.fromhex(printed)) != first

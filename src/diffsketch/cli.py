@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import re
+import secrets
 import shlex
 import sys
 import traceback
@@ -608,6 +609,30 @@ def reproduce(
 
     default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
     return logic.reproduce(name, output or default, console, reduced=quick, jobs=processes)
+
+
+@command("Example: [bold]diffsketch key sketch.key[/bold]")
+def key(
+    file: Path | None = option(
+        "New file for the key, which only you can read. Without it, the key is printed.",
+        argument="FILE",
+    ),
+) -> None:
+    """Make a secret key of a sketch's hashes, for clients of a Flower network to share.
+
+    Every client has it, and a server that is to have the model.
+    """
+    secret = secrets.token_hex(32)
+    whom = "for every client, and for a server that is to have the model"
+    if file is None:
+        typer.echo(secret)
+        typer.echo(f"set DIFFSKETCH_KEY to it {whom}", err=True)
+        return
+    with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
+        target.write(secret)
+    LastingConsole().show(wrote=[file])
+    typer.echo(f"copy it and set DIFFSKETCH_KEY_FILE {whom}, such as by")
+    typer.echo(f"export DIFFSKETCH_KEY_FILE={shlex.quote(str(file.absolute()))}")
 
 
 def main() -> None:

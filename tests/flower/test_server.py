@@ -290,10 +290,10 @@ def test_metrics_stay_unless_they_are_named() -> None:
             kept.extend(one.content.metric_records["metrics"] for one in replies)
             return super().aggregate_train(server_round, replies)
 
-    named = network_of(SKETCH, keep_metrics=("loss",))
-    result = strategy_of(SKETCH, Watching).start(named, FIRST, 1)
+    named = network_of(GAUSSIAN, keep_metrics=("loss",))
+    result = strategy_of(GAUSSIAN, Watching).start(named, FIRST, 1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
-    strategy_of(SKETCH, Watching).start(network_of(SKETCH), FIRST, 1)
+    strategy_of(GAUSSIAN, Watching).start(network_of(GAUSSIAN), FIRST, 1)
     assert [dict(one) for one in kept] == [{"loss": 0.5, "num-examples": 3}, {"num-examples": 3}]
 
 

@@ -27,11 +27,11 @@ from diffsketch.ddp.agreement import (
     handshake,
     read_reports,
 )
-from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.ddp.weights import check_between, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
+from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import RoundedTables
 from diffsketch.methods.release import check_release, release_noise, rounding_noise
 from diffsketch.privacy.accounting.accountant import Budget

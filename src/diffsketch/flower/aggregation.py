@@ -5,20 +5,44 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
+from diffsketch.errors import ArgumentError
 from diffsketch.flower.plan import FlowerPlan
-from diffsketch.flower.records import SUM_RECORD, Reply, SumReply, SumRequest, content_bytes
+from diffsketch.flower.records import (
+    MOST_WEIGHT,
+    SUM_RECORD,
+    Reply,
+    SumReply,
+    SumRequest,
+    content_bytes,
+)
 from diffsketch.methods import Method
 from diffsketch.privacy.claim import Claim
 from diffsketch.wire import Header, Inbox, WireError
 from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
+_UNFIT = {
+    "it chooses among the clients' models, and a sum has none: use FedAvg, and leave messages that "
+    "no honest client sends to SketchStrategy, which refuses them": (
+        "Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg",
+    ),
+    "it weighs clients by their losses, which are not sent: use FedAvg, or the importance of "
+    "sketch_mod": ("QFedAvg",),
+    "it clips the clients' models or adds noise for their number, and would do so to one mean: use "
+    "a plan with a private method, such as sketch-gaussian or sketch-skellam, around FedAvg": (
+        "DifferentialPrivacyFixedClippingBase", "DifferentialPrivacyAdaptiveBase",
+    ),
+    "it collects trees, which have no mean: run it without SketchStrategy": (
+        "FedXgbBagging", "FedXgbCyclic",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +67,12 @@ class AggregationResult:
     void: str = ""  # why there is no total, where a sum was begun and failed
 
 
-def plain_sum(parts: Mapping[int, bytes], about: RoundContext) -> AggregationResult:
+def plain_sum(
+    parts: Mapping[int, bytes], about: RoundContext, weights: Mapping[int, int] | None = None
+) -> AggregationResult:
     """Add messages that the server sees: untrusted bytes by the node that they came from.
+
+    With `weights`, a node's message is of its vector times its weight.
 
     The sum is exact, the same for every order. Without a key the server does not know the round's
     hashes. It then takes the fingerprint that most messages have, and refuses the others; if two
@@ -71,7 +99,9 @@ def plain_sum(parts: Mapping[int, bytes], about: RoundContext) -> AggregationRes
         fingerprint=fingerprint,
         senders=parts,
         total_format=method.total_format,
-        check=lambda one: method.check_honest(one.cells, limit=about.limit),
+        check=lambda one: method.check_honest(
+            one.cells, limit=about.limit * (weights or {}).get(one.sender, 1)
+        ),
     )
     for node, data in parts.items():
         try:
@@ -189,6 +219,7 @@ class OpenRound:
     replies: dict[int, Reply] = field(default_factory=dict)  # the first valid one of each node
     contents: dict[int, Message] = field(default_factory=dict)  # messages of these replies
     refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
+    weight: str = ""  # name of the metric that clients count by; empty if they count alike
     bytes_up: int = 0
 
     def add(self, message: Message) -> Reply | None:
@@ -207,6 +238,8 @@ class OpenRound:
             reply = Reply.find(message.content, self.about.nonce)
             if node in self.replies:
                 raise WireError("reply is the node's second one")
+            if self.weight and not (reply.code or 1 <= reply.weight <= MOST_WEIGHT):
+                raise WireError(f"weight must be in 1..2**40, got weight={reply.weight}")
         except WireError as error:
             if node not in self.replies:  # a second reply does not spoil the first one
                 self.refused[node] = str(error)
@@ -217,6 +250,11 @@ class OpenRound:
         if reply.code:
             self.refused[node] = f"{reply.code}: {reply.reason}"
         return reply
+
+    @property
+    def weights(self) -> dict[int, int]:
+        """Weights of the nodes' messages, where clients do not count alike."""
+        return {node: one.weight for node, one in self.replies.items()} if self.weight else {}
 
     def report(self, present: frozenset[int], claim: Claim, void: str) -> RoundReport:
         """Report what became of the round."""
@@ -233,3 +271,52 @@ class OpenRound:
             claim=claim,
             void=void,
         )
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Raise unless the strategy can work on one reply that stands for all.
+
+    That is so for one whose `aggregate_train` depends on nothing but the mean of the clients'
+    models and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi.
+    Those of Flower for which it is not, and whatever derives from them or has one in its
+    `strategy`, are refused; of others it cannot be told.
+    """
+    name = type(strategy).__name__
+    if not isinstance(strategy, Strategy):
+        raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {name}")
+    bases = {base.__name__ for base in type(strategy).__mro__ if base.__module__.startswith("flwr")}
+    for why, names in _UNFIT.items():
+        if bases.intersection(names):
+            raise ArgumentError(f"strategy must work on one mean of all clients, got {name}: {why}")
+    within = getattr(strategy, "strategy", None)
+    if isinstance(within, Strategy):
+        check_strategy(within)
+
+
+def mean_metrics(
+    contents: Sequence[RecordDict], weights: Sequence[int], weight: str = ""
+) -> MetricRecord | None:
+    """Average each number that all replies have; None if there is none.
+
+    The one called `weight`, lists, and what is not finite are left out.
+    """
+    found: list[dict[str, float]] = []
+    for content in contents:
+        values = [pair for record in content.metric_records.values() for pair in record.items()]
+        found.append(
+            {
+                name: float(value)
+                for name, value in values
+                if isinstance(value, int | float) and math.isfinite(value) and name != weight
+            }
+        )
+    common = set.intersection(*(set(one) for one in found)) if found else set()
+    if not common:
+        return None
+    whole = sum(weights)
+    return MetricRecord(
+        {
+            name: sum(part * one[name] for part, one in zip(weights, found, strict=True)) / whole
+            for name in common
+        }
+    )

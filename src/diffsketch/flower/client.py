@@ -27,8 +27,18 @@ from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.flower import records
 from diffsketch.flower.accounts import ClientAccount, ClientLedger
 from diffsketch.flower.plan import FlowerPlan, find_client_key, find_sketch_key
-from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
+from diffsketch.flower.records import (
+    MOST_WEIGHT,
+    NO_MODEL,
+    RECORD,
+    SUM_RECORD,
+    Refusal,
+    Reply,
+    Request,
+)
 from diffsketch.flower.secure import ClientContext, SecureClientAggregation
+from diffsketch.methods.feedback import ErrorFeedback
+from diffsketch.methods.plain import RoundedTables
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
@@ -39,6 +49,7 @@ from diffsketch.wire import WireError
 _LOG = logging.getLogger("flwr.diffsketch")
 _PRECONDITION = 6  # Flower's ErrorCode.MOD_FAILED_PRECONDITION
 _VALUES, _MODEL, _OWN = "diffsketch.memory", "diffsketch.model", "diffsketch.own"
+_UNSENT = "diffsketch.unsent"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +62,8 @@ class ClientMemory:
     answered: int = -1  # the last round that a message was sent for
     account: ClientAccount | None = None  # None if nothing is known of it
     own: ArrayRecord | None = None  # arrays that the client keeps to itself, as its app left them
+    # With error feedback: its memory, and the last round with the table that counts as sent then.
+    unsent: ArrayRecord | None = None
 
     @classmethod
     def read(cls, context: Context, series: bytes, budget: Budget | None) -> ClientMemory:
@@ -62,9 +75,10 @@ class ClientMemory:
         account = ClientAccount.of_text(text, budget) if text else None
         if values["series"] != series:
             return cls(series, account=account)
-        model, own = (context.state.array_records.get(name) for name in (_MODEL, _OWN))
+        found = context.state.array_records
+        model, own, unsent = (found.get(name) for name in (_MODEL, _OWN, _UNSENT))
         version = NO_MODEL if model is None else int(values["version"])
-        return cls(series, version, model, int(values["answered"]), account, own)
+        return cls(series, version, model, int(values["answered"]), account, own, unsent)
 
     def write(self, context: Context) -> None:
         """Keep it for the next message."""
@@ -76,9 +90,11 @@ class ClientMemory:
                 "account": "" if self.account is None else self.account.to_text(),
             }
         )
-        for name, arrays in ((_MODEL, self.model), (_OWN, self.own)):
+        for name, arrays in ((_MODEL, self.model), (_OWN, self.own), (_UNSENT, self.unsent)):
             if arrays is not None:
                 context.state[name] = arrays
+            elif name in context.state:  # of another series
+                del context.state[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +103,10 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 
     It gives the app the model where it expects it, takes the arrays of the app's reply, and sends
     the method's message of their difference: new less old, as one float32 vector. The arrays
-    themselves never leave, nor do metrics, which nothing would make private: `keep_metrics` names
-    those that may. All clients count alike: a weight by the number of examples would tell it.
+    themselves never leave. With `none` and `sketch`, which promise no privacy, metrics pass, and
+    clients count by their examples if the strategy says so. With other methods metrics do not leave
+    either, which nothing would make private (`keep_metrics` names those that may), and all clients
+    count alike, as a weight by the number of examples would tell it.
 
     *Its own account.* A client pays for every message in an account of its own
     (`diffsketch.flower.accounts`), and sends nothing that its budget does not allow, whatever
@@ -99,7 +117,8 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 
     Guarantees (`tests/flower/test_client.py`): no array and no other metric is in a reply;
     requests of another version, plan, key or round are refused and say why; the budget holds
-    against a server that forgets, over restarts.
+    against a server that forgets, over restarts; with error feedback nothing is lost, whichever
+    rounds count.
 
     Args:
         plan: The method; or a function that makes it from the context, for settings in the run's
@@ -120,6 +139,10 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
         keep_local: Names of arrays, or what follows the last dot of them, that never leave: the
             app finds them as it left them, while the SuperNode runs. Running statistics must be
             among them. The strategy has the same.
+        error_feedback: Keep what messages cannot carry, and send it later (`ErrorFeedback`), while
+            the SuperNode runs. For `sketch`, `sketch-gaussian` and `sketch-skellam`.
+        immediate: With error feedback, the share of a vector that is sent at once; by a rule if
+            not given.
 
     Raises:
         ArgumentError: An argument is of another type.
@@ -135,6 +158,8 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
     trusted_server: bool = False
     aggregation: SecureClientAggregation | None = None
     keep_local: Collection[str] = ()
+    error_feedback: bool = False
+    immediate: float | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.plan, FlowerPlan) or callable(self.plan)):
@@ -159,7 +184,9 @@ class _Session:
         self._message, self._context, self._options = message, context, options
         plan, config = options.plan, context.node_config
         self._plan = plan if isinstance(plan, FlowerPlan) else plan(context)
-        key, node = options.key or find_sketch_key(config), message.metadata.dst_node_id
+        key, node = options.key, message.metadata.dst_node_id
+        if key is None:
+            key = find_sketch_key(config, run_id=context.run_id)
         self._client = ClientContext(context, self._plan, key, node)
         self._aggregation = options.aggregation
         if self._aggregation is None and self._plan.secure_sum:
@@ -258,6 +285,9 @@ class _Session:
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
         claim = self._plan.claim_for(self._method, self._plan.min_replies, seed)
+        if request.weight and not self._plan.is_bare:
+            raise Refusal("weight", "a weight would tell how many examples this client has")
+        feedback = self._feedback(claim) if self._options.error_feedback else None
         trusted = self._options.trusted_server or aggregation is not None
         records.check_trust(claim, trusted_server=trusted)
         if aggregation is not None:
@@ -266,7 +296,8 @@ class _Session:
         reply = call_next(self._for_app(), self._context)
         if reply.has_error():
             return reply
-        cells = self._encoded(self._vector(reply), claim)
+        weight, vector = self._weight(reply), self._vector(reply)
+        cells = self._encoded(vector * weight if weight else vector, claim, feedback)
         # Before anything is sent: whatever becomes of the reply, it is paid for.
         account = self._ledger.charge(claim, request, remembered=self._memory.account)
         self._memory = replace(self._memory, answered=request.round_index, account=account)
@@ -284,10 +315,13 @@ class _Session:
             data = aggregation.protect(wire, self._instructions, client=self._client)
         statement = b"" if self._ledger.key is None else account.statement(self._ledger.key)
         version = self._memory.version
-        own = Reply(request.nonce, self._member, version, message=data, statement=statement)
+        own = Reply(
+            request.nonce, self._member, version, message=data, statement=statement, weight=weight
+        )
         content = RecordDict({RECORD: own.to_record()})
         for name, record in reply.content.metric_records.items():
-            kept = {key: record[key] for key in record if key in self._options.keep_metrics}
+            named = self._options.keep_metrics
+            kept = {key: record[key] for key in record if self._plan.is_bare or key in named}
             if kept:
                 content[name] = MetricRecord(kept)
         reply.content = content
@@ -322,13 +356,56 @@ class _Session:
         change = records.flat(ordered, local) - records.flat(model, local)
         return change if self._options.importance == 1 else change * self._options.importance
 
-    def _encoded(self, vector: Tensor, claim: Claim) -> Tensor:
-        method, noise = self._method, release_noise(self._method, claim)
+    def _weight(self, reply: Message) -> int:
+        """Number of examples that the app reports; 0 if clients count alike."""
+        name = self._request.weight
+        if not name:
+            return 0
+        found = [one[name] for one in reply.content.metric_records.values() if name in one]
+        value = found[0] if len(found) == 1 else None
+        if isinstance(value, list) or value is None or not 1 <= value <= MOST_WEIGHT or value % 1:
+            raise Refusal(
+                "app", f"the metric {name!r} must be a whole number in 1..2**40, by which this "
+                f"client counts, got {value}. SketchStrategy(weighted=False) does without",
+            )  # fmt: skip
+        return int(value)
+
+    def _feedback(self, claim: Claim) -> ErrorFeedback:
+        """The memory of what was not sent yet, with the last round's if that does not count."""
         try:
-            return method.encode(vector, self._seed, noise).messages
+            feedback = ErrorFeedback(self._method, claim, immediate=self._options.immediate)
+        except ArgumentError as error:
+            raise Refusal("feedback", str(error)) from error
+        if self._memory.unsent is not None:
+            unsent = self._memory.unsent
+            found = {name: torch.from_numpy(one.numpy().copy()) for name, one in unsent.items()}
+            feedback.memory = found["memory"]
+            last = int(found["round"]) if "round" in found else self._request.counted
+            if last != self._request.counted:
+                feedback.restore(found["table"], self._client.require_key().seed(last))
+            self._keep_unsent(memory=feedback.memory)
+        return feedback
+
+    def _keep_unsent(self, **parts: Tensor | None) -> None:
+        found = {name: Array(one.numpy()) for name, one in parts.items() if one is not None}
+        arrays = ArrayRecord(found)
+        self._memory = replace(self._memory, unsent=arrays)
+
+    def _encoded(self, vector: Tensor, claim: Claim, feedback: ErrorFeedback | None) -> Tensor:
+        method, noise = self._method, release_noise(self._method, claim)
+        mixed = vector if feedback is None else feedback.mixed(vector)
+        try:
+            cells = method.encode(mixed, self._seed, noise).messages
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
             zeros = method.encode(torch.zeros_like(vector), self._seed, noise).messages
+        else:
+            if feedback is not None:
+                table = method.mean_table(cells, 1) if isinstance(method, RoundedTables) else cells
+                table = feedback.keep(vector, mixed, table, self._seed)
+                number = torch.tensor(self._request.round_index)
+                self._keep_unsent(memory=feedback.memory, table=table, round=number)
+            return cells
         if not isinstance(claim, ProvenClaim):
             raise Refusal("not-finite", "the vector has NaN or infinite values")
         _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")

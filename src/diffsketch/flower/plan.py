@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
-from diffsketch.methods import Method, build_method
+from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
 from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
 from diffsketch.secure_sum import SigningIdentity, default_threshold
@@ -18,6 +20,10 @@ from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 
 _HONEST_SERVER = ", against a server that follows the protocol,"
+MAKE_A_KEY = (
+    "`diffsketch key sketch.key` makes one; then set DIFFSKETCH_KEY_FILE=/path/of/sketch.key for "
+    "every SuperNode, and for the SuperLink if the server is to have the model"
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,11 @@ class FlowerPlan:
         self._built[dim] = method
         return method
 
+    @property
+    def is_bare(self) -> bool:
+        """True for methods that promise no privacy at all: vectors and tables as they are."""
+        return issubclass(METHODS[self.method], Uncompressed | PlainSketch)
+
     def threshold(self, members: int) -> int:
         """Compute how many members of a secure sum must stay to the end.
 
@@ -158,15 +169,44 @@ class FlowerPlan:
         return (members + self.corrupt) // 2 + 1
 
 
-def find_sketch_key(node_config: Mapping[str, object] | None = None) -> SketchKey | None:
+def find_sketch_key(
+    node_config: Mapping[str, object] | None = None, *, run_id: int | None = None
+) -> SketchKey | None:
     """Find the key that all clients share, if there is one.
 
     Like the other keys it is in a file that the node's configuration names (here
     `diffsketch-key-file`) or the environment (`DIFFSKETCH_KEY_FILE`), or in the environment itself
-    (`DIFFSKETCH_KEY`), as 64 hexadecimal digits.
+    (`DIFFSKETCH_KEY`), as 64 hexadecimal digits: `diffsketch key` makes one. Else, for a client
+    that says its run, it is the one that a simulation on this machine has made (`simulation_key`).
     """
     secret = _find("DIFFSKETCH_KEY", "diffsketch-key-file", node_config)
+    if secret is None and run_id is not None:
+        path = _simulation_file(run_id)
+        try:
+            own = not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
+        except OSError:  # there is none
+            own = False
+        secret = _decoded(_read(path), str(path)) if own else None
     return None if secret is None else SketchKey(secret)
+
+
+@contextmanager
+def simulation_key(run_id: int, key: SketchKey) -> Iterator[None]:
+    """Lend a key to the clients of a simulation, by a file that only this user can read."""
+    path = _simulation_file(run_id)
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(key.secret.hex())
+    except OSError as error:
+        raise DataError(f"the simulation's key cannot be written: {error}; {MAKE_A_KEY}") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _simulation_file(run_id: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"diffsketch-simulation-{run_id}.key"
 
 
 def find_client_key(node_config: Mapping[str, object] | None = None) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
@@ -149,12 +150,22 @@ def decode_total(
     total: bytes, round_index: int, *, method: Method, key: SketchKey
 ) -> tuple[Tensor, Method]:
     """Decode the mean that a round has published; also return the method of the next round."""
-    seed = key.seed(round_index)
+    seed, form = key.seed(round_index), method.total_format
+    weight = total[form.full_bytes :]  # of all messages together, where clients do not count alike
     message = WireMessage.from_bytes(
-        total, method.total_format, round_index=round_index, fingerprint=seed.fingerprint
+        total[: form.full_bytes], form, round_index=round_index, fingerprint=seed.fingerprint
     )
     mean = method.decode(message.cells, seed, count=message.count)
+    if weight:
+        if len(weight) != _WEIGHT.size or not any(weight):
+            raise WireError(f"total must end with the weight of its messages, got {weight.hex()}")
+        mean.mul_(message.count / _WEIGHT.unpack(weight)[0])
     return mean, method.after(message.cells, count=message.count)
+
+
+def weighted_total(total: bytes, weight: int) -> bytes:
+    """Add the weight of all messages to what a round publishes; 0 if clients count alike."""
+    return total + _WEIGHT.pack(weight) if weight else total
 
 
 def replay_totals(
@@ -260,7 +271,9 @@ class ModelHistory:
         self.arrays, self.base, self.digest = arrays, self.version, digest_of(arrays)
 
 
-PROTOCOL = 3  # another number for another meaning of the records; both sides refuse any other
+_WEIGHT = struct.Struct("<Q")
+MOST_WEIGHT = 1 << 40  # of a message
+PROTOCOL = 4  # another number for another meaning of the records; both sides refuse any other
 RECORD = "diffsketch"  # name of our record in a message
 SUM_RECORD = "diffsketch.sum"  # name of the record of a secure sum's own exchanges
 NO_MODEL = -1  # version of a model that is not there
@@ -322,6 +335,8 @@ class Request(_Record):
     # For methods whose clip moves: that of the first of the totals, or of this round if there are
     # none; later ones follow from the totals. 0 for other methods.
     clip: float
+    weight: str = ""  # name of the metric that clients count by; empty if they count alike
+    counted: int = -1  # last round that this node's message is in; -1 for none
 
 
 @dataclass(frozen=True)
@@ -335,6 +350,7 @@ class Reply(_Record):
     reason: str = ""  # the same in a sentence
     message: bytes = b""  # the method's, on the wire
     statement: bytes = b""  # the client's account, authenticated with a key of its own
+    weight: int = 0  # factor of the vector in the message, where the request has a metric for it
     limits: ClassVar[dict[str, int]] = {
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip

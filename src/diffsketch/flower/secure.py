@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.flower.aggregation import AggregationResult, Exchange, RoundContext, most_common
-from diffsketch.flower.plan import FlowerPlan, find_identities, find_identity
+from diffsketch.flower.plan import MAKE_A_KEY, FlowerPlan, find_identities, find_identity
 from diffsketch.flower.records import RECORD, SUM_RECORD, Refusal, SumReply, SumRequest
 from diffsketch.secure_sum import (
     Params,
@@ -50,7 +50,7 @@ class ClientContext:
     def require_key(self) -> SketchKey:
         """Return the key; raise a `Refusal` if there is none."""
         if self.key is None:
-            raise Refusal("key", "this client has no key (DIFFSKETCH_KEY)")
+            raise Refusal("key", f"this client has no key: {MAKE_A_KEY}")
         return self.key
 
     def check_plan(self, wanted: str, dim: int, keep_local: Collection[str] = ()) -> None:

@@ -6,7 +6,8 @@ import copy
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -23,9 +24,17 @@ from diffsketch.flower.aggregation import (
     OpenRound,
     RoundContext,
     RoundReport,
+    check_strategy,
+    mean_metrics,
     plain_sum,
 )
-from diffsketch.flower.plan import FlowerPlan, find_identities
+from diffsketch.flower.plan import (
+    MAKE_A_KEY,
+    FlowerPlan,
+    find_identities,
+    find_sketch_key,
+    simulation_key,
+)
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods.base import is_finite
@@ -41,62 +50,6 @@ from diffsketch.wire import Message as WireMessage
 _LOG = logging.getLogger("flwr.diffsketch")
 _ANY_SEED = HashSeed(bytes(32))  # the claims of methods that are sent do not depend on it
 _OVER_BUDGET = "budget: it is a client whose budget was spent when it was asked as an unknown node"
-_UNFIT = {
-    "it chooses among the clients' models, and a sum has none: use FedAvg, and leave messages that "
-    "no honest client sends to SketchStrategy, which refuses them": (
-        "Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg",
-    ),
-    "it weighs clients by their losses, which are not sent: use FedAvg, or the importance of "
-    "sketch_mod": ("QFedAvg",),
-    "it clips the clients' models or adds noise for their number, and would do so to one mean: use "
-    "a plan with a private method, such as sketch-gaussian or sketch-skellam, around FedAvg": (
-        "DifferentialPrivacyFixedClippingBase", "DifferentialPrivacyAdaptiveBase",
-    ),
-    "it collects trees, which have no mean: run it without SketchStrategy": (
-        "FedXgbBagging", "FedXgbCyclic",
-    ),
-}  # fmt: skip
-
-
-def check_strategy(strategy: Strategy) -> None:
-    """Raise unless the strategy can work on one reply that stands for all.
-
-    That is so for one whose `aggregate_train` depends on nothing but the mean of the clients'
-    models and its own memory, as in FedAvg, FedProx, FedAvgM, FedAdam, FedAdagrad and FedYogi.
-    Those of Flower for which it is not, and whatever derives from them or has one in its
-    `strategy`, are refused; of others it cannot be told.
-    """
-    name = type(strategy).__name__
-    if not isinstance(strategy, Strategy):
-        raise ArgumentError(f"strategy must be a Strategy of flwr.serverapp, got {name}")
-    bases = {base.__name__ for base in type(strategy).__mro__ if base.__module__.startswith("flwr")}
-    for why, names in _UNFIT.items():
-        if bases.intersection(names):
-            raise ArgumentError(f"strategy must work on one mean of all clients, got {name}: {why}")
-    within = getattr(strategy, "strategy", None)
-    if isinstance(within, Strategy):
-        check_strategy(within)
-
-
-def mean_metrics(contents: Sequence[RecordDict]) -> MetricRecord | None:
-    """Average each number that all replies have; None if there is none.
-
-    Clients count alike. Lists, and what is not finite, are left out.
-    """
-    found: list[dict[str, float]] = []
-    for content in contents:
-        values = [pair for record in content.metric_records.values() for pair in record.items()]
-        found.append(
-            {
-                name: float(value)
-                for name, value in values
-                if isinstance(value, int | float) and math.isfinite(value)
-            }
-        )
-    common = set.intersection(*(set(one) for one in found)) if found else set()
-    if not common:
-        return None
-    return MetricRecord({name: sum(one[name] for one in found) / len(found) for name in common})
 
 
 class ServerState:
@@ -111,8 +64,11 @@ class ServerState:
         budget: Budget | None,
         trusted: bool,
         keep_local: frozenset[str],
+        weight: str,
+        weighted: bool | None,
     ) -> None:
         self._key, self._series = key, secrets.token_bytes(8)
+        self.counted: dict[int, int] = {}  # last round that a node's message is in
         dim = records.length_of(arrays, keep_local)
         self.method = plan.build(dim)  # of the next round
         self._clips: dict[int, float] = {}  # of rounds that were published
@@ -129,6 +85,8 @@ class ServerState:
                 "budget must not be given where nothing is proven: the epsilon of "
                 f"method={name!r} is {planned.basis} here ({planned})"
             )
+        self.alike = _why_alike(plan, weighted)
+        self.weight = "" if self.alike else weight  # metric that clients count by
         self.registry = ClientRegistry(budget, planned)
         self.history = records.ModelHistory(arrays, keyed=key is not None)
 
@@ -202,6 +160,8 @@ class ServerState:
                 statement=statement,
                 known=digests,
                 clip=self._clips[rounds[0]] if rounds else self.method.round_clip or 0.0,
+                weight=self.weight,
+                counted=self.counted.get(node, -1),
             ).to_record()
             if node in instructions:
                 parts[SUM_RECORD] = instructions[node]
@@ -218,6 +178,21 @@ class ServerState:
         self.registry.update(node, member=reply.member, version=version, statement=reply.statement)
 
 
+def _why_alike(plan: FlowerPlan, weighted: bool | None) -> str:
+    """Say why clients count alike; empty if they count by their examples."""
+    if weighted is False:
+        return "weighted=False"
+    if plan.is_bare:
+        return ""
+    why = f"weights would tell how many examples each has, and method={plan.method!r} is private"
+    if weighted:
+        raise ArgumentError(
+            f"weighted must not be True: {why}. For weights that all may know, use the importance "
+            "of sketch_mod"
+        )
+    return why
+
+
 class SketchStrategy(Strategy):
     """A strategy of yours, with messages of a method instead of dense arrays, both ways.
 
@@ -229,7 +204,12 @@ class SketchStrategy(Strategy):
 
     *Without a key* the server sums and passes totals on, and has no model but the first one: it
     cannot evaluate, the rule is plain averaging, and `result.arrays` stays empty. `totals` and
-    `replay_totals` give the model to whoever has the key.
+    `replay_totals` give the model to whoever has the key. In Flower's simulation, all of which is
+    on one machine, a key is made for the run where none can be found.
+
+    *Weights.* With `none` and `sketch`, which promise no privacy, clients count by their examples,
+    as with the wrapped strategy: by the metric that its `weighted_by_key` names, which they state
+    themselves. With other methods that number would tell something, and they count alike.
 
     *Whom it trusts.* The server sees every message. A claim under local trust holds against it; one
     under central trust is about those who see what it publishes; one under distributed trust needs
@@ -242,10 +222,11 @@ class SketchStrategy(Strategy):
     it may have sent one.
 
     Guarantees (`tests/flower/test_server.py`): the rounds of a simulation with the same keys, to
-    rounding; nodes that apply the totals have the server's bits; whoever is asked has paid before,
-    even if the server then dies. `tests/flower/test_hostile.py`: replies of another round, node,
-    method or version, repeated or damaged ones change nothing but a count, and the mean is that of
-    the others; nor do messages that are too long.
+    rounding; FedAvg's weighted mean with bare methods; nodes that apply the totals have the
+    server's bits; whoever is asked has paid before, even if the server then dies.
+    `tests/flower/test_hostile.py`: replies of another round, node, method or version, repeated or
+    damaged ones change nothing but a count, and the mean is that of the others; nor do messages
+    that are too long.
 
     Args:
         strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
@@ -264,6 +245,7 @@ class SketchStrategy(Strategy):
             client sends by the method's own clip and noise (`Method.honest_norm`); for methods
             without a clip, such as bare sketches, this is the only bound. Under a secure sum it is
             the sum that is looked at.
+        weighted: Whether clients count by their examples; if not given, with `none` and `sketch`.
 
     Raises:
         ArgumentError: Options do not go together.
@@ -281,6 +263,7 @@ class SketchStrategy(Strategy):
         record_file: str | Path | None = None,
         keep_local: Collection[str] = (),
         limit: float | None = None,
+        weighted: bool | None = None,
     ) -> None:
         check_strategy(strategy)
         if limit is not None:
@@ -308,7 +291,8 @@ class SketchStrategy(Strategy):
         self._aggregation = aggregation
         self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
-        self._local = records.local_names(keep_local)
+        self._local, self._weighted = records.local_names(keep_local), weighted
+        self._made: SketchKey | None = None  # in a simulation without a key
         self._index, self._nonce, self._timeout = 0, b"", 3600.0
         self._started: ServerState | None = None
         self._round: OpenRound | None = None
@@ -347,8 +331,19 @@ class SketchStrategy(Strategy):
     def summary(self) -> None:
         """Log what is run."""
         _LOG.info("\t├──> DiffSketch: %s", self.plan)
-        _LOG.info("\t│\t└── the server %s", "decodes" if self._key else "has no key: it only sums")
-        self.strategy.summary()
+        _LOG.info("\t│\t├── the server %s", "decodes" if self._key else "has no key: it only sums")
+        alike = "" if self._started is None else self._started.alike
+        how = f"alike: {alike}" if alike else f"by {self._weight!r}"
+        _LOG.info("\t│\t└── clients count %s", how)
+        inside = copy.copy(self.strategy)
+        if alike and hasattr(inside, "weighted_by_key"):
+            inside.weighted_by_key = "nothing: all clients count alike"
+        inside.summary()
+
+    @property
+    def _weight(self) -> str:
+        """Name of the metric by which the wrapped strategy weighs its clients."""
+        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
 
     def start(
         self,
@@ -366,13 +361,22 @@ class SketchStrategy(Strategy):
             ArgumentError: There is something to evaluate and no key to have the model with; or
                 the plan's claim cannot be held here; or the model has running statistics.
         """
+        simulated = any(base.__name__ == "InMemoryGrid" for base in type(grid).__mro__)
+        if self._key is None and simulated and find_sketch_key() is None:
+            self._key = self._made = SketchKey(secrets.token_bytes(32))
+            _LOG.info("this simulation has made a key for itself. For a deployment: %s", MAKE_A_KEY)
         if evaluate_fn is not None and self._key is None:
-            raise ArgumentError("evaluate_fn needs the model, and a server without a key has none")
+            raise ArgumentError(
+                f"evaluate_fn needs the model, and a server without a key has none: {MAKE_A_KEY}. "
+                "Or leave evaluate_fn out: then the server only sums"
+            )
         self._state(initial_arrays)
         self._timeout = timeout
-        return super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        with simulation_key(grid.run.run_id, self._made) if self._made else nullcontext():
+            return super().start(
+                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config,
+                evaluate_fn,
+            )  # fmt: skip
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -419,7 +423,8 @@ class SketchStrategy(Strategy):
             nodes = tuple(node for node in nodes if node in instructions)
             messages = [one for one in messages if one.metadata.dst_node_id in instructions]
         name, size = state.fill(messages, nonce=nonce, round_index=index, instructions=instructions)
-        self._round = OpenRound(about, nodes, claim, name, size, exchange, left)
+        weight = state.weight
+        self._round = OpenRound(about, nodes, claim, name, size, exchange, left, weight=weight)
         # Before anything is requested: whatever becomes of the server, the round is paid for.
         state.registry.begin_round(claim, nodes)
         self._write_record(state)
@@ -444,7 +449,7 @@ class SketchStrategy(Strategy):
             if not reply.code and node not in over
         }
         if self._aggregation is None:
-            result = plain_sum(parts, current.about)
+            result = plain_sum(parts, current.about, current.weights)
         else:
             result = self._aggregation.total(parts, current.about, exchange=current.exchange)
         current.refused.update(result.refused)
@@ -510,6 +515,8 @@ class SketchStrategy(Strategy):
                 budget=self._budget,
                 trusted=self._trusted,
                 keep_local=self._local,
+                weight=self._weight,
+                weighted=self._weighted,
             )
             if self._record is not None and self._record.exists():
                 self._started.registry.load_text(self._record.read_text(encoding="utf-8"))
@@ -541,8 +548,13 @@ class SketchStrategy(Strategy):
             sender=SERVER,
             count=result.total.count,
         )
-        published = total.to_bytes()  # once, as the bytes that nodes are sent
-        metrics = mean_metrics([current.contents[node].content for node in result.present])
+        nodes = sorted(result.present)
+        weights = [current.weights.get(node, 1) for node in nodes]
+        whole = sum(weights) if current.weight else 0
+        # Once, as the bytes that nodes are sent.
+        published = records.weighted_total(total.to_bytes(), whole)
+        contents = [current.contents[node].content for node in nodes]
+        metrics = mean_metrics(contents, weights, current.weight)
         new, plain = None, None
         if self._key is not None:
             mean, _ = records.decode_total(published, index, method=state.method, key=self._key)
@@ -550,8 +562,7 @@ class SketchStrategy(Strategy):
             if not is_finite(records.flat(plain)):
                 return None, None, "the new model would not be finite: training diverges"
             # The wrapped strategy gets one reply that stands for all.
-            weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
-            values = MetricRecord({**(metrics or {}), weight: present})
+            values = MetricRecord({**(metrics or {}), self._weight: whole or present})
             reply = copy.copy(current.contents[min(result.present)])  # for its metadata
             reply.content = RecordDict({current.arrays_key: plain, "metrics": values})
             arrays, metrics = self.strategy.aggregate_train(server_round, [reply])
@@ -566,6 +577,7 @@ class SketchStrategy(Strategy):
         else:
             history.replace(new)
         state.advance(total)
+        state.counted.update(dict.fromkeys(nodes, index))
         return new, metrics, ""
 
     def _log(self, report: RoundReport) -> None:

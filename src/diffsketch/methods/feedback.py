@@ -52,7 +52,7 @@ class ErrorFeedback:
     round as before, whatever it remembers. One coordinate is not: the memory spreads what it held
     in one round over all later ones, so claims about a coordinate are refused.
 
-    Guarantees (`tests/ddp/test_feedback.py`): nothing is lost; the error stays bounded at 50x
+    Guarantees (`tests/methods/test_feedback.py`): nothing is lost; the error stays bounded at 50x
     where unscaled feedback overflows.
 
     Args:
@@ -110,7 +110,7 @@ class ErrorFeedback:
             return torch.mul(vector, self.immediate, out=self._scratch)
         return torch.add(self.memory, vector, alpha=self.immediate, out=self._scratch)
 
-    def keep(self, vector: Tensor, mixed: Tensor, message: Tensor, seed: HashSeed) -> None:
+    def keep(self, vector: Tensor, mixed: Tensor, message: Tensor, seed: HashSeed) -> Tensor:
         """Remember what was not sent, after a round that counts.
 
         Args:
@@ -118,6 +118,9 @@ class ErrorFeedback:
             mixed: What was encoded; overwritten.
             message: What became of it.
             seed: The round's hashes.
+
+        Returns:
+            The table that counts as sent, for `restore`.
         """
         sketch, table = self._method.sketch, message
         if self._limit is not None:
@@ -128,3 +131,10 @@ class ErrorFeedback:
             self.memory, vector.detach().to(mixed.dtype).contiguous(), table, seed,
             scale=self.later, combine=self._method.combine, scratch=mixed,
         )  # fmt: skip
+        return table
+
+    def restore(self, table: Tensor, seed: HashSeed) -> None:
+        """Take back what counted as sent in a round that turned out not to count."""
+        if self.memory is not None:
+            sent = self._method.sketch.query(table, seed, combine=self._method.combine)
+            self.memory.add_(sent, alpha=self.later)

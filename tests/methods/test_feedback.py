@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffsketch.ddp.feedback import ErrorFeedback
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam
+from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.privacy import CohortNoise, NoiseKey
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
