@@ -214,14 +214,13 @@ def meanings(plots: Iterable[Plot]) -> dict[tuple[Epsilon, str], list[str]]:
     """
     found: dict[tuple[str, ...], tuple[Epsilon, dict[str, None]]] = {}
     for plot in plots:
-        for one in (*plot.series, *plot.marks):
-            if one.epsilon is not None:
-                name, said = (
-                    (one.name, one.epsilon_text) if isinstance(one, Series) else (one.label, "")
-                )
-                key = (name, one.epsilon.basis_text, str(one.epsilon.scope))
-                value = said or one.epsilon.quantity("symbols")
-                found.setdefault(key, (one.epsilon, {}))[1][value] = None
+        said = [(one.name, one.epsilon, one.epsilon_text) for one in plot.series]
+        said += [(mark.label, mark.epsilon, "") for mark in plot.marks]
+        for name, epsilon, text in said:
+            if epsilon is not None:
+                key = (name, epsilon.basis_text, str(epsilon.scope))
+                value = text or epsilon.quantity("symbols")
+                found.setdefault(key, (epsilon, {}))[1][value] = None
     groups: dict[tuple[str, ...], tuple[tuple[Epsilon, str], list[str]]] = {}
     for (name, *worth), (epsilon, values) in found.items():
         text = "; ".join(values)

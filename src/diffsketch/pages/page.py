@@ -28,7 +28,6 @@ from diffsketch.pages.exhibits import (
     Cell,
     Page,
     Plot,
-    Section,
     Series,
     Verdict,
     all_exhibits,

@@ -136,7 +136,7 @@ def image_link(text: str, path: str) -> str:
 
 
 def table_cell(text: str) -> str:
-    """Escape text for Markdown: no cell ends early, nothing becomes a tag or a link; code stays code."""
+    """Escape text for Markdown: no cell ends early, nothing becomes a tag; code stays code."""
     parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
     for index, part in enumerate(parts):
         marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)

@@ -23,7 +23,9 @@ from diffsketch.errors import DataError, DiffSketchError
 from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_up
 from diffsketch.reproduction.figures import COORDINATE, SECURE_SUM, Fact
 
-OURS = "DiffSketch"
+OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
+NOTHING = "Nothing."
+"""What was measured for a claim that is not."""
 _CLEAR = 2.0  # standard errors
 
 
@@ -257,14 +259,15 @@ class Panel:
 
         A reading is a line whose name goes on from that of the method, proven ones apart. What the
         paper does not say, such as how much noise DiffSketch appends, is so judged in its favour;
-        but a reading of ours is compared with the same reading of the other where that was run.
+        but a reading of ours is compared with the same reading of a baseline where that was run.
         """
         pairs = []
         for name in self.lines:
             rest = name.removeprefix(ours)
             if name.startswith(ours) and "proven" not in rest and rest[:1] in ("", " ", ","):
                 same = f"{other}{rest}"
-                pairs.append((name, same if same in self.lines else other))
+                like = same in self.lines and other != UNCOMPRESSED
+                pairs.append((name, same if like else other))
         pairs = [pair for pair in pairs if pair[1] in self.lines]
 
         def lead(pair: tuple[str, str]) -> float:
@@ -375,14 +378,14 @@ def judged(
     as its facts do.
     """
     if reduced:
-        unjudged = ClaimVerdict(Standing.NOT_JUDGED, "Nothing.", _content()["reduced"])
+        unjudged = ClaimVerdict(Standing.NOT_JUDGED, NOTHING, _content()["reduced"])
         return dict.fromkeys(statements(), unjudged)
     asked = Facts(facts)
     found = {}
     for count, statement in enumerate(statements()):
         show(count / len(statements()))
         if statement.why:
-            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.", statement.why)
+            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, NOTHING, statement.why)
             continue
         try:
             found[statement] = judge(statement, asked)
@@ -391,7 +394,7 @@ def judged(
             why = f"(run `diffsketch reproduce {name}`)"
             if asked.by_experiment.get(name):
                 why = f"({name} has no number for it: {missing.name})"
-            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.", why)
+            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, NOTHING, why)
     return found
 
 
@@ -506,6 +509,17 @@ def panels_note() -> str:
     return str(_content()["panels"])
 
 
+class _Read(dict[str, float]):
+    """Numbers that are read when a text asks for them."""
+
+    def __init__(self, facts: Facts, places: Mapping[str, str]) -> None:
+        super().__init__()
+        self._facts, self._places = facts, places
+
+    def __missing__(self, name: str) -> float:
+        return self._facts.number(*self._places[name].split(" ", 1))
+
+
 def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, str]:
     """What came out of a figure in one row: to the letter, at its best, and proven.
 
@@ -513,21 +527,20 @@ def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, 
     with the numbers. A text whose numbers were not measured is "not measured".
     """
     asked, given = Facts(facts), _content()["figure"].get(name, {})
-    found = {}
+    known, found = _Read(asked, given.get("read", {})), {}
     for column in ("letter", "best", "proven"):
         text = given.get(column, "")
         try:
-            read = {key: asked.number(*at.split(" ", 1)) for key, at in given.get("read", {}).items()}
             if "against" in given and not text:
                 text = _panels_text(asked, name, given["against"], column)
-            found[column] = _format(text, (), {**_MEANINGS, **read})
+            found[column] = _format(text, (), known)
         except MissingFactError:
             found[column] = str(Standing.NOT_MEASURED)
     return found
 
 
 def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
-    """DiffSketch against another line in each panel: as captioned, or as it does best; or proven."""
+    """DiffSketch against another line in each panel: as captioned, at its best, or proven."""
     parts = []
     for panel in panels_in(facts, name, OURS, other):
         best = panel.best(OURS, other) or (OURS, other)

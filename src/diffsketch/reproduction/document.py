@@ -16,6 +16,7 @@ from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, Verdict,
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_cell, table_markdown
 from diffsketch.reproduction.claims import (
+    NOTHING,
     Standing,
     Verdicts,
     figure_row,
@@ -34,6 +35,7 @@ _ROW = {
 }
 _COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
 """Methods in the colours of the paper's captions (blue and orange), and ours in the next."""
+_KINDS = ("Theorem", "Figure", "Table")
 _SHOWN = 6  # plots of a figure that are not folded away
 _FURTHER, _PROVEN, _TABLES = "Further plots", "What is true: proven and measured", "Numbers"
 _NOT_SAID = ("evaluate_every",)  # not less of anything
@@ -67,7 +69,7 @@ def page_of(
     )
     facts = {one.name: figure.facts for one, figure in figures}
     rest = {one: each for one, each in verdicts.items() if one.place not in facts}
-    ordered = sorted(figures, key=lambda each: (each[0].place if _leads(each[0]) else "~"))
+    ordered = sorted(figures, key=lambda each: _order(each[0]))
     sections = [
         section_of(
             *each,
@@ -98,8 +100,10 @@ def page_of(
     )
 
 
-def _leads(experiment: Experiment) -> bool:
-    return experiment.place.startswith("Theorem")
+def _order(experiment: Experiment) -> tuple[int, str]:
+    """The place of a section: theorems, figures and tables by their numbers, then all else."""
+    kind = experiment.place.partition(" ")[0]
+    return (_KINDS.index(kind), experiment.place) if kind in _KINDS else (len(_KINDS), "")
 
 
 def _entries(verdicts: Verdicts) -> tuple[Verdict, ...]:
@@ -107,7 +111,8 @@ def _entries(verdicts: Verdicts) -> tuple[Verdict, ...]:
     labels = {one.name: one.label for one in statements()}
     return tuple(
         Verdict(
-            one.name, one.label, str(of.standing), one.quote, one.where, of.why, of.measured,
+            one.name, one.label, str(of.standing), one.quote, one.where, of.why,
+            "" if of.measured == NOTHING else of.measured,
             aside=f"says the same: {labels[one.aside]}" if one.aside in labels else one.aside,
         )
         for one, of in verdicts.items()
@@ -339,6 +344,7 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
           for name in (*map(str, Standing), "counted apart") if name in board),
         "## Figure by figure",
         "\n".join(summary),
+        _prose(texts()["page"]["row"]),
         texts()["page"]["how"],
     ]  # fmt: skip
     for section in page.sections:

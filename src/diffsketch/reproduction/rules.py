@@ -26,6 +26,7 @@ from diffsketch.privacy.theorems import ConvexProblem, lemma1_error, padding_for
 from diffsketch.reproduction.claims import (
     OURS,
     SPECS,
+    UNCOMPRESSED,
     Case,
     Cases,
     Facts,
@@ -36,14 +37,12 @@ from diffsketch.reproduction.claims import (
     gap_of,
     meaning,
     panels_in,
-    percent,
     times,
 )
 from diffsketch.sketch import CountSketch, SketchKey
 
 _NOISY_SKETCH = "Laplace on sketches"
 _NOISY_VECTOR = "Laplace on raw gradients"
-_UNCOMPRESSED = "uncompressed"
 _CPSGD = "cpSGD"
 _POINT = 0.01
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
@@ -458,16 +457,20 @@ def same_privacy(_: Statement, facts: Facts) -> Cases:
 
 
 def inputs_hidden(_: Statement, facts: Facts) -> Graded:
-    """All similarities and labels must be below 0.2 and 20%; in part if one is below 0.8 and 90%."""
-    labels = facts.numbers("audit", "inversion/labels/")
-    similar = facts.numbers("audit", "inversion/similarity/")
+    """Similarities and labels must be below 0.2 and 20%; in part if an image is below 0.8.
+
+    Of gradients of one image, and of the paper's batch of ten.
+    """
+    found = facts.numbers("audit", "inversion")  # `inversion/...` and `inversion-batch/...`
     cases = [
-        {"message": name, "similarity": value, "labels": labels.get(name, 0.0)}
-        for name, value in similar.items()
+        (name.partition("/similarity/")[2], value, found[name.replace("similarity", "labels")])
+        for name, value in found.items()
+        if name.startswith(("/similarity/", "-batch/similarity/"))
     ]
-    hidden = [case["similarity"] < 0.2 and case["labels"] < 0.2 for case in cases]
-    some = [case["similarity"] < 0.8 and case["labels"] < 0.9 for case in cases]
-    return cases, [all(hidden), any(some)], {}
+    hidden = all(value < 0.2 and right < 0.2 for _, value, right in cases)
+    blurred = any(value < 0.8 for _, value, _ in cases)
+    names = ("message", "similarity", "labels")
+    return [dict(zip(names, each, strict=True)) for each in cases], [hidden, blurred], {}
 
 
 # --- accuracy: Figures 2 to 5 ----------------------------------------------------------------
@@ -482,8 +485,8 @@ def _run_of(claim: Statement, facts: Facts) -> list[str]:
 def panels(claim: Statement, facts: Facts) -> Graded:
     """In every panel (or in one, if `any`), `upper` must lead `lower` by `least`.
 
-    A negative `least` is what may be lost. `epsilon` and `ratio` choose panels: of that epsilon,
-    and of that compression at least.
+    A negative `least` is what may be lost. `epsilons` and `ratio` choose panels: of those
+    epsilons, and of that compression at least.
     """
     values, cases, hits = claim.values, [], []
     upper, lower = values["upper"], values["lower"]
@@ -492,7 +495,7 @@ def panels(claim: Statement, facts: Facts) -> Graded:
             pair = (upper, lower)
             if upper == OURS:
                 pair = panel.best(upper, lower) or pair
-            if panel.epsilon != values.get("epsilon", panel.epsilon):
+            if panel.epsilon not in values.get("epsilons", [panel.epsilon]):
                 continue
             if "ratio" in values and (panel.ratio or 0.0) < values["ratio"]:
                 continue
@@ -636,9 +639,9 @@ def correction_helps(_: Statement, facts: Facts) -> Cases:
 def federated(_: Statement, facts: Facts) -> Graded:
     """At 20x, within 5 points of no compression at epsilon 1; in part at a larger epsilon."""
     cases, near, strong = [], [], []
-    for panel in panels_in(facts, "shakespeare", OURS, _UNCOMPRESSED):
+    for panel in panels_in(facts, "shakespeare", OURS, UNCOMPRESSED):
         if panel.epsilon is not None and panel.ratio is not None and panel.ratio >= 20:
-            pair = panel.best(OURS, _UNCOMPRESSED) or (OURS, _UNCOMPRESSED)
+            pair = panel.best(OURS, UNCOMPRESSED) or (OURS, UNCOMPRESSED)
             fits = panel.leads(*pair, -0.05)
             near += [f"{panel.epsilon:g}"] if fits else []
             strong += [fits] if panel.epsilon <= 1 else []
@@ -650,8 +653,8 @@ def federated(_: Statement, facts: Facts) -> Graded:
 def light_weight(_: Statement, facts: Facts) -> Graded:
     """A round may take twice the (simulated) time of one without compression; in part ten times."""
     cases, ratios, bare = [], [], "sketch, no privacy"
-    for panel in panels_in(facts, "mnist", bare, _UNCOMPRESSED):
-        plain = panel.lines[_UNCOMPRESSED].number("seconds")
+    for panel in panels_in(facts, "mnist", bare, UNCOMPRESSED):
+        plain = panel.lines[UNCOMPRESSED].number("seconds")
         for name in (bare, OURS):
             line = panel.lines.get(name)
             taken = None if line is None else line.number("seconds")
@@ -671,27 +674,10 @@ def _by_ratio(panel: Panel) -> list[tuple[float, str]]:
     return sorted(found, key=lambda each: each[0])
 
 
-def _compressed(facts: Facts, *, bits: bool = False) -> list[Panel]:
-    """The panels of the paper's sketches; or those of sketches in few bits."""
-    found = panels_in(facts, "accuracy-compression", _UNCOMPRESSED)
-    return [panel for panel in found if panel.name.endswith("few bits") is bits]
-
-
-def combined(_: Statement, facts: Facts) -> Graded:
-    """With quantisation, a larger ratio than with sketches alone must be within a point of none."""
-    most = {}
-    for bits in (False, True):
-        ratios = [
-            ratio
-            for panel in _compressed(facts, bits=bits)
-            if panel.name.startswith("MNIST")
-            for ratio, name in _by_ratio(panel)
-            if panel.leads(name, _UNCOMPRESSED, -_POINT)
-        ]
-        most[bits] = max(ratios, default=0.0)
-    if not _compressed(facts, bits=True):
-        raise MissingFactError("accuracy-compression", "accuracy/MNIST, few bits/...")
-    return [], [most[True] > most[False]], {"alone": most[False], "together": most[True]}
+def _compressed(facts: Facts) -> list[Panel]:
+    """The panels of the paper's sketches, without those of sketches in few bits."""
+    found = panels_in(facts, "accuracy-compression", UNCOMPRESSED)
+    return [panel for panel in found if not panel.name.endswith("few bits")]
 
 
 def minor(_: Statement, facts: Facts) -> Cases:
@@ -700,9 +686,9 @@ def minor(_: Statement, facts: Facts) -> Cases:
         for name, line in panel.lines.items():
             ratio = line.number("compression")
             few = ratio is None or ratio > 55 or not panel.name.startswith("MNIST")
-            if name != _UNCOMPRESSED and not few:
-                hit = panel.leads(name, _UNCOMPRESSED, -_POINT)
-                yield {"hit": hit, "name": name, **panel.compared(name, _UNCOMPRESSED)}
+            if name != UNCOMPRESSED and not few:
+                hit = panel.leads(name, UNCOMPRESSED, -_POINT)
+                yield {"hit": hit, "name": name, **panel.compared(name, UNCOMPRESSED)}
 
 
 def faster(_: Statement, facts: Facts) -> Graded:
@@ -725,8 +711,8 @@ def lower(_: Statement, facts: Facts) -> Graded:
     cases, hits = [], []
     for panel in _compressed(facts):
         ratio, name = _by_ratio(panel)[-1]
-        gap = panel.gap(_UNCOMPRESSED, name)
-        hits.append(panel.leads(_UNCOMPRESSED, name, 0.002))
+        gap = panel.gap(UNCOMPRESSED, name)
+        hits.append(panel.leads(UNCOMPRESSED, name, 0.002))
         lost = "diverged" if gap is None else SPECS["points"](-gap.mean)
         cases.append({"panel": panel.name, "ratio": ratio, "line": panel.lines[name],
                       "lost": lost})  # fmt: skip
@@ -765,15 +751,15 @@ def _at_best(facts: Facts, what: str, *, least: bool) -> list[Case]:
     """
     found: dict[str, dict[str, float]] = {}
     for name, value in facts.numbers("privacy-communication", "MNIST/").items():
-        padding, kind, *ratio = name.split("/")
-        if kind == what and len(ratio) == 1:
-            found.setdefault(ratio[0], {})[padding] = value
-    cases = []
-    for ratio, shares in found.items():
-        best = (min if least else max)(shares.values())
-        padding = next(name for name, value in shares.items() if value == best)
-        cases.append({"name": ratio, "padding": padding, "value": best})
-    return cases
+        padding, kind, ratio = name.split("/")[:3]
+        if kind == what:
+            found.setdefault(ratio, {})[padding] = value
+    choose = min if least else max
+    best = {ratio: choose(shares, key=shares.__getitem__) for ratio, shares in found.items()}
+    return [
+        {"name": ratio, "padding": best[ratio], "value": shares[best[ratio]]}
+        for ratio, shares in found.items()
+    ]
 
 
 def most_rounds(_: Statement, facts: Facts) -> Graded:
