@@ -156,8 +156,8 @@ def test_a_figure_in_one_row() -> None:
         f"accuracy/{panel}/{OURS}, proven": 0.6,
     }
     row = figure_row("mnist", facts)
-    assert row["letter"].splitlines()[0] == f"{panel}: 50% ± 0.2 against 70% ± 0.2;"
-    assert row["best"].splitlines()[0] == f"{panel}: 80% (least) against 70% ± 0.2;"
+    assert row["letter"].splitlines()[0] == f"{panel}: 50% against 70%;"
+    assert row["best"].splitlines()[0] == f"{panel}: 80% (least) against 70%;"
     assert row["proven"].splitlines()[0] == f"{panel}: 60%;"
     assert figure_row("gradients", facts)["letter"] == "not measured"
     assert "50% of the coordinates" in figure_row("gradients", shaped(zeros=0.5))["letter"]

@@ -56,20 +56,21 @@ PAGE = Page(
 
 def test_it_has_all_parts_in_order_as_they_are() -> None:
     found = documents(PAGE)
-    assert list(found) == ["reproduction.md", "reproduction/mnist.md"]
+    assert list(found) == ["reproduction.md", "reproduction/mnist.md", "reproduction/others.md"]
     orders = (
         ["# Run again", "What came out.", "**Of 2 distinct claims: 1.**",
-         "- **holds in part (1)**: [Little | loss](reproduction/mnist.md)",
-         "- **counted apart (1)**: Bits", "## Figure by figure",
-         "| Figure 3 | It \\| is. | 50% | 60% | 1 | [1 claims](reproduction/mnist.md) |",
-         "coordinate unit, replace, local trust", "## How to run it", "## Others",
-         "fails: in 1 of 2 (slip)", "## What made this document", "torch 2"],
+         "- **holds in part (1)**: [Little \\| loss](reproduction/mnist.md)",
+         "- **counted apart (1)**: [Bits](reproduction/others.md)", "## Figure by figure",
+         "| [Figure 3](reproduction/mnist.md) | It \\| is. | 50% | 60% | 1 |",
+         "coordinate unit, replace, local trust", "## How to run it",
+         "[Others](reproduction/others.md)", "## What made this document", "torch 2"],
         ["# Figure 3: MNIST\\* \\<script\\>", "[To the summary](../reproduction.md)",
          "| It \\| is. | 50% | 60% | 1 |", "## Claims", "| “20-50x \\<b\\>” | abstract | holds in",
          "## The figure", "![50x \\| epsilon 1](../images/reproduction/mnist-50x.svg)",
          "Mean over 5 seeds.", "## Numbers", "### All runs", "## Where this is not",
          "| 1 \\<b\\> | 2 \\*times\\* |", "Made by `diffsketch reproduce mnist`.", "## Notes",
          "3\\_000: `code <b>` and \\<b\\>."],
+        ["# Others", "## Claims", "fails: in 1 of 2 (slip)"],
     )  # fmt: skip
     for text, order in zip(found.values(), orders, strict=True):
         places = [text.index(part) for part in order]
@@ -130,9 +131,9 @@ def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
     assert written[0] == tmp_path / "docs" / "reproduction.md"
     text = written[1].read_text("utf-8")
     links = re.findall(r"\]\(../(images/reproduction/[\w.-]+)\)", text)
-    assert [tmp_path / "docs" / link for link in links] == written[2:]
+    assert [tmp_path / "docs" / link for link in links] == written[3:]
     assert len(links) == 1
-    content = written[2].read_bytes()
+    content = written[3].read_bytes()
     assert content.startswith(b"\x89PNG") or b"<svg" in content
     again = write_document(PAGE, tmp_path / "again", pictures=pictures_of(PAGE))
     assert again[1].read_text("utf-8") == text

@@ -408,11 +408,11 @@ def _picture(
             line = axes.axvline if mark.axis == "x" else axes.axhline
             handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
         axes.set_title(_wrapped_plain(plot.title, 70), fontsize=11.5, loc="left")
-        if worth:
-            drawing.supxlabel(worth, x=0.01, ha="left", fontsize=7.5, color=NEUTRAL)
         if handles:
-            drawing.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8,
-                           ncols=2)  # fmt: skip
+            drawing.legend(
+                handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=2,
+                title=worth or None, title_fontsize=7.5, alignment="left",
+            )  # fmt: skip
         FigureCanvasAgg(drawing)
         drawing.savefig(stream, format=form, dpi=140, metadata=metadata)
     return stream.getvalue()

@@ -545,10 +545,10 @@ def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
     for panel in panels_in(facts, name, OURS, other):
         best = panel.best(OURS, other) or (OURS, other)
         pair = best if column == "best" or OURS not in panel.lines else (OURS, other)
-        text = "{ours} against {other}".format(**panel.compared(*pair))
+        text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**panel.compared(*pair)))
         if column == "proven":
             lines = [line for one, line in panel.lines.items() if ", proven" in one]
             most = max(lines, key=lambda line: line.accuracy or 0.0, default=None)
-            text = "nothing was run" if most is None else str(most)
+            text = "not run" if most is None else str(most).partition(" ±")[0]
         parts.append(f"{panel.name}: {text}")
     return ";\n".join(parts)

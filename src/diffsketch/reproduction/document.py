@@ -320,21 +320,18 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
     what it is worth, and text cannot break out of a table.
     """
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
-    details = {f"{_DETAILS}/{one.name}.md": one for one in page.sections if one.badge}
-    rows = [
-        (one.badge, *one.row.values(), f"[{len(one.verdicts)} claims]({path})")
-        for path, one in details.items()
-    ]
-    summary = ["| figure | " + " | ".join([*_ROW.values(), "details"]) + " |", "| --- " * 6 + "|"]
-    for badge, *cells, link in rows:
-        safe = [table_cell(text) for text in (badge, *cells)]
-        summary.append(f"| {' | '.join([*safe, link])} |")
+    details = {f"{_DETAILS}/{one.name}.md": one for one in page.sections}
+    summary = ["| " + " | ".join(["figure", *_ROW.values()]) + " |", "| --- " * 5 + "|"]
+    for path, part in details.items():
+        if part.row:
+            cells = [table_cell(text) for text in part.row.values()]
+            summary.append(f"| {' | '.join([f'[{table_cell(part.badge)}]({path})', *cells])} |")
     board: dict[str, list[str]] = {}
     for section in page.sections:
         for one in section.verdicts:
             name = "counted apart" if one.aside else one.standing
-            path = f"{_DETAILS}/{section.name}.md" if section.badge else ""
-            board.setdefault(name, []).append(f"[{one.label}]({path})" if path else one.label)
+            link = f"[{table_cell(one.label)}]({_DETAILS}/{section.name}.md)"
+            board.setdefault(name, []).append(link)
     parts = [
         f"# {_prose(page.title)}",
         page.notice and f"> **{_prose(page.notice)}**",
@@ -346,11 +343,8 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
         "\n".join(summary),
         _prose(texts()["page"]["row"]),
         texts()["page"]["how"],
+        *(f"[{_prose(one.title)}]({path})" for path, one in details.items() if not one.row),
     ]  # fmt: skip
-    for section in page.sections:
-        if not section.badge:
-            parts += [f"## {_prose(section.title)}", *map(_prose, section.text)]
-            parts += [_claims_markdown(section)]
     if page.origin:
         made = Table("origin", "", ("what", "value"), tuple(page.origin.items()))
         parts += ["## What made this document", table_markdown(made)]
@@ -364,14 +358,14 @@ def _section_markdown(section: Section, links: Mapping[str, str]) -> list[str]:
     """Everything in a section but its settings, which the page has."""
     row = Table("row", "", tuple(section.row), (tuple(section.row.values()),))
     parts = [
-        f"# {_prose(f'{section.badge}: {section.title}')}",
+        f"# {_prose(': '.join(part for part in (section.badge, section.title) if part))}",
         "[To the summary](../reproduction.md)",
         table_markdown(row) if section.row else "",
         *map(_prose, section.text),
         "## Claims" if section.verdicts else "",
         _claims_markdown(section),
     ]
-    folds = {"": section.exhibits, **section.details}
+    folds = {**({"": section.exhibits} if section.exhibits else {}), **section.details}
     for heading, exhibits in folds.items():
         if heading == _COMMANDS:
             parts.append(f"Made by `{exhibits[0].rows[0][1]}`.")  # type: ignore[union-attr]
