@@ -322,6 +322,9 @@ FLIPS = [
     Flip("shakespeare-diverging", HOLDS, {"shakespeare": figure(
         {PANELS[0]: {SKETCH: None, RAW: None}},
         diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 3})}),
+    Flip("shakespeare-diverging", HOLDS, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.02, RAW: 0.01}},
+        diverged={(PANELS[0], SKETCH): 0, (PANELS[0], RAW): 0})}),
     Flip("shakespeare-diverging", PART, {"shakespeare": figure(
         {PANELS[0]: {SKETCH: None, RAW: 0.3}},
         diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 0})}),

@@ -489,9 +489,8 @@ def summary_text(verdicts: Verdicts) -> str:
     """The counts as a sentence, and what is counted apart.
 
     >>> verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.HOLDS, ""))
-    >>> summary_text(verdicts).partition(" (")[2]
-    'counted apart: 3 slips of the text, 3 disclaimers of the authors, 6 sentences that repeat \
-another claim).'
+    >>> summary_text(verdicts).partition(" the text, ")[0]
+    'Of 54 distinct claims of the paper: 54 hold (counted apart: 3 slips of'
     """
     words = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
     counts = count_standings(verdicts)
