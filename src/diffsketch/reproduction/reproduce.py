@@ -267,10 +267,12 @@ def _write(
     replace_file(output / _RESULTS, numbers)
     pictures = pictures_of(page, partial(show, "Making the pictures"))
     written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
+    folders = ["figures", "data"]
     if not reduced and not asked:
         written += write_document(page, output, pictures=pictures)
+        folders += ["images/reproduction", "reproduction"]
     # Pictures and numbers of an earlier page that are not on this one.
-    for folder in ("figures", "data", "images/reproduction", "reproduction"):
+    for folder in folders:
         for path in sorted((output / folder).glob("*")):
             if path.suffix in (".svg", ".png", ".csv", ".md") and path not in written:
                 path.unlink()
