@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series, Table, Verdict
+from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series, Table, VerdictEntry
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 
 NASTY = "</script><script>throw 'nasty'</script><img src=x onerror=alert(1)> \"q\" & %{x} $2^2$"
@@ -128,11 +128,11 @@ SETTINGS = Table(
     (("rounds", 60, "as in the paper"), ("momentum", True, None), ("step", 0.1, "tuned")),
 )
 VERDICTS = (
-    Verdict("better", "Better by 5 points", "holds in part", "5 points better", "abstract",
+    VerdictEntry("better", "Better by 5 points", "holds in part", "5 points better", "abstract",
             "in 1 of 2 panels", f"DiffSketch {NASTY}"),
-    Verdict("free", "Privacy for free", "fails", "privacy for free", "title"),
-    Verdict("size", NASTY[:24], "holds", NASTY, "Table 1"),
-    Verdict("swapped", "Sizes are swapped", "fails", "10 x 190", "Figure 4", aside="slip"),
+    VerdictEntry("free", "Privacy for free", "fails", "privacy for free", "title"),
+    VerdictEntry("size", NASTY[:24], "holds", NASTY, "Table 1"),
+    VerdictEntry("swapped", "Sizes are swapped", "fails", "10 x 190", "Figure 4", aside="slip"),
 )  # fmt: skip
 PAGE = Page(
     "The paper's evaluation, once more",

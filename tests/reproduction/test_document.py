@@ -18,7 +18,7 @@ from diffsketch.pages.exhibits import (
     Section,
     Series,
     Table,
-    Verdict,
+    VerdictEntry,
     all_exhibits,
 )
 from diffsketch.pages.page import pictures_of
@@ -38,7 +38,7 @@ RUNS = Table("mnist-runs", "All runs", ("method", "epsilon"), (("DiffSketch | ou
 DEVIATIONS = Table("mnist-details-deviations", "", ("what", "why"), (("1 <b>", "2 *times*"),))
 COMMANDS = Table("mnist-details-commands", "", ("what", "command"),
                  (("all of it", "diffsketch reproduce mnist"),))  # fmt: skip
-VERDICT = Verdict("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
+VERDICT = VerdictEntry("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
                   "in 1 of 2", "3_000 bytes.")  # fmt: skip
 SECTION = Section(
     "mnist", "MNIST* <script>", exhibits=(PLOT,), badge="Figure 3", verdicts=(VERDICT,),

@@ -137,7 +137,7 @@ Exhibit = Plot | Table
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictEntry:
     """A claim, and how it stands: a link on the scoreboard, to an entry in a section and back."""
 
     name: str  # of its anchors
@@ -160,7 +160,7 @@ class Section:
     exhibits: tuple[Exhibit, ...] = ()
     text: tuple[str, ...] = ()  # paragraphs below the lead
     row: Mapping[str, str] = field(default_factory=dict)  # texts side by side, by heading
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[VerdictEntry, ...] = ()
     notes: tuple[str, ...] = ()  # paragraphs that are folded away
     details: Mapping[str, tuple[Exhibit, ...]] = field(default_factory=dict)  # so are these
     badge: str = ""  # beside the heading and in the index, such as "Figure 3"
@@ -208,7 +208,7 @@ def all_exhibits(page: Page) -> Iterator[Exhibit]:
 
 
 def meanings(plots: Iterable[Plot]) -> dict[tuple[Epsilon, str], list[str]]:
-    """What the epsilons of plots are worth: names by an epsilon and the values that they have.
+    """Group what has an epsilon by its worth: names by an epsilon and the values that they have.
 
     Basis and scope are that epsilon's; names with the same basis, scope and values are together.
     """

@@ -29,7 +29,7 @@ from diffsketch.pages.exhibits import (
     Page,
     Plot,
     Series,
-    Verdict,
+    VerdictEntry,
     all_exhibits,
     cell_text,
     is_numeric,
@@ -151,9 +151,9 @@ def _legend(plots: Sequence[Plot]) -> dict[str, tuple[Series, str]]:
     return {name: (series, " ".join(places[name])) for name, series in first.items()}
 
 
-def _scoreboard(page: Page) -> dict[str, list[Verdict]]:
+def _scoreboard(page: Page) -> dict[str, list[VerdictEntry]]:
     """All verdicts by their standing; those that are counted apart come last."""
-    board: dict[str, list[Verdict]] = {standing: [] for standing in (*_VERDICTS, _APART)}
+    board: dict[str, list[VerdictEntry]] = {standing: [] for standing in (*_VERDICTS, _APART)}
     for section in page.sections:
         for one in section.verdicts:
             board.setdefault(_APART if one.aside else one.standing, []).append(one)

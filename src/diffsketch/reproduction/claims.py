@@ -255,7 +255,7 @@ class Panel:
         return gap.above(least)
 
     def best(self, ours: str, other: str) -> tuple[str, str] | None:
-        """Of all readings of the two lines, the pair with the largest lead; None if there is none.
+        """The pair with the largest lead, of all readings of the two lines; None if there is none.
 
         A reading is a line whose name goes on from that of the method, proven ones apart. What the
         paper does not say, such as how much noise DiffSketch appends, is so judged in its favour;
@@ -504,7 +504,7 @@ def summary_text(verdicts: Verdicts) -> str:
 
 
 def panels_note() -> str:
-    """What the epsilons in the names of panels are, and how readings were chosen."""
+    """A note on the epsilons in the names of panels, and on how readings were chosen."""
     return str(_content()["panels"])
 
 
@@ -520,7 +520,7 @@ class _Read(dict[str, float]):
 
 
 def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, str]:
-    """What came out of a figure in one row: to the letter, at its best, and proven.
+    """The outcome of a figure in one row: to the letter, at its best, and proven.
 
     Of a figure of training runs it is the accuracies of its panels, else what `claims.toml` says
     with the numbers. A text whose numbers were not measured is "not measured".

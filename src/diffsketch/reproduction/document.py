@@ -12,7 +12,7 @@ from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, Verdict, all_exhibits
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, VerdictEntry, all_exhibits
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_cell, table_markdown
 from diffsketch.reproduction.claims import (
@@ -106,11 +106,11 @@ def _order(experiment: Experiment) -> tuple[int, str]:
     return (_KINDS.index(kind), experiment.place) if kind in _KINDS else (len(_KINDS), "")
 
 
-def _entries(verdicts: Verdicts) -> tuple[Verdict, ...]:
+def _entries(verdicts: Verdicts) -> tuple[VerdictEntry, ...]:
     """The claims of a section, with their verdicts."""
     labels = {one.name: one.label for one in statements()}
     return tuple(
-        Verdict(
+        VerdictEntry(
             one.name, one.label, str(of.standing), one.quote, one.where, of.why,
             "" if of.measured == NOTHING else of.measured,
             aside=f"says the same: {labels[one.aside]}" if one.aside in labels else one.aside,
@@ -391,7 +391,7 @@ def _claims_markdown(section: Section) -> str:
     return table_markdown(Table("claims", "", _CLAIM_COLUMNS, rows)) if rows else ""
 
 
-def _verdict_text(one: Verdict) -> str:
+def _verdict_text(one: VerdictEntry) -> str:
     why = f"{' ' if one.why.startswith('(') else ': '}{one.why}" if one.why else ""
     return f"{one.standing}{why}" + (f" ({one.aside})" if one.aside else "")
 
