@@ -69,7 +69,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
         leads += best
         exhibits: tuple[Exhibit, ...] = plots_of(lines, prefix=task)
         exhibits += (table_of(lines, prefix=task),)
-        details = _details(lines, prefix=task)
+        details = {heading: (one,) for heading, one in _details(lines, prefix=task).items()}
         sections.append(Section(task, name, lead, exhibits, details=details))
         all_lines += lines
     meanings = []
