@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -264,7 +265,8 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
 
     def encode_few() -> None:
         made = sketch.encode(vector, seed)
-        gpu.round_cells(made.view(1, -1), step, FEW_BITS, keys, cells.view(1, -1))
+        tables, to = made.view(1, -1), cells.view(1, -1)
+        gpu.round_cells(tables, step, FEW_BITS, keys, to, shift=step / 2, order=math.inf)
 
     yield "encode", lambda: sketch.encode(vector, seed)
     yield "encode, new seed", lambda: sketch.encode(vector, key.seed(next(rounds)))

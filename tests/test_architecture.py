@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "auditing": CORE | {"training", "ddp"},
     "pages": BASE | {"privacy"},
     "app": CORE | {"training", "pages", "__version__"},
-    "reproduction": CORE | {"training", "auditing", "pages", "app", "__version__"},
+    "reproduction": CORE
+    | {"training", "auditing", "planning", "secure_sum", "pages", "app", "__version__"},
     "cli": CORE | {"planning", "auditing", "pages", "app", "reproduction", "__version__"},
     "__init__": CORE | {"planning", "auditing", "training"},
     "__main__": {"cli"},

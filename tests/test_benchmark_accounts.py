@@ -10,6 +10,7 @@ import pytest
 from benchmarks import accounts
 
 
+@pytest.mark.slow
 def test_writes_all_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
     accounts.main(["--quick", "--folder", str(tmp_path), "--json", str(path)])

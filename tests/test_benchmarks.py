@@ -65,6 +65,7 @@ def test_ours_equals_scatter_add(problem: Any) -> None:
     torch.testing.assert_close(problem.table, expected, rtol=ROUNDING, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_disagreement_shows_wrong_hashes(bench: ModuleType, problem: Any) -> None:
     other = dataclasses.replace(problem, seed=SketchKey.from_integer(1).seed(1))
     notes: list[str] = []

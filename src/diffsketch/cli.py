@@ -380,8 +380,12 @@ def plan(
     epsilon: float | None = option(
         "Target: the most that the run may cost any client. Without it: bare sketches."
     ),
-    message_bytes: int = option(
-        "The most bytes of one client's message in a round.", default=..., flag="--bytes"
+    message_bytes: int | None = option(
+        "The most bytes of one client's message in a round.", flag="--bytes"
+    ),
+    free: bool = option(
+        "How small may the table be before compression costs anything at this epsilon?",
+        default=False,
     ),
     workers: int | None = option("Workers, if all of them send a message in each round."),
     population: int | None = option("Clients that the cohort of a round is drawn from."),
@@ -414,7 +418,8 @@ def plan(
 
     Compares the private methods of `diffsketch run`, each with its best settings, and predicts
     their errors. Says how to run the best one. Without an epsilon nothing is private, and the bare
-    sketch gets the columns and bits that fit the bytes.
+    sketch gets the columns and bits that fit the bytes. With --free: the smallest table that costs
+    nothing beside the dense mean with the same epsilon.
     """
     from diffsketch import planning as logic
 
@@ -425,9 +430,15 @@ def plan(
     each = cohort if workers is None else workers
     if each is None:
         raise ArgumentError("--cohort must be given, or --workers if all take part each round")
+    if free and (code or message_bytes is not None):
+        raise ArgumentError("--free finds the size itself: leave out --bytes and --code")
+    if message_bytes is None:
+        if not free:
+            raise ArgumentError("--bytes must be given, or --free to ask for the smallest table")
+        message_bytes = 6  # the least that a request may have: it does not count
     if epsilon is None:
-        if as_json or code:
-            raise ArgumentError("--epsilon must be given with --json and --code")
+        if as_json or code or free:
+            raise ArgumentError("--epsilon must be given with --json, --code and --free")
         given = (trust, unit, relation, sampling, delta, norm, population)
         if given != ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None):
             raise ArgumentError(
@@ -443,6 +454,13 @@ def plan(
         relation=logic.Relation(relation), trust=logic.Trust(trust), vector_norm=norm,
         spread=spread,
     )  # fmt: skip
+    if free:
+        size = logic.free_size(request)
+        if as_json:
+            typer.echo(json.dumps(logic.free_to_data(size), indent=2))
+        else:
+            LastingConsole().show(*logic.report_free(size))
+        return
     found = logic.plan(request, alternatives=alternatives)
     if as_json:
         typer.echo(json.dumps(logic.to_data(found), indent=2))

@@ -223,7 +223,9 @@ def test_leads_claims_settings_and_origin(page: Page) -> None:
     ):
         assert words in text
     assert "Simulated: the noise follows from the seed" in text
-    settings = {row[0]: row[1] for row in page.sections[0].details["Settings of gauss"].rows}
+    (table,) = page.sections[0].details["Settings of gauss"]
+    assert isinstance(table, Table)
+    settings = {row[0]: row[1] for row in table.rows}
     assert (settings["noise_multiplier"], settings["seeds"]) == (5.0, "0, 1")
     assert page.origin["Seeds"] == "0, 1"
     assert "torch" in page.origin["Versions of the runs"]

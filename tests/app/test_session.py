@@ -589,7 +589,7 @@ def test_whole_numbers_as_they_are(tmp_path: Path) -> None:
 
 def test_saturated_cells_are_counted(tmp_path: Path) -> None:
     """Nearly all in the first round, whose limit is far too small; then few."""
-    settings = {"rows": 1, "cols": 64, "bits": 4}
+    settings = {"rows": 1, "cols": 64, "bits": 4, "cell_limit": 0.01}
     summary = summary_of(tmp_path / "few", method="sketch", **settings)
     assert 0.01 < summary["saturated_share"] < 1
     whole = summary_of(tmp_path / "float32", method="sketch", rows=1, cols=64)

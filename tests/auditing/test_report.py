@@ -186,7 +186,7 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["--case", "nonsense"], "--case must be one of bare-known"),
-        (["--plant", "nonsense"], "--plant must be one of float-noise, reused-noise"),
+        (["--plant", "nonsense"], "--plant must be one of leaked-key, key-twice, float-noise"),
         (["--method", "nonsense"], "--method must be one of none, sketch"),
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),
         (["--settings", "rows=1"], "--settings must come with --method"),

@@ -241,6 +241,10 @@ def apart(rank: int) -> dict[str, Any]:
             "compression": {"compression": 16 if second else 8},
         }.items()
     }
+    base = make_model()  # its last bias is frozen
+    if second:
+        dict(base.named_parameters())["2.bias"].data[0] += 1e-6
+    found["frozen"] = error_of(lambda: local_of(base))
     other = make_model() if second else nn.Linear(3, 5)
     found["model"] = error_of(lambda: local_of(other, method="none", compression=None))
     model = make_model()
@@ -333,6 +337,12 @@ def refused(rank: int) -> dict[str, str]:
         "dim": lambda: local_of(make_model(), method=PlainSketch(5, 1, 2), compression=None),
         "settings": lambda: local_of(make_model(), method=PlainSketch(5, 1, 2)),
         "no tables": lambda: local_of(make_model(), method="none"),
+        "every": lambda: local_of(make_model(), every="x"),
+        "outer_lr": lambda: local_of(make_model(), outer_lr="x"),
+        "outer_momentum": lambda: local_of(make_model(), outer_momentum="x"),
+        "compression": lambda: local_of(make_model(), compression="x"),
+        "immediate": lambda: local_of(make_model(), immediate="x"),
+        "seed": lambda: local_of(make_model(), seed="x"),
     }
     return {name: error_of(one) for name, one in tries.items()}
 

@@ -96,6 +96,7 @@ def test_ranks_that_disagree_raise_together(pair: Results) -> None:
         assert "all ranks must have the same key" in found["seed"]
         assert "all ranks must have the same outer_lr" in found["lr"]
         assert "all ranks must have the same method" in found["compression"]
+        assert "all ranks must have the same frozen parameters" in found["frozen"]
         assert "all ranks must have the same method" in found["model"]
         assert "the same seed, method and layout in round 1" in found["weights"]
     assert zero["fails"] == "MismatchError: rank 1 failed to start, see the error there"
@@ -147,6 +148,12 @@ REFUSED = {
     "dim": "the method must have dim=208",
     "settings": "settings must not be given with a method that has its own",
     "no tables": "compression is for methods with tables, got method='none'",
+    "every": "every must be an int, got every='x'",
+    "outer_lr": "outer_lr must be a number > 0 and finite, got outer_lr='x'",
+    "outer_momentum": "outer_momentum must be in [0, 1), got outer_momentum='x'",
+    "compression": "compression must be a number > 0 and finite, got compression='x'",
+    "immediate": "immediate must be a number > 0 and finite, got immediate='x'",
+    "seed": "seed must be an int, got seed='x'",
 }
 
 
@@ -341,6 +348,16 @@ def test_a_run_is_over_when_enough_have_finished() -> None:
         first.mean(ONES)
 
 
+def test_no_step_follows_the_end() -> None:
+    group = StoreGroup(HashStore(), rank=0, world=1, min_ranks=1)
+    local = LocalSteps(make_model(), every=2, seed=1, group=group)
+    local.step()
+    local.finish()
+    with pytest.raises(ArgumentError, match="step must not follow finish with a StoreGroup, got "):
+        local.step()
+    assert local.steps == 1
+
+
 def test_the_state_of_another_rank_does_not_know_what_was_sent() -> None:
     method = SketchGaussian(3, 1, 2, clip=1.0, noise_multiplier=5.0)
     store = HashStore()
@@ -406,6 +423,7 @@ def test_without_a_process_group() -> None:
         LocalSteps(nn.Linear(2, 2), every=3, seed=1)
 
 
+@slow
 def test_new_parameters_and_damaged_states_are_refused_by_all(pair: Results) -> None:
     zero, one = pair["replaced"]
     for found in (zero, one):

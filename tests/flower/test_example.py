@@ -118,7 +118,7 @@ REAL: dict[str, Any] = {
     "samples": 100,
     "learning-rate": 0.2,
     "local-epochs": 2,
-    "timeout": 50.0,  # of a round; three times what one takes on two busy cores
+    "timeout": 120.0,  # of a round: seven times what one takes on two busy cores
     "pause": 4.0,
     "method": "sketch-gaussian",
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03 trust=central",
@@ -127,7 +127,7 @@ REAL: dict[str, Any] = {
 REAL_SECURE = {
     **REAL,
     "rounds": 1,
-    "timeout": 40.0,  # of an exchange; four times what one takes on two busy cores
+    "timeout": 120.0,  # of an exchange: twelve times what one takes on two busy cores
     "method": "sketch-skellam",
     "settings": "rows=1 cols=2000 clip=2.0 noise_multiplier=0.03",
     "min-replies": 2,
@@ -135,15 +135,20 @@ REAL_SECURE = {
 }
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
-    end = time.monotonic() + seconds
+def wait_for(network: Any, condition: Callable[[], bool], what: str) -> None:
+    """Wait for what stays true once it is; fail with the logs after minutes of a busy machine."""
+    end = time.monotonic() + 400
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        if time.monotonic() > end:
+            names = ("link", "node-0", "node-1", "node-2")
+            logs = "\n".join(f"--- {name}\n{network.log(name)}" for name in names)
+            pytest.fail(f"waited in vain for {what}\n{logs}")
         time.sleep(0.1)
 
 
 # Real networks: a SuperLink and three SuperNodes, some of which are killed. Each message starts a
-# process at its node, and a round waits for the killed nodes until its time is up: a minute each.
+# process at its node, and a round waits for the killed nodes until its time is up, or until the
+# SuperLink takes them for lost (60 s after their last heartbeat): a minute each.
 
 
 @pytest.mark.slow
@@ -153,22 +158,27 @@ def test_nodes_are_killed_between_rounds_and_within_one(monkeypatch: pytest.Monk
     with local.LocalNetwork(3, tls=True) as network:
         result = network.submit(REAL)
 
-        def replies() -> int:
-            return int(network.log("link", 10**6).count("Push replies from"))
+        def count(text: str, node: int) -> int:
+            return int(network.log(f"node-{node}", 10**6).count(text))
 
-        def trainings() -> int:
-            return int(network.log("node-1", 10**6).count("Start `flwr-clientapp` process"))
-
-        wait_for(lambda: replies() == 3, "the replies of the first round")
+        # All of a reply: one that a node begins to send and does not end holds the SuperLink up for
+        # 180 s, whatever the round's timeout.
+        sent = "Sent successfully"
+        wait_for(network, lambda: all(count(sent, node) for node in range(3)), "the first round")
         network.kill(0)
-        wait_for(lambda: trainings() == 2, "the second round to begin")
+        start = "Start `flwr-clientapp` process"
+        wait_for(network, lambda: count(start, 1) >= 2, "the second round to begin")
         network.kill(1)
-        wait_for(lambda: bool(result.exists() and result.stat().st_size), "the result")
+        wait_for(network, result.exists, "the result")
         found = network.run_result(result)
+        sends = [count(sent, node) for node in range(3)]
     first, second = found["rounds"]
     assert (first["selected"], first["present"], first["void"]) == (3, 3, "")
-    assert (second["selected"], second["present"], second["void"]) == (3, 1, "")
-    assert second["silent"] + len(second["refused"]) == 2
+    assert (second["present"], second["void"]) == (1, "")
+    assert sends == [1, 1, 2]
+    # The first node is asked again, unless so slow a machine has taken it for lost by then.
+    assert second["selected"] in (2, 3)
+    assert second["silent"] + len(second["refused"]) == second["selected"] - 1
     # The first download is the model, the next one the sum of the first round.
     assert second["bytes_down"] < first["bytes_down"] / 2
     assert second["bytes_up"] < first["bytes_up"] / 2
@@ -176,7 +186,7 @@ def test_nodes_are_killed_between_rounds_and_within_one(monkeypatch: pytest.Monk
     # (40 runs), so that less than 30% is seven of them away: once in 10**12 runs.
     assert found["accuracy"][0] < 0.15
     assert found["accuracy"][1] > 0.3
-    # All three were asked twice, and pay for it.
+    # Whoever was asked twice pays for both, the killed as well.
     assert "over 2 rounds (proven; client unit, replace, central trust)" in found["epsilon"]
     assert network.processes() == []
 
@@ -192,9 +202,10 @@ def test_a_secure_sum_goes_on_without_a_node(monkeypatch: pytest.MonkeyPatch) ->
         def started() -> int:
             return int(network.log("node-2", 10**6).count("Start `flwr-clientapp` process"))
 
-        wait_for(lambda: started() == 4, "who are you, keys, shares, and the request for training")
+        what = "who are you, keys, shares, and the request for training"
+        wait_for(network, lambda: started() >= 4, what)
         network.kill(2)
-        wait_for(lambda: bool(result.exists() and result.stat().st_size), "the result")
+        wait_for(network, result.exists, "the result")
         found = network.run_result(result)
     (only,) = found["rounds"]
     assert (only["selected"], only["present"], only["void"]) == (3, 2, "")

@@ -54,6 +54,10 @@ PLAN = FlowerPlan("sketch-skellam", SETTINGS, 5, 3, secure_sum=True, identities=
 SCALED = SETTINGS | {"noise_multiplier": 2.0 * (5 / 3) ** 0.5}
 PLAIN = FlowerPlan("sketch-skellam", SCALED, cohort=5, min_replies=3)
 CPSGD = FlowerPlan("cpsgd", {"levels": 8, "trials": 40}, 5, 3, secure_sum=True, identities=False)
+BARE = {"rows": 2, "cols": 6, "bits": 4, "cell_limit": 0.01}
+FEW_BITS = FlowerPlan(
+    "sketch", BARE | {"trust": "distributed"}, 5, 3, secure_sum=True, identities=False
+)
 NODES = range(1000, 1005)
 
 
@@ -114,6 +118,17 @@ def test_dropouts_within_the_threshold(stage: int) -> None:
     assert set(report.refused) | set(report.silent) == set(lost)
     assert digest_of(arrays) == plain(*lost)
     assert report.claim == PLAN.claim_for(PLAN.build(DIM), 5 - len(lost), KEY.seed(0))
+
+
+def test_cells_of_few_bits() -> None:
+    """Rounded alike, they have the plain sum, and the same limits follow: from too small a one."""
+    strategy, arrays = run(FEW_BITS, rounds=4)
+    clear = replace(FEW_BITS, settings=BARE, secure_sum=False)
+    other, expected = run(clear, rounds=4)
+    assert digest_of(arrays) == digest_of(expected)
+    assert strategy.clip == other.clip
+    assert strategy.clip != BARE["cell_limit"]
+    assert FEW_BITS.build(DIM).message_format.bits == 4 + 3  # room for a sum of 5
 
 
 def test_dropouts_of_several_stages() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from diffsketch.methods import (
     ProvenDiffSketch,
     RawLaplace,
     SkellamMean,
+    SketchedGaussianMean,
     SketchGaussian,
     SketchLaplace,
     SketchSkellam,
@@ -46,6 +47,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "gaussian": CLIENT_NOISE,
     "skellam": CLIENT_NOISE,
     "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
+    "sgm": {"size": 10, "clip": 1.0, "std": 0.5},
 }
 """Settings of each method of the registry, as a user gives them, for 100 numbers."""
 
@@ -122,6 +124,8 @@ def build_cases() -> dict[str, Case]:
         dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
         limit=2.0,
     )  # fmt: skip
+    sgm = SketchedGaussianMean(dim=DIM, size=40, clip=2.0, std=0.5)
+    sum_of_all = "client unit, add-or-remove, distributed trust"
     paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
     secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
     padding = float(SIGMA.square().mean())
@@ -140,11 +144,24 @@ def build_cases() -> dict[str, Case]:
         "diffsketch": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0), CLAIMED, laplace_variance(2, 20.0)
         ),
+        "sketch-3-bits-secure": Case(
+            PlainSketch(
+                DIM, 2, 20, bits=3, cell_limit=3.0, cohort=WORKERS, trust=Trust.DISTRIBUTED
+            ),
+            f"none: {nobody}",
+            None,
+        ),
         "diffsketch-8-bits": Case(
             DiffSketch(DIM, 2, 20, per_round=20.0, bits=8, cell_limit=30.0), CLAIMED, None
         ),
         "diffsketch-padded": Case(
             DiffSketch(DIM, 2, 4, per_round=20.0, padding=600), CLAIMED, padding * 600 / 4
+        ),
+        "diffsketch-least": Case(
+            DiffSketch(
+                DIM, 2, 4, per_round=20.0, padding=600, appended="least", percentile="signed",
+                shortfall="graded",
+            ), CLAIMED, None,
         ),
         "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
@@ -177,6 +194,9 @@ def build_cases() -> dict[str, Case]:
         "projunit": Case(
             ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None
         ),
+        "sgm": Case(sgm, f"claimed: {sum_of_all}", 0.5**2),
+        # Clipped so far out that no mean is biased.
+        "sgm-repaired": Case(replace(sgm, projected_clip=20.0), f"proven: {sum_of_all}", 0.5**2),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods import METHODS, Method, build_method, register, settings_of
+from diffsketch.methods import METHODS, Method, PlainSketch, build_method, register, settings_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim, Trust
 from diffsketch.privacy.clipping import centre
@@ -55,7 +55,7 @@ ROUNDS = 300
 
 def test_codes_never_change_and_every_method_is_here() -> None:
     names = "none sketch diffsketch diffsketch-proven laplace sketch-laplace cpsgd"
-    names += " sketch-gaussian sketch-skellam projunit gaussian skellam"
+    names += " sketch-gaussian sketch-skellam projunit gaussian skellam sgm"
     assert {name: kind.code for name, kind in METHODS.items()} == {
         name: code for code, name in enumerate(names.split())
     }
@@ -146,7 +146,7 @@ def test_a_batch_is_its_vectors_one_by_one(method: Method) -> None:
         own = CohortNoise(NOISE_KEY, [worker], round_index=0)
         alone = method.encode(VECTORS[worker], SEED, own)
         assert alone.messages.shape == method.message_format.shape
-        if method.name == "projunit":  # a product of matrices is rounded by its size
+        if method.name in ("projunit", "sgm"):  # a product of matrices is rounded by its size
             torch.testing.assert_close(alone.messages, together.messages[worker])
         else:
             assert torch.equal(alone.messages, together.messages[worker])
@@ -194,9 +194,9 @@ def test_means_can_be_written_into_memory_that_is_there(method: Method) -> None:
         method.decode(given, SEED, count=1, out=out)  # the control: another mean
         assert not torch.equal(out, expected)
     assert memory[[0, -1]].tolist() == [7.0, 7.0]
-    # At once, and not in a second pass over the vector; two compute in float64 first.
+    # At once, and not in a second pass over the vector; three compute in float64 first.
     at_once = method._decode(total, SEED, WORKERS, out=out) is out
-    assert at_once == (method.name not in ("cpsgd", "projunit"))
+    assert at_once == (method.name not in ("cpsgd", "projunit", "sgm"))
 
 
 DENSE = ("none", "laplace", "cpsgd", "gaussian", "skellam")
@@ -326,7 +326,8 @@ def test_messages_fit_their_format_and_survive_the_wire(method: Method) -> None:
         assert messages.dtype == torch.float32
         assert bool(torch.isfinite(messages).all())
         return
-    assert messages.dtype == getattr(getattr(method, "grid", None), "type", torch.int64)
+    few = getattr(method, "grid", None) if form.cells == "signed" else None
+    assert messages.dtype == getattr(few, "type", torch.int64)
     low, end = form.limits
     assert low <= int(messages.min()) <= int(messages.max()) < end
     if form.cells == "signed":  # few bits too many: room for the tail, below one in a million
@@ -368,6 +369,7 @@ PROVEN: dict[str, dict[str, object]] = SETTINGS | {
     "laplace": {"per_round": 1.0, "clip": 1.0},
     "cpsgd": {"clip": 2.0, "levels": 64, "trials": 10_000, "delta": 1e-3},
     "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 400, "std": 1.0},
+    "sgm": {"size": 10, "clip": 1.0, "std": 0.5, "projected_clip": 1.0},
 }
 
 
@@ -502,3 +504,18 @@ def test_memory_that_does_not_fit_is_refused(
     total = published(METHOD, VECTORS, SEED, sources(0))
     with pytest.raises(error, match=match):
         METHOD.decode(total, SEED, count=WORKERS, out=out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"cell_limit": 0.5}, "cell_limit must not be given for cells of 32 bits"),
+        ({"trust": "distributed", "cohort": 3}, "bits must be below 32 for distributed trust"),
+        ({"trust": "distributed", "bits": 4}, "cohort must be given for distributed trust"),
+        ({"trust": "central", "bits": 4}, "trust must be local or distributed"),
+        ({"bits": 9}, "bits must be 1 to 8, 16 or 32"),
+    ],
+)
+def test_bare_sketches_refuse(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ArgumentError, match=problem):
+        PlainSketch(DIM, 2, 20, **settings)

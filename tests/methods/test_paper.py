@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import (
     DiffSketch,
+    Method,
     PlainSketch,
     ProvenDiffSketch,
     RawLaplace,
     SketchLaplace,
+    build_method,
 )
 from diffsketch.privacy import (
     CohortNoise,
@@ -27,6 +30,7 @@ from diffsketch.privacy import (
     ProvenClaim,
     estimate_alpha,
     estimate_sigma,
+    padding_for,
     theorem1,
 )
 from diffsketch.privacy.mechanisms import padding as appended
@@ -104,6 +108,87 @@ def test_short_padding_is_sketched_itself(vectors: Tensor) -> None:
     extended = torch.cat([vectors, numbers * estimate_sigma(vectors)[:, None].float()], dim=1)
     longer = CountSketch(DIM + 60, 7, 4)
     torch.testing.assert_close(encoded.messages, longer.encode(extended, SEED))
+
+
+def test_the_least_padding_is_what_theorem_1_needs_for_each_message(vectors: Tensor) -> None:
+    """Long ones are drawn by a factor of their own counts, short ones themselves."""
+    most, size, target = 7500, (7, 4), 0.44
+    vectors = vectors.clone()
+    vectors[4, 7] = 20.0  # its padding is between those of the first and the second
+    method = DiffSketch(DIM, *size, per_round=target, padding=most, appended="least")
+    encoded = method.encode(vectors, SEED, noise())
+    assert encoded.claimed is not None
+    assert encoded.noised is not None
+    longer, lengths = CountSketch(DIM + most, *size), list[int]()
+    bare = longer.encode(vectors, SEED, offset=0)
+    for worker in range(WORKERS):
+        alpha, sigma = (float(f(vectors[worker])) for f in (estimate_alpha, estimate_sigma))
+        length = padding_for(target, DIM, *size, alpha=alpha, sigma=sigma)
+        assert isinstance(length, int)
+        own = CohortNoise(KEY, [worker], round_index=0)
+        message = encoded.messages[worker]
+        assert torch.equal(method.encode(vectors[worker], SEED, own).messages, message)
+        lengths.append(length if length <= most else -1)
+        assert bool(encoded.noised[worker]) == (length > most)
+        if length > most:
+            continue
+        claim = theorem1(DIM + length, *size, alpha=alpha, sigma=sigma)
+        claimed = float(claim.epsilon(delta=0.0, rounds=1))
+        assert float(encoded.claimed[worker]) == pytest.approx(claimed, rel=1e-12)
+        own, stop = CohortNoise(KEY, [worker], round_index=0), DIM + length
+        if appended.is_factored(longer, DIM, stop):
+            lower = torch.linalg.cholesky(torch.from_numpy(gram(longer, SEED, DIM, stop)))
+            drawn = (lower @ own.normal((1, 28), 1.0, dtype=torch.float64)[0]).reshape(size)
+        else:
+            numbers = own.normal((1, length), 1.0, dtype=torch.float32)
+            drawn = longer.encode(numbers, SEED, offset=DIM)[0].double()
+        torch.testing.assert_close(message, bare[worker] + (sigma * drawn).float())
+    # All ways are taken: too many, a factor, a few numbers, none.
+    assert {-1, 0} < set(lengths)
+    factored = [appended.is_factored(longer, DIM, DIM + one) for one in lengths if one > 0]
+    assert sorted(factored) == [False, True, True]
+    with pytest.raises(ArgumentError, match="padding must be >= 1"):
+        DiffSketch(DIM, *size, per_round=target, appended="least")
+
+
+def test_a_graded_shortfall_adds_the_missing_part_of_the_noise(vectors: Tensor) -> None:
+    whole, graded = (
+        DiffSketch(DIM, 3, 2, per_round=0.05, shortfall=one).encode(vectors, SEED, noise())
+        for one in ("whole", "graded")
+    )
+    bare = CountSketch(DIM, 3, 2).encode(vectors, SEED)
+    assert whole.claimed is not None
+    missing = (1 - 0.05 / whole.claimed).clamp(min=0)[:, None, None]
+    assert 0 < float(missing.max()) < 1
+    torch.testing.assert_close(
+        graded.messages - bare, (whole.messages - bare) * missing.float(), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", ["laplace", "sketch-laplace", "diffsketch"])
+def test_signed_alpha_is_that_of_the_values(kind: str) -> None:
+    """Where nine in ten are negative, it is 0, and the largest size stands in for it."""
+    vectors = torch.randn(WORKERS, DIM, generator=torch.Generator().manual_seed(6))
+    vectors[-1] = -vectors[-1].abs()
+    settings: dict[str, object] = {} if kind == "laplace" else {"rows": 2, "cols": 20}
+
+    def method(percentile: str, **more: object) -> Method:
+        given = {"per_round": 1.0, "percentile": percentile, **settings, **more}
+        return build_method(kind, dim=DIM, cohort=1, settings=given)
+
+    bare = vectors if kind == "laplace" else CountSketch(DIM, 2, 20).encode(vectors, SEED)
+    sizes, signed = (
+        (method(one).encode(vectors, SEED, noise()).messages - bare).flatten(1).norm(dim=1)
+        for one in ("sizes", "signed")
+    )
+    values = vectors.double().numpy()
+    alphas = np.quantile(values, 0.9, axis=1)
+    alphas[-1] = np.abs(values[-1]).max()
+    expected = alphas / np.quantile(np.abs(values), 0.9, axis=1)
+    np.testing.assert_allclose(signed / sizes, expected, rtol=1e-4)
+    if kind != "diffsketch":
+        with pytest.raises(ArgumentError, match="percentile must not be given with a clip"):
+            method("signed", clip=1.0)
 
 
 def test_the_query_is_that_of_the_longer_sketch(vectors: Tensor) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from diffsketch.pages.exhibits import Plot
 from diffsketch.pages.page import render, write_page
-from tests.pages.sample import ACCURACY, NASTY, PAGE
+from tests.pages.sample import ACCURACY, NASTY, PAGE, VERDICTS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -156,7 +156,7 @@ def test_every_plot_is_drawn_when_it_comes_near_and_nothing_leaves(open_page: Op
     for plot in PLOTS:
         state = visit.state(plot.name)
         assert state["drawn"] == state["shown"] > 0, plot.name
-        assert state["width"] > 350
+        assert state["width"] > 250
     assert last.locator(".main-svg").count() > 0
     assert visit.tab.title() == PAGE.title
     assert visit.tab.locator("#exhibit-nasty h3").text_content() == NASTY
@@ -196,8 +196,12 @@ def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None
     visit = open_page()
     before = visit.state("accuracy")
     assert (before["x"], before["xType"]) == ("bytes from all workers", "log")
-    buttons = visit.figure("accuracy").locator(".legend button")
-    assert buttons.count() == len(ACCURACY.series) + len(ACCURACY.marks)
+    buttons = visit.tab.locator("#section-mnist .legend button")
+    shared = buttons.filter(has_text="DiffSketch 50x")
+    shared.click()  # also in the plot beside it
+    assert visit.state("accuracy")["hidden"] == ["series-1"] * 2
+    assert visit.state("error")["hidden"] == ["series-0"]
+    shared.click()
     diverged = buttons.nth(3)
     diverged.click()
     after = visit.state("accuracy")
@@ -207,14 +211,12 @@ def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None
     assert diverged.get_attribute("aria-pressed") == "false"
     diverged.press("Enter")
     assert visit.state("accuracy")["drawn"] == before["drawn"]
-    visit.tab.keyboard.press("Tab")  # to the mark behind it
-    visit.tab.keyboard.press("Space")
-    assert visit.state("accuracy")["marks"] == [False]
-    visit.figure("accuracy").get_by_text("seconds", exact=True).click()
+    axes = visit.figure("accuracy").locator(".axes")
+    axes.select_option("2")
     after = visit.state("accuracy")
     assert (after["x"], after["xType"]) == ("seconds", "linear")
     assert after["first"] == pytest.approx(ACCURACY.series[0].other_x["seconds"][:2])
-    visit.tab.keyboard.press("ArrowLeft")
+    axes.press("ArrowUp")
     assert visit.state("accuracy")["x"] == "rounds"
     assert visit.figure("accuracy").locator("[data-action=log]").count() == 0  # of shares
     figure = visit.figure("error")
@@ -227,9 +229,9 @@ def test_series_axes_and_zoom_by_pointer_and_keyboard(open_page: Opener) -> None
     figure.locator(".canvas-box").press("ArrowRight")
     moved = visit.state("error")["range"]
     assert moved[0] > inner[0]
-    figure.locator(".legend button").first.click()
+    shared.click()
     assert visit.state("error")["range"] == pytest.approx(moved)  # toggling keeps the zoom
-    figure.locator(".legend button").first.click()
+    shared.click()
     figure.locator("[data-action=reset]").click()
     assert visit.state("error")["range"] == pytest.approx([low, high])
     assert visit.problems == []
@@ -297,9 +299,30 @@ def test_the_keyboard_reaches_the_content(open_page: Opener) -> None:
     assert visit.tab.evaluate("document.activeElement.className") == "skip"
     visit.tab.keyboard.press("Enter")
     assert visit.tab.evaluate("document.activeElement.id") == "content"
-    visit.tab.locator(".contents a").nth(1).press("Enter")
+    visit.tab.locator(".contents a").nth(2).press("Enter")
     assert visit.tab.url.endswith("#section-mnist")
     assert visit.tab.locator("#section-mnist h2").is_visible()
+    assert visit.problems == []
+
+
+@pytest.mark.parametrize("viewport", [{"width": 1440, "height": 500}, PHONE])
+def test_the_index_stays_in_view_and_verdicts_lead_there_and_back(
+    open_page: Opener, viewport: dict[str, int]
+) -> None:
+    visit = open_page(viewport=viewport)
+
+    def visible(place: str) -> bool:
+        box = visit.tab.locator(place).bounding_box()
+        assert box is not None
+        return box["y"] >= 0 and box["y"] + box["height"] <= viewport["height"]
+
+    for one in VERDICTS:
+        visit.tab.locator(f"#board-{one.name} a").click()
+        assert visit.tab.url.endswith(f"#claim-{one.name}")
+        assert visible(f"#claim-{one.name} .chip")
+        assert visible(".contents a >> nth=0")
+        visit.tab.locator(f"#claim-{one.name} .back").click()
+        assert visible(f"#board-{one.name}")
     assert visit.problems == []
 
 
@@ -325,9 +348,15 @@ def test_nothing_overflows_and_screenshots_are_kept(
         assert visit.state(plot.name)["width"] <= width
     if phone:
         assert width == PHONE["width"]
-        box = visit.tab.locator("#exhibit-claims .scroll")
-        assert box.evaluate("box => box.scrollWidth > box.clientWidth")  # the table, not the page
-    visit.tab.locator("summary").click()
+    # A verdict is never cut off, nor is a table with words: those are read from top to bottom.
+    boxes = visit.tab.locator("#exhibit-claims .scroll, .claims > li, .row > div, .column").all()
+    assert len(boxes) == 1 + len(VERDICTS) + 3 + 4
+    for box in boxes:
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+        right = box.evaluate("box => box.getBoundingClientRect().right")
+        assert right <= width
+    for summary in visit.tab.locator("summary").all():
+        summary.click()
     assert visit.tab.evaluate("document.documentElement.scrollWidth") <= width
     visit.tab.evaluate("scrollTo(0, 0)")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)

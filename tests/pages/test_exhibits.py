@@ -49,7 +49,7 @@ def test_names_that_no_file_should_have(name: str) -> None:
 def test_names_are_unique_also_without_capitals_and_in_folds() -> None:
     with pytest.raises(ArgumentError, match="be unique on its page, got name of exhibit='Error'"):
         page_of(sample.ERRORS, replace(sample.ERRORS, name="Error"))
-    folded = Section("s", "S", exhibits=(sample.SETTINGS,), details={"more": sample.SETTINGS})
+    folded = Section("s", "S", exhibits=(sample.SETTINGS,), details={"more": (sample.SETTINGS,)})
     with pytest.raises(ArgumentError, match="unique"):
         Page("t", "", (folded,))
     with pytest.raises(ArgumentError, match="name of section must be unique"):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from diffsketch.pages.charts import looks_of, to_png, to_svg
-from diffsketch.pages.exhibits import Cell, Page, Section, Table, all_exhibits
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, all_exhibits
 from diffsketch.pages.page import json_text, render, write_page
 from diffsketch.pages.tables import to_csv
-from tests.pages.sample import ACCURACY, ERRORS, NASTY, PAGE, SETTINGS
+from tests.pages.sample import ACCURACY, ERRORS, NASTY, PAGE, SETTINGS, VERDICTS
 
 VOID = {"meta", "link", "input", "br", "img"}
 SVG = {"path", "rect", "circle"}
@@ -64,16 +64,20 @@ def outline(text: str) -> Outline:
 
 def test_the_page_is_well_formed_and_has_all_parts(outline: Outline) -> None:
     tags = [tag for tag, _ in outline.elements]
-    assert tags.count("section") == 3
+    assert tags.count("section") == 4  # with the scoreboard
     assert tags.count("figure") == 5
     assert tags.count("table") == 2
-    assert tags.count("details") == 1
+    assert tags.count("details") == 3  # settings, notes, and the numbers of a verdict
     ids = [each["id"] for _, each in outline.elements if "id" in each]
     assert len(ids) == len(set(ids))
     links = [each["href"] for tag, each in outline.elements if tag == "a"]
     inside = {link[1:] for link in links if link is not None and link.startswith("#")}
     assert inside <= set(ids)
     assert "section-mnist" in inside
+    # Each verdict is linked from the scoreboard, and back; the index has the figure's number.
+    for one in VERDICTS:
+        assert {f"claim-{one.name}", f"board-{one.name}"} <= inside
+    assert ("b", "Figure 3") in outline.texts
     assert {"figures/error.svg", "figures/error.png", "data/error.csv"} <= set(links)
 
 
@@ -105,7 +109,7 @@ def test_only_the_scripts_that_the_policy_names_can_run(outline: Outline, text: 
 def test_text_is_shown_as_it_is(outline: Outline) -> None:
     shown = [data for tag, data in outline.texts if tag != "script"]
     assert any(NASTY in data for data in shown)
-    for place in ("h3", "td", "figcaption", "dd", "span"):
+    for place in ("h3", "td", "p", "q", "dd", "span", "a"):
         assert any(NASTY[:24] in data for tag, data in outline.texts if tag == place), place
 
 
@@ -119,8 +123,30 @@ def test_numbers_inside_are_json_and_end_no_script_element(outline: Outline) -> 
     assert json.loads(json_text(nasty)) == nasty
 
 
-def test_legends_say_what_an_epsilon_is(outline: Outline) -> None:
+def test_the_scoreboard_has_its_columns(text: str) -> None:
+    columns = re.findall(r"<h2>([^<]*) <b>(\d+)</b></h2>", text)
+    expected = [("holds", "1"), ("holds in part", "1"), ("fails", "1"), ("counted apart", "1")]
+    assert columns == expected
+    assert '<p class="score">Of 3 distinct claims 1 holds.</p>' in text
+
+
+def test_a_legend_names_methods_once_for_all_its_plots(text: str) -> None:
+    legend = re.findall(r'<button type="button" aria-pressed="true" data-series="([^"]*)"', text)
+    places = [place for one in legend for place in one.split()]
+    plots = [one for one in all_exhibits(PAGE) if isinstance(one, Plot)]
+    assert sorted(places) == sorted(
+        f"{plot.name}/series-{index}" for plot in plots for index, _ in enumerate(plot.series)
+    )
+    shared = "accuracy/series-1 error/series-0"  # DiffSketch 50x, in two plots
+    assert shared in legend
+    words = re.findall(r'<span class="words">(.*?)</span></button>', text)
+    assert len(words) == len(legend)
+    assert not any("trust" in one for one in words)
+
+
+def test_what_an_epsilon_is_worth_is_said_once_a_figure(outline: Outline) -> None:
     words = " ".join("".join(data for tag, data in outline.texts if tag == "span").split())
+    assert words.count("ε = 7.99 at δ = 1e-05 over 60 rounds") == 2  # and in a table
     assert "ε = 7.99 at δ = 1e-05 over 60 rounds" in words
     assert "client unit, replace, distributed trust" in words
     assert "ε = 1 a round" in words
@@ -143,6 +169,7 @@ def test_verdicts_are_chips() -> None:
         "Holds in part: 2 points below": ("part", " 2 points below"),
         "fails, by 3": ("fails", " by 3"),
         "not measured": ("unmeasured", ""),
+        "not judged": ("unmeasured", ""),
         "holdsworth": None,
         "it fails": None,
     }
@@ -157,19 +184,25 @@ def test_verdicts_are_chips() -> None:
 def test_cells_sort_by_their_numbers() -> None:
     number, nothing, infinite, undefined, truth = cells(1234.5, None, math.inf, math.nan, True)
     assert 'data-sort="1,234" data-number="1234.5"' in number
-    assert "data-" not in nothing
+    assert "data-sort" not in nothing
     assert 'data-number="Infinity"' in infinite
     assert "data-number" not in undefined + truth
 
 
 def test_small_pages() -> None:
     text = render(Page("Title", "", (Section("one", "One"),)))
-    for absent in ('class="contents"', 'class="notice" role', "What made this page", 'downloads">'):
+    for absent in (
+        'class="contents"',
+        'id="section-board"',
+        'class="notice" role',
+        "What made this page",
+        'downloads">',
+    ):
         assert absent not in text
     render(Page("Nothing", "", ()))
 
 
-SMALL = Page("Small", "", (Section("s", "S", exhibits=(ERRORS,), details={"more": SETTINGS}),))
+SMALL = Page("Small", "", (Section("s", "S", exhibits=(ERRORS,), details={"more": (SETTINGS,)}),))
 
 
 def below(directory: Path) -> list[str]:

@@ -149,6 +149,7 @@ def test_names_are_those_of_the_library() -> None:
         ("--population 10", "--workers stands for"),
         ("--sampling poisson", "--sampling must not be poisson but for client unit"),
         ("--unit example", "--unit must be client or coordinate"),
+        ("--free", "--free finds the size itself: leave out --bytes and --code"),
         ("--json --code", "--json and --code do not go together"),
         (None, "--cohort must be given, or --workers"),
     ],
@@ -175,5 +176,8 @@ def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
     printed = plain(run(["plan", "--dim", "7850", "--workers", "10", "--rounds", "5000",
                          "--bytes", "8"]))  # fmt: skip
     assert "3,925x" in printed
-    assert "diffsketch run --method sketch --rows 1 --cols 22 --bits 2" in printed
+    where = "--task mnist --workers 10 --rounds 5000"
+    assert f"diffsketch run {where} --method sketch --rows 1 --cols 22 --bits 2" in printed
+    other = plain(run(["plan", "--dim", "99", "--workers", "10", "--rounds", "5", "--bytes", "8"]))
+    assert "diffsketch run" not in other
     assert "No privacy" in printed

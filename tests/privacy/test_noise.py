@@ -102,6 +102,7 @@ def test_wide_whole_numbers_have_their_law(noise: Noise, name: str, scale: float
     assert digits(values // 61 * 61 + values % 60) < CHANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["norm", "laplace"])
 def test_continuous_noise_has_its_law(name: str, dtype: torch.dtype) -> None:

@@ -26,6 +26,7 @@ from diffsketch.privacy.theorems import (
     estimate_sigma,
     estimates,
     expected_gap,
+    least_padding,
     lemma1_error,
     padding_for,
     query_variance,
@@ -219,6 +220,15 @@ def test_many_workers_at_once() -> None:
     assert torch.isinf(many).sum() == 3
     for dim, cols in ((4, 4), (3000, 1)):
         assert torch.isinf(claimed_per_round(dim, 5, cols, alpha=alpha, sigma=sigma)).all()
+    for target, most in ((1e-3, 10**6), (1e-3, 2000), (0.5, 0), (1e9, 100)):
+        lengths, claims = least_padding(target, 3000, 5, 4, alpha=alpha, sigma=sigma, most=most)
+        for a, s, length, claimed in zip(
+            alpha.tolist(), sigma.tolist(), lengths.tolist(), claims.tolist(), strict=True
+        ):
+            needed = padding_for(target, 3000, 5, 4, alpha=a, sigma=s)
+            fits = isinstance(needed, int) and needed <= most
+            assert length == (needed if fits else 0)
+            assert (claimed <= target) == fits
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(ArgumentError, match="alpha"):
             claimed_per_round(3000, 5, 4, alpha=torch.tensor([1.0, bad]), sigma=sigma[:2])

@@ -143,10 +143,10 @@ def test_every_case_of_the_settings_file_can_be_made() -> None:
     cases = {
         each.name: read_audit(each.settings, 7850)[1](vectors)
         for each in load("audit", reduced=False).measurements
-        if each.settings["case"] != "inversion"
+        if each.settings["case"] not in ("inversion", "secret-hashes")
     }
-    assert len(cases) == 17
-    assert len({case.name for case in cases.values()}) >= 16
+    assert len(cases) == 18
+    assert len({case.name for case in cases.values()}) >= 17
 
 
 def test_settings_are_checked() -> None:
@@ -163,3 +163,15 @@ def test_settings_are_checked() -> None:
         read_audit({**laplace, "case": "sketch-laplace", "typo": 1}, DIM)
     with pytest.raises(ArgumentError, match="sketch-laplace needs rows"):
         read_audit({**laplace, "case": "sketch-laplace"}, DIM)
+
+
+def test_secret_hashes_are_calculated() -> None:
+    given = {"case": "secret-hashes", "tables": "2000 1 2, 2000 5 2, 7850 7 15"}
+    found = measure_audit(given, seed=0, on_progress=lambda _: None)["secret"]
+    assert [each["table"] for each in found] == ["1 x 2 of 2,000", "5 x 2 of 2,000",
+                                                 "7 x 15 of 7,850"]  # fmt: skip
+    assert found[0]["claimed"] == pytest.approx(0.0477, rel=0.01)
+    assert found[0]["exact"] < found[0]["bound"] < found[0]["claimed"]
+    assert found[1]["exact"] is None
+    assert found[1]["bound"] < found[1]["claimed"]
+    assert found[2]["claimed"] is None

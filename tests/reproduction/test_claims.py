@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import FunctionType
 
 import pytest
 
-from diffsketch.pages.exhibits import Table
 from diffsketch.reproduction import rules
 from diffsketch.reproduction.claims import (
     ClaimVerdict,
@@ -15,8 +15,8 @@ from diffsketch.reproduction.claims import (
     MissingFactError,
     Standing,
     Verdicts,
-    claim_tables,
     count_standings,
+    figure_row,
     judge,
     judged,
     statements,
@@ -34,13 +34,14 @@ from tests.reproduction.claim_cases import (
     Flip,
     against,
     local,
+    shaped,
 )
 
 
 @pytest.fixture(scope="module")
 def verdicts() -> Verdicts:
     """The verdicts of one experiment, and of one that gave next to nothing."""
-    return judged({**local(0.0, {}), "mnist": {"seeds": 5.0}})
+    return judged({**local({}), "mnist": {"seeds": 5.0}})
 
 
 def run(flip: Flip) -> ClaimVerdict:
@@ -88,6 +89,20 @@ def test_a_gap_within_its_error_is_no_gap() -> None:
         assert run(Flip("mnist-accuracy", standing, facts)).standing is standing
 
 
+def test_the_reading_that_does_best_counts_and_is_compared_with_its_like() -> None:
+    facts = against("mnist", (0.5, 0.7))
+    assert run(Flip("mnist-accuracy", FAILS, facts)).standing is FAILS
+    panel, masked = "50x, epsilon 0.1", " with masks"
+    facts["mnist"] |= {f"accuracy/{panel}/{OURS}{masked}": 0.8}
+    verdict = run(Flip("mnist-accuracy", HOLDS, facts))
+    assert verdict.standing is HOLDS
+    assert "80% (with masks) against 70%" in verdict.measured
+    # Not against what has no masks, where the other was run with them; and nothing that is proven.
+    facts["mnist"] |= {f"accuracy/{panel}/{SKETCH}{masked}": 0.85,
+                       f"accuracy/{panel}/{OURS}, proven": 0.9}  # fmt: skip
+    assert run(Flip("mnist-accuracy", FAILS, facts)).standing is FAILS
+
+
 @pytest.mark.parametrize(
     ("experiment", "lines"),
     [
@@ -106,26 +121,47 @@ def test_rules_read_lines_that_the_settings_have(experiment: str, lines: set[str
     assert any(lines <= found for found in panels.values())
 
 
-def test_every_claim_is_shown_once_after_a_few_of_them_and_the_counts(verdicts: Verdicts) -> None:
-    few, numbers, *tables = claim_tables(verdicts, reduced=False)
-    assert isinstance(few, Table)
-    assert isinstance(numbers, Table)
-    shown = [row for table in tables if isinstance(table, Table) for row in table.rows]
-    said = {f"“{one.quote}”": str(verdict) for one, verdict in verdicts.items()}
-    assert sorted((row[0], row[2]) for row in shown) == sorted(said.items())
-    assert len({each.name for each in statements()}) == len(statements()) == len(said) >= 60
-    assert {name for each in statements() for name in each.experiments} <= set(names())
-    assert len(few.rows) >= 5
-    assert all(said[str(quote)] == verdict for quote, verdict in few.rows)
-    assert any(str(verdict).startswith("fails") for _, verdict in few.rows)
+def test_distinct_claims_are_counted_and_the_rest_apart(verdicts: Verdicts) -> None:
+    assert len({each.name for each in statements()}) == len(statements()) >= 60
+    assert {name for each in statements() for name in each.experiments} <= {
+        *names(),
+        "choices",
+        "scope",
+    }
+    asides = Counter(each.aside for each in statements() if each.aside)
+    assert asides["slip"] == asides["disclaimer"] == 3
+    repeated = {name for name in asides if name not in ("slip", "disclaimer")}
+    assert repeated <= {each.name for each in statements() if not each.aside}
     counts = count_standings(verdicts)
-    assert list(counts) == ["holds", "holds in part", "fails", "not measured"]
-    assert sum(counts.values()) == len(statements())
-    assert numbers.rows[-1] == ("All", *counts.values())
-    assert f"{counts['fails']} fail, and {counts['not measured']} are" in summary_text(verdicts)
-    for reduced, few_of_all in ((True, 1), (False, 0)):
-        for table in claim_tables(verdicts, reduced=reduced)[few_of_all:]:
-            assert table.caption.startswith("These are the verdicts of a reduced run") is reduced
+    assert sum(counts.values()) == len(statements()) - asides.total()
+    said = summary_text(verdicts)
+    assert said.startswith(f"Of {sum(counts.values())} distinct claims of the paper: ")
+    assert f"{counts['not measured']} are not measured (counted apart: 3 slips of" in said
+
+
+def test_a_reduced_run_judges_nothing() -> None:
+    found = judged(local({"none": 0.9}), reduced=True)
+    assert list(found) == list(statements())
+    assert {str(verdict) for verdict in found.values()} == {
+        "not judged (a reduced run judges nothing)"
+    }
+    assert list(count_standings(found)) == ["not judged"]
+
+
+def test_a_figure_in_one_row() -> None:
+    facts = against("mnist", (0.5, 0.7), (0.9, 0.8))
+    panel = "50x, epsilon 0.1"
+    facts["mnist"] |= {
+        f"accuracy/{panel}/{OURS}, least": 0.8,
+        f"accuracy/{panel}/{OURS}, proven": 0.6,
+    }
+    row = figure_row("mnist", facts)
+    assert row["letter"].splitlines()[0] == f"{panel}: 50% against 70%;"
+    assert row["best"].splitlines()[0] == f"{panel}: 80% (least) against 70%;"
+    assert row["proven"].splitlines()[0] == f"{panel}: 60%;"
+    assert figure_row("gradients", facts)["letter"] == "not measured"
+    assert "50% of the coordinates" in figure_row("gradients", shaped(zeros=0.5))["letter"]
+    assert all(text for name in names() for text in figure_row(name, {}).values())
 
 
 def test_what_was_not_run_is_not_measured_and_says_what_to_run(verdicts: Verdicts) -> None:

@@ -63,9 +63,12 @@ def test_distributions() -> None:
     assert isinstance(table, Table)
     assert len(table.rows) == 3
     width = measured["edges"][1] - measured["edges"][0]
-    inside = sum(sum(v["counts"]) for v in measured["vectors"]) / (3 * 7850)
-    assert sum(density(measured)) * width == pytest.approx(inside)
-    assert inside > 0.99
+    for place, vector in enumerate(measured["vectors"]):
+        inside = sum(vector["counts"]) / 7850
+        assert sum(density(measured, place)) * width == pytest.approx(inside)
+        assert inside > 0.99
+        assert drawn.facts[f"vector/{place + 1}/ks"] == vector["ks"]
+    assert drawn.facts["gaussian-vectors"] == 0
 
 
 def test_slope_of_a_power() -> None:

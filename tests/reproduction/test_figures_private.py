@@ -48,7 +48,8 @@ def audited() -> dict[Any, Any]:
                    "unit": "coordinate", "relation": "replace", "trust": "local"}  # fmt: skip
         bare = {"message": "bare", "claimed_by_theorem_1": claimed, "guaranteed": None,
                 "mean_similarity": 0.9, "least_similarity": 0.8, "labels_right": 1.0}  # fmt: skip
-        found[job] = {"images": 1, "inversion": [bare]}
+        batch = {**bare, "message": "batch", "mean_similarity": 0.4}
+        found[job] = {"images": 1, "inversion": [bare], "batches": [batch]}
     return found
 
 
@@ -62,6 +63,7 @@ def test_drawing(audited: dict[Any, Any]) -> None:
     assert (facts["broken"], facts["claims"]) == (1, 1)
     assert facts["proven-stands"] is True
     assert facts["inversion/similarity/bare"] == 0.9
+    assert facts["inversion-batch/similarity/batch"] == 0.4
     assert drawn.lead.startswith("1 of 1 claimed")
     assert any("0.03 for any of the 3" in text for text in drawn.text)
     names = [exhibit.name for exhibit in drawn.proven]
@@ -81,6 +83,22 @@ def test_a_proven_bound_that_is_exceeded_is_said(audited: dict[Any, Any]) -> Non
     measured = epsilon_of(data["measured_lower_bound"])
     assert (measured.basis, measured.scope.unit) == (Basis.MEASURED, Unit.CLIENT)
     assert epsilon_of({**data["claimed"], "epsilon": None}).value == float("inf")
+
+
+@pytest.mark.parametrize(("bound", "holds"), [(0.1, True), (0.3, False), (None, False)])
+def test_secret_hashes(bound: float | None, holds: bool) -> None:
+    calculated = Measurement("secret", "audit", {"case": "secret-hashes", "tables": ""})
+    whole = experiment_of("audit", "audit", seeds=1, measurements=(calculated,))
+    first = {"table": "5 x 2 of 9", "claimed": 0.2, "exact": None, "bound": bound}
+    second = {"table": "7 x 9 of 9", "claimed": None, "exact": None, "bound": 0.4}
+    drawn = checked(draw_audits(whole, {whole.jobs[0]: {"secret": [first, second], "delta": 1e-5}}))
+    assert drawn.facts["secret/holds"] is holds
+    assert drawn.facts["secret/claimed/5 x 2 of 9"] == 0.2
+    (table,) = (one for one in drawn.exhibits if one.name == "audit-secret")
+    assert isinstance(table, Table)
+    assert isinstance(table.rows[0][1], Epsilon)
+    assert table.rows[0][1].basis is Basis.CLAIMED
+    assert table.rows[1][1:] == (None, None, 0.4)  # a number, and no guarantee
 
 
 SETTINGS: dict[str, Any] = {

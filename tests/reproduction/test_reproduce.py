@@ -18,7 +18,13 @@ from rich.console import Console
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
 from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.reproduction.claims import ClaimVerdict, Standing, Statement, statements
+from diffsketch.reproduction.claims import (
+    ClaimVerdict,
+    Standing,
+    Statement,
+    judged,
+    statements,
+)
 from diffsketch.reproduction.experiments import Experiment, Results
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
@@ -33,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.register(monkeypatch)
     # The formulas of some of the rules take seconds; `test_claims.py` has them.
     verdict = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.")
-    monkeypatch.setattr(f"{HERE}.judged", lambda _: dict.fromkeys(statements(), verdict))
+    monkeypatch.setattr(f"{HERE}.judged", lambda *_, **__: dict.fromkeys(statements(), verdict))
     return tiny.both(tmp_path / "settings")
 
 
@@ -102,7 +108,7 @@ def test_results_and_page(folder: Path, tmp_path: Path) -> None:
     assert two["facts"]["most"] == "inf"
     seen = text_of(output)
     for text in (
-        "Figure 0", "Small it is.", "The paper: It is small.", "What is true: Proven",
+        "Figure 0", "Small it is.", "the paper says It is small.", "What is true", "Proven",
         "diffsketch run --workers 3", "diffsketch reproduce two",
         "Seeds 0 to 1", "torch",
     ):  # fmt: skip
@@ -124,8 +130,10 @@ def test_a_full_run_judges_once_and_draws_each_picture_once(
         plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
         return replace(plain(experiment, results), exhibits=(plot,))
 
-    def judge_all(facts: Any) -> dict[Statement, ClaimVerdict]:
+    def judge_all(facts: Any, *, reduced: bool, show: Any) -> dict[Statement, ClaimVerdict]:
         asked.append(facts)
+        show(0.5)
+        assert not reduced
         return dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "Nothing."))
 
     def picture(plot: Plot, _: Any, *, form: str) -> bytes:
@@ -136,7 +144,10 @@ def test_a_full_run_judges_once_and_draws_each_picture_once(
         monkeypatch.setattr(f"diffsketch.pages.charts.to_{form}", partial(picture, form=form))
     monkeypatch.setattr(f"{HERE}.judged", judge_all)
     tiny.register(monkeypatch, draw=with_plot)
-    run(output, folder)
+    printed = run(output, folder)
+    for text in ("Drawing the figures: 0%", "Judging the claims: 50%", "Making the pictures: 50%"):
+        assert text in printed
+    assert "distinct claims of the paper" in printed
     assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]
     # Both the page and the document have them.
     for name in ("one-plot.svg", "two-plot.svg"):
@@ -160,6 +171,19 @@ def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:
     assert results_of(output)["reduced"]
     assert "diffsketch reproduce --quick" in text_of(output)
     assert not (output / "reproduction.md").exists()
+
+
+def test_quick_judges_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{HERE}.judged", judged)
+    printed = run(tmp_path / "out", folder, "one", reduced=True)
+    assert re.search(r"Of \d+ distinct claims of the paper: \d+ are\s+not judged", printed)
+    verdicts = {one["verdict"].partition(" (")[0] for one in results_of(tmp_path / "out")["claims"]}
+    assert verdicts == {"not judged"}
+    seen = text_of(tmp_path / "out")
+    assert "not judged" in seen
+    assert "holds in part" not in seen
 
 
 def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None:

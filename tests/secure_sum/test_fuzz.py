@@ -5,6 +5,7 @@ Changed messages get a new checksum, so that they come further than accidents do
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ def refused(server: SecureSumServer, reply: bytes) -> bool:
     return False
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(STAGES), KINDS, st.sampled_from([1, 9, SERVER]))
 def test_random_bytes(data: bytes, stage: Stage, kind: MessageKind, sender: int) -> None:
@@ -82,6 +84,7 @@ def changed(data: bytes, how: list[tuple[str, int, bytes]]) -> bytes:
     return data
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(STAGES), changes(), st.booleans(), st.booleans())
 def test_changed_messages(

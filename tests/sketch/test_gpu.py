@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -160,9 +162,13 @@ def test_rounding_of_cells(cells: int, bits: int) -> None:
     kind, half = torch.int16 if bits > 8 else torch.int8, 1 << (bits - 1)
     expected = rounded(tables, step, keys)
     kept = expected.clamp(-half, half - 1)
-    for extra, given in ((0, keys), (3, keys.cuda())):
+    for extra, given, order in ((0, keys, 4.0), (3, keys.cuda(), math.inf)):
         out = torch.full((3, cells + extra), 99, dtype=kind, device="cuda")
-        found = gpu.round_cells(tables, step, bits, given, out[:, :cells])
+        found, norms = gpu.round_cells(
+            tables, step, bits, given, out[:, :cells], shift=0.0, order=order
+        )
+        exact = torch.linalg.vector_norm(tables.double(), ord=order, dim=1) / step
+        torch.testing.assert_close(norms.double(), exact, rtol=1e-5, atol=0)
         assert torch.equal(out[:, :cells].cpu().long(), kept)
         assert (out[:, cells:] == 99).all()
         assert torch.equal(found.cpu(), (expected != kept).sum(dim=1))

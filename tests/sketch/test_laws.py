@@ -92,6 +92,7 @@ def pair_statistics(
 PAIRS = SketchLayout(100_000, 64, 40, "blocked")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cols", [7, 40, 150])
 def test_collisions_and_signs(family: Family, cols: int) -> None:
@@ -182,6 +183,7 @@ def test_unbiased_with_bounded_variance(family: Family, name: str, cols: int) ->
     assert sigmas(norm, 1) < SIGMAS
 
 
+@pytest.mark.slow
 def test_clusters_notice_a_bad_block_scheme() -> None:
     """Neighbours' errors must not add up, and the norm's error must stay what it was."""
     layout, vector = SketchLayout(4000, 2, 300, "blocked"), vectors(4000)["clusters"]

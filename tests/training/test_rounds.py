@@ -184,6 +184,8 @@ def test_half_is_kept_by_hand() -> None:
     vectors = torch.tensor([[1.0, 9.0, 3.5, -4.0, 5.1], [0.0, 2.0, 3.0, 9.0, 5.0]])
     kept = kept_half(mean, vectors)
     assert kept.tolist() == [[True, False, True, False, True], [False, True, True, False, True]]
+    # Of equal gaps the first ones are dropped.
+    assert kept_half(torch.zeros(5), torch.ones(1, 5)).tolist() == [[False] * 2 + [True] * 3]
     shared = corrected(mean, vectors, "shared")
     assert shared.tolist() == [0.5, 1.0, 3.0, 0.0, 5.0]
     assert corrected(mean, vectors, "drift").tolist() == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, Simu
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
 from diffsketch.training import simulation as engine
-from diffsketch.training.rounds import DistributedSGD, FetchSGD, ServerOptimizer
+from diffsketch.training.rounds import CLIP_BYTES, DistributedSGD, FetchSGD, ServerOptimizer
 from diffsketch.training.sampling import (
     AllDevices,
     PoissonDevices,
@@ -30,6 +31,7 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
+from diffsketch.training.simulation import SaturatedCells
 from diffsketch.training.tasks import Task
 from tests.training.reference import (
     DEVICES,
@@ -71,6 +73,35 @@ def test_fresh_and_fixed_hashes() -> None:
     for index in range(3):
         assert fresh.step().published.seed == key.seed(index)
         assert fixed.step().published.seed == key.seed(0)
+
+
+def test_the_first_limit_suits_the_first_vectors() -> None:
+    """Without, nearly all cells of the first round saturate; a limit that is given stays."""
+    few = PlainSketch(DIM, 1, 9, bits=4)
+    given = PlainSketch(DIM, 1, 9, bits=4, cell_limit=1e-6)
+    agreed, growing = simulate(few).step(), simulate(given).step()
+    assert agreed.summed.saturated is not None
+    assert growing.summed.saturated is not None
+    assert agreed.summed.saturated <= 3
+    assert growing.summed.saturated > 9
+    assert growing.published.clip == 1e-6
+    told = CLIP_BYTES * len(agreed.cohort)  # what suits each worker, and what all take
+    assert (agreed.bytes_up - growing.bytes_up, agreed.bytes_down - growing.bytes_down) == (
+        told, told,
+    )  # fmt: skip
+
+
+def test_cells_that_saturate_for_long_are_told_once() -> None:
+    simulation = simulate(PlainSketch(DIM, 1, 9, bits=4, cell_limit=1e-12))
+    with pytest.warns(SaturatedCells) as told:
+        _ = [simulation.step() for _ in range(8)]
+    assert len(told) == 1
+    assert "round 2: more than half of all cells were beyond their limit" in str(told[0].message)
+    quiet = simulate(PlainSketch(DIM, 1, 9, bits=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            quiet.step()
 
 
 def test_noise_is_that_of_the_workers() -> None:

@@ -338,7 +338,8 @@ def test_interrupts_at_any_line_leave_a_whole_state() -> None:
     for at in np.linspace(1, lines, 40).astype(int).tolist():
         simulation = simulate(LOCAL, **options)
         simulation.load_state(before)
-        interrupted_step(simulation, at)
+        with torch.enable_grad():  # torch's own contexts, interrupted at their end, leave it off
+            interrupted_step(simulation, at)
         state = simulation.state()
         assert same(state, before) or same(state, after)
         outcomes.append(same(state, before))

@@ -398,6 +398,9 @@ def test_whatever_was_not_agreed_is_found(message: Message) -> None:
         wanted = {"expected": form, **ABOUT, "sender": sender} | other
         with pytest.raises(WireError):
             Message.from_agreed(data, **wanted)
+    if sender == SERVER:
+        with pytest.raises(WireError, match="sum of 7 messages, and 1 to 6 are expected"):
+            Message.from_agreed(data, form, **ABOUT, sender=sender, most=6)
     for place in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[place // 8] ^= 1 << (place % 8)

@@ -21,7 +21,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds, and say what they brought and cost."""
     config = context.run_config
     nodes, task = int(config["nodes"]), task_of(config)
-    inside = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=nodes)
+    while len(list(grid.get_node_ids())) < nodes:  # later rounds go on without those that are lost
+        time.sleep(0.5)
+    least = int(config["min-replies"])
+    inside = FedAvg(fraction_evaluate=0.0, min_train_nodes=least, min_available_nodes=least)
     strategy = SketchStrategy(inside, plan_of(config), key=find_sketch_key())
     times: list[float] = []
 

@@ -69,7 +69,7 @@ def page_of_runs(paths: Iterable[Path], *, title: str = "", command: str = "") -
         leads += best
         exhibits: tuple[Exhibit, ...] = plots_of(lines, prefix=task)
         exhibits += (table_of(lines, prefix=task),)
-        details = _details(lines, prefix=task)
+        details = {heading: (one,) for heading, one in _details(lines, prefix=task).items()}
         sections.append(Section(task, name, lead, exhibits, details=details))
         all_lines += lines
     meanings = []
@@ -319,6 +319,7 @@ def results_of(line: RunLine) -> dict[str, Any]:
         "Bytes down": round(_mean([run.sent[1] for run in begun]) or 0),
         "Compression": raw / sent if sent else None,
         "Messages with noise, %": _mean([run.curve[-1].noised_share for run in begun], 100),
+        "Saturated cells, %": _mean([one.get("saturated_share") for one in summaries], 100),
         "Milliseconds a round": _mean([run.seconds for run in line.runs], 1000),
     }
 

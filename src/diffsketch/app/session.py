@@ -28,7 +28,7 @@ from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.privacy.accounting.accountant import BudgetExceeded
-from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, KeyTrust, Scope, SecretScope
 from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, RoundResult
 
@@ -64,7 +64,8 @@ def bytes_in_words(count: float) -> str:
 
 def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
     """The epsilon that `Epsilon.to_json` wrote."""
-    scope = Scope(Unit(data["unit"]), Relation(data["relation"]), Trust(data["trust"]))
+    kind = SecretScope if data["trust"] in list(KeyTrust) else Scope
+    scope = kind(data["unit"], data["relation"], data["trust"])
     value = math.inf if data["value"] is None else data["value"]
     return Epsilon(
         value, data["delta"], data["rounds"], Basis(data["basis"]), scope, data["simulated"]

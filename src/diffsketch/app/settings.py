@@ -31,6 +31,7 @@ MethodName: TypeAlias = Literal[
     "gaussian",
     "skellam",
     "projunit",
+    "sgm",
 ]
 """Those of `diffsketch.methods.base`, which takes PyTorch to import."""
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
@@ -142,7 +143,16 @@ class RunConfig(Options):
         "Epsilon of one message or round, for methods that are set by it.", ge=1e-6
     )
     padding: int | None = _method("Gaussian numbers appended to each vector.", ge=0)
-    std: float | None = _method("Standard deviation of appended numbers.", gt=0)
+    appended: Literal["fixed", "least"] | None = _method(
+        "diffsketch: --padding numbers to every vector, or to each as many of them as it needs."
+    )
+    percentile: Literal["sizes", "signed"] | None = _method(
+        "The paper's alpha: 90th percentile of the coordinates' sizes, or of the coordinates."
+    )
+    shortfall: Literal["whole", "graded"] | None = _method(
+        "diffsketch: Laplace noise that would do alone, or the part of it that is missing."
+    )
+    std: float | None = _method("Standard deviation of appended numbers, or of noise (sgm).", gt=0)
     clip: float | None = _method("Limit of what a worker contributes.", gt=0, le=1e30)
     clip_quantile: float | None = _method(
         "Share of workers that should not need clipping: --clip is then the first round's, and "
@@ -163,7 +173,7 @@ class RunConfig(Options):
     )
     cell_limit: float | None = _method(
         "Limit of a rounded cell in the first round, with --bits below 32.",
-        means="1e-6, from which it grows",
+        means="what suits the first vectors, or where something is claimed 1e-6, to grow",
         gt=0,
     )
     granularity: float | None = _method(
@@ -176,7 +186,10 @@ class RunConfig(Options):
     trials: int | None = _method("cpsgd: trials of the binomial noise (m).", ge=1)
     limit: float | None = _method("cpsgd: range of a coordinate (X).", gt=0)
     rotate: bool | None = _method("cpsgd: rotate vectors first.")
-    size: int | None = _method("projunit: numbers of a message.", ge=1)
+    size: int | None = _method("projunit and sgm: numbers of a message.", ge=1)
+    projected_clip: float | None = _method(
+        "sgm: norm of a projected vector, which makes its claim a proven one.", means="none", gt=0
+    )
     correction: Literal["off", "shared", "drift"] = _method(
         "The paper's error correction (sgd); not private.", default="off"
     )

@@ -72,16 +72,20 @@ class Adversary(StrEnum):
     OTHERS_UNKNOWN = "public hashes, others unknown"
     SECRET_HASHES = "secret hashes, others unknown"  # noqa: S105
     SECRET_HASHES_OTHERS_KNOWN = "secret hashes, others known"  # noqa: S105
+    SECRET_PROJECTION = "secret projection, all else known"  # noqa: S105
 
     @property
     def knows_hashes(self) -> bool:
-        """Whether the hashes are public, so that they stay the same over all trials."""
-        return self in (Adversary.ALL_KNOWN, Adversary.OTHERS_UNKNOWN)
+        """Whether the hashes are public, so that they stay the same over all trials.
+
+        Secret projections are no hashes: protocols draw them anew for each trial, like noise.
+        """
+        return self not in (Adversary.SECRET_HASHES, Adversary.SECRET_HASHES_OTHERS_KNOWN)
 
     @property
     def knows_others(self) -> bool:
         """Whether all but the unit under attack is known."""
-        return self in (Adversary.ALL_KNOWN, Adversary.SECRET_HASHES_OTHERS_KNOWN)
+        return self not in (Adversary.OTHERS_UNKNOWN, Adversary.SECRET_HASHES)
 
 
 @dataclass(frozen=True, eq=False)

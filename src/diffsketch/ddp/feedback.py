@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_positive
 from diffsketch.methods.base import Method
 from diffsketch.methods.client_noise import SketchGaussian, SketchSkellam
 from diffsketch.methods.plain import PlainSketch, TableMethod
@@ -88,7 +88,8 @@ class ErrorFeedback:
             variance *= 1 + method.grid.rounding_share
         if immediate is None:
             immediate = min(1.0, math.sqrt(_VARIANCE / max(variance, _VARIANCE)))
-        check(0 < immediate <= 1, "immediate", "be in (0, 1]", immediate)
+        check_positive("immediate", immediate)
+        check(immediate <= 1, "immediate", "be in (0, 1]", immediate)
         self.later = 1 / (1 + variance)
         self.immediate = max(immediate, self.later)
         self.memory: Tensor | None = None

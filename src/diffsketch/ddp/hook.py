@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp.agreement import SavedByState, digest_of, fail_together
 from diffsketch.ddp.group import GroupMean, Scaler
 from diffsketch.ddp.weights import sharded_kinds, trained
-from diffsketch.errors import ArgumentError, MismatchError, check_between
+from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
@@ -381,6 +381,8 @@ def sketch_state(
         check_averaged(model)
         if (seed is None) == (key is None):
             raise ArgumentError("seed or key must be given, and not both")
+        if seed is not None:
+            check_whole("seed", seed, least=0)
         if isinstance(method, str):
             dim = sum(parameter.numel() for parameter in trained(model).values())
             started = dist.is_available() and dist.is_initialized()  # or the group will say so

@@ -34,7 +34,7 @@ from diffsketch.ddp.hook import (
 )
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
 from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_between
-from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
+from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
 from diffsketch.methods.base import Method, build_method, is_finite, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
@@ -172,7 +172,7 @@ class LocalSteps(SavedByState):
         account_file: str | Path | None = None,
         **settings: object,
     ) -> None:
-        self.steps, self._since, self._behind = 0, 0, False
+        self.steps, self._since, self._behind, self._finished = 0, 0, False, False
         self._every, self._delay, self._group = every, delay, group
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
         self._inside: list[dist.ProcessGroup] = []
@@ -190,10 +190,14 @@ class LocalSteps(SavedByState):
             check_whole("every", every, least=1)
             check_whole("fragments", fragments, least=1, most=min(every, self._weights.dim))
             check_whole("delay", delay, least=0, most=every - 1)
-            check(0 < outer_lr < 100, "outer_lr", "be in (0, 100)", outer_lr)
-            check(0 <= outer_momentum < 1, "outer_momentum", "be in [0, 1)", outer_momentum)
+            check_positive("outer_lr", outer_lr)
+            check(outer_lr < 100, "outer_lr", "be in (0, 100)", outer_lr)
+            good = isinstance(outer_momentum, int | float) and 0 <= outer_momentum < 1
+            check(good, "outer_momentum", "be in [0, 1)", outer_momentum)
             if (seed is None) == (key is None):
                 raise ArgumentError("seed or key must be given, and not both")
+            if seed is not None:
+                check_whole("seed", seed, least=0)
             secret = SketchKey.from_integer(seed) if seed is not None else key
             dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
             methods: list[Method] = []
@@ -268,6 +272,11 @@ class LocalSteps(SavedByState):
             BudgetExceeded: The exchange would cost too much. Nothing was sent.
             MismatchError: Ranks disagree, or another one failed. All ranks raise.
         """
+        if self._finished:
+            raise ArgumentError(
+                f"step must not follow finish with a StoreGroup, got step {self.steps + 1}: the "
+                "run is over for all ranks; make another LocalSteps over an empty store"
+            )
         self.steps += 1
         self._since += 1
         with torch.no_grad():
@@ -296,6 +305,7 @@ class LocalSteps(SavedByState):
                 self._apply_rounds(one, self._rounds(one, due=True, last=True))
                 self._apply_rounds(one, self._rest(one))
                 self._common.move(0, None)
+                self._finished = True
                 return
             for one in self._fragments:
                 if one.at is not None:
@@ -437,6 +447,7 @@ class LocalSteps(SavedByState):
             "outer_lr": repr(self._outer_lr),
             "outer_momentum": repr(self._outer_momentum),
             "layout of the parameters": self._weights.layout,
+            "frozen parameters": self._weights.frozen,
         }
         if not self._sends_first_weights(mean):
             compared["first weights"] = f"{bits_digest(self._weights.parts):016x}"

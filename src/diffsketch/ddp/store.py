@@ -370,7 +370,8 @@ class StoreMean(GroupMean):
         device = torch.device("cpu") if self._like is None else self._like.device
         if not mine and peers.until(lambda: peers.has(name), seconds=peers.wait):
             data = peers.store.get(name)
-            read = Message.from_agreed(data, method.total_format, sender=SERVER, **about)
+            form, most = method.total_format, peers.world
+            read = Message.from_agreed(data, form, sender=SERVER, most=most, **about)
             if read.count != len(reports):
                 raise WireError(f"the sum is of {read.count} messages, and not of {len(reports)}")
             return read.cells.to(device)

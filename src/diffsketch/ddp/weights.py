@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,8 +30,8 @@ def sharded_kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
     return modules, () if kind is None else (kind,)
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name, in the model's order.
+def trained(model: nn.Module, *, trained: bool = True) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient (or none), by name, in the model's order.
 
     Those that DDP is told to ignore are left out.
     """
@@ -40,7 +41,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        if parameter.requires_grad == trained and name not in ignored
     }
 
 
@@ -208,6 +209,12 @@ class LocalWeights:
             for (name, one), part in zip(self.parameters.items(), parts, strict=True)
         ]
         self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
+        frozen = []
+        for name, one in trained(model, trained=False).items():
+            held: Any = one.detach()  # not `local_part`: frozen ones may be whole on all ranks
+            own = held.to_local() if hasattr(held, "to_local") else held
+            frozen.append(f"{name} {tuple(one.shape)} {one.dtype} {bits_digest([own]):x}")
+        self.frozen = f"{digest_of(chr(10).join(frozen)):016x}"
 
     def check_unchanged(self) -> None:
         """Raise a `MismatchError` if the model trains a parameter that has no place here.

@@ -10,7 +10,7 @@ from diffsketch.methods.base import (
     settings_of,
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.other_papers import CpSgd, ProjUnitMean
+from diffsketch.methods.other_papers import CpSgd, ProjUnitMean, SketchedGaussianMean
 from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.release import PrivateMean, private_mean, release_noise
@@ -31,6 +31,7 @@ __all__ = [
     "SketchGaussian",
     "SketchLaplace",
     "SketchSkellam",
+    "SketchedGaussianMean",
     "TableMethod",
     "Uncompressed",
     "build_method",

@@ -344,7 +344,7 @@ def settings_of(name: str) -> dict[str, bool]:
 
     >>> settings_of("sketch")  # doctest: +NORMALIZE_WHITESPACE
     {'rows': True, 'cols': True, 'family': False, 'combine': False,
-     'bits': False, 'cell_limit': False}
+     'bits': False, 'cell_limit': False, 'trust': False}
     """
     if name not in METHODS:
         raise ArgumentError(f"method must be one of {', '.join(METHODS)}, got method={name!r}")

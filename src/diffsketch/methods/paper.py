@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check_between, check_positive, check_whole
+from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
 from diffsketch.methods.base import Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
@@ -38,15 +38,27 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.padding import PaddedGaussian, padded_tables
+from diffsketch.privacy.mechanisms.padding import (
+    PaddedGaussian,
+    own_padded_tables,
+    padded_tables,
+)
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.privacy.theorems import claimed_per_round, estimate_alpha, estimates
+from diffsketch.privacy.theorems import (
+    claimed_per_round,
+    estimate_alpha,
+    estimates,
+    least_padding,
+)
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import HashSeed
 
 _SCOPE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)  # of the paper's epsilons
 _STEPS = 256  # of the clip, at least
 _CUT = 1e-6  # probability that noise is cut off in any cell of a message
+
+Percentile: TypeAlias = Literal["sizes", "signed"]
+"""Whose 90th percentile alpha is: of the coordinates' sizes, or of the coordinates themselves."""
 
 
 def _paper_claim(per_round: float, source: str) -> PaperClaim:
@@ -81,6 +93,8 @@ class DiffSketch(PaddedTables, RoundedTables):
       sizes of the worker's coordinates and sigma their standard deviation. A worker for whom it
       claims nothing, or more than `per_round`, adds Laplace noise as `SketchLaplace` does.
 
+    Where the paper leaves a choice open, there is an option for each reading.
+
     **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
     coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
     and the other methods are for when it counts.
@@ -93,11 +107,19 @@ class DiffSketch(PaddedTables, RoundedTables):
         per_round: The epsilon that is to be claimed for each message.
         padding: How many numbers are appended. Without any, Theorem 1 claims something only for
             tables that are very small for the length of the vector.
+        appended: `fixed`: all of them, to every message; `least`: to each message as many as
+            Theorem 1 needs to claim `per_round` for it, and none where `padding` is too few.
+        percentile: Which alpha is.
+        shortfall: `whole`: the Laplace noise that would do alone; `graded`: "a small amount", the
+            part of it that is missing, `1 - per_round / claimed`.
         combine: By default the median, as in Algorithm 1.
     """
 
     per_round: float
     padding: int = 0
+    appended: Literal["fixed", "least"] = "fixed"
+    percentile: Percentile = "sizes"
+    shortfall: Literal["whole", "graded"] = "whole"
     combine: Combine = field(default="median", kw_only=True)
 
     name: ClassVar[str] = "diffsketch"
@@ -106,6 +128,12 @@ class DiffSketch(PaddedTables, RoundedTables):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("per_round", self.per_round)
+        check(self.appended in ("fixed", "least"), "appended", "be fixed or least", self.appended)
+        _check_percentile(self.percentile)
+        shortfall = self.shortfall
+        check(shortfall in ("whole", "graded"), "shortfall", "be whole or graded", shortfall)
+        if self.appended == "least":
+            check(self.padding > 0, "padding", "be >= 1 for the least of it", self.padding)
 
     @cached_property
     def _claim(self) -> PaperClaim:
@@ -116,18 +144,26 @@ class DiffSketch(PaddedTables, RoundedTables):
         return self._claim
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        alpha, sigma = estimates(batch, validate=False)
-        claimed = claimed_per_round(self.sketch.dim, self.rows, self.cols, alpha=alpha, sigma=sigma)
-        if self.padding:
-            tables = padded_tables(batch, self.sketch, seed=seed, std=sigma, noise=noise)
+        sketch, per_round = self.sketch, self.per_round
+        alpha, sigma = estimates(batch, validate=False, signed=self.percentile == "signed")
+        known: dict[str, Any] = {"alpha": alpha, "sigma": sigma}
+        drawn: dict[str, Any] = {"seed": seed, "std": sigma, "noise": noise}
+        if self.appended == "least":
+            lengths, claimed = least_padding(
+                per_round, self.dim, self.rows, self.cols, most=self.padding, **known
+            )
+            tables = own_padded_tables(batch, sketch, lengths, **drawn)
         else:
-            tables = self.sketch.encode(batch, seed)
-        weak = ~(claimed <= self.per_round)
+            claimed = claimed_per_round(sketch.dim, self.rows, self.cols, **known)
+            padded = bool(self.padding)
+            tables = padded_tables(batch, sketch, **drawn) if padded else sketch.encode(batch, seed)
+        weak = ~(claimed <= per_round)
         if bool(weak.any()):
             some = noise if bool(weak.all()) else noise.part(weak)
+            missing = 1 - per_round / claimed[weak] if self.shortfall == "graded" else 1.0
             tables[weak] = add_laplace(
                 tables[weak], batch[weak], some,
-                alpha=alpha[weak], rows=self.rows, per_round=self.per_round,
+                alpha=alpha[weak], rows=self.rows, per_round=per_round, share=missing,
             )  # fmt: skip
         encoded = Encoded(tables, claimed, weak)
         return encoded if self.grid is None else self._rounded(encoded, noise)
@@ -211,18 +247,23 @@ class LaplaceBaseline(LinearMethod, Plannable):
     Args:
         per_round: Epsilon of one message.
         clip: Limit of a coordinate, or None for the paper's reading.
+        percentile: Which alpha is, in the paper's reading.
     """
 
     # Fields of the dataclasses that inherit, in the order and by the names that they choose.
     per_round: float
     clip: float | None
+    percentile: Percentile
     margins: ClassVar = (3.0, 1.645, 1.8, 2.0, 2.25, 2.5, 2.75, 3.5, 4.0, 5.0)
     """Clips in standard deviations of a coordinate; 1.645, the paper's, keeps nine tenths."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("per_round", self.per_round)
+        _check_percentile(self.percentile)
         if self.clip is not None:
+            good = self.percentile == "sizes"
+            check(good, "percentile", "not be given with a clip", self.percentile)
             check_between("clip", self.clip, 1e-30, 1e30)
             check_between("per_round", self.per_round, 1e-9, 1e9)
             _ = self.mechanism  # checks the rest
@@ -261,7 +302,7 @@ class LaplaceBaseline(LinearMethod, Plannable):
         encoded, rows, per_round = super()._encode(batch, seed, noise), self._rows, self.per_round
         if self.mechanism is not None:
             return encoded
-        alpha = estimate_alpha(batch)
+        alpha = estimate_alpha(batch, signed=self.percentile == "signed")
         return Encoded(
             add_laplace(encoded.messages, batch, noise, alpha=alpha, rows=rows, per_round=per_round)
         )
@@ -313,6 +354,7 @@ class RawLaplace(LaplaceBaseline):
 
     per_round: float
     clip: float | None = None
+    percentile: Percentile = "sizes"
 
     name: ClassVar[str] = "laplace"
     code: ClassVar = 4
@@ -329,21 +371,33 @@ class SketchLaplace(LaplaceBaseline, TableMethod):
 
     per_round: float
     clip: float | None = None
+    percentile: Percentile = "sizes"
 
     name: ClassVar[str] = "sketch-laplace"
     code: ClassVar = 5
 
 
+def _check_percentile(percentile: str) -> None:
+    check(percentile in ("sizes", "signed"), "percentile", "be sizes or signed", percentile)
+
+
 def add_laplace(
-    messages: Tensor, vectors: Tensor, noise: Noise, *, alpha: Tensor, rows: int, per_round: float
+    messages: Tensor,
+    vectors: Tensor,
+    noise: Noise,
+    *,
+    alpha: Tensor,
+    rows: int,
+    per_round: float,
+    share: Tensor | float = 1.0,
 ) -> Tensor:
-    """Add Laplace noise to messages `(workers, ...)`, of scale `2 alpha rows / per_round`.
+    """Add Laplace noise to messages `(workers, ...)`, of scale `2 alpha rows / per_round * share`.
 
     A vector with nine zeros in ten has an alpha of 0, and would get no noise by the paper's rule.
     Its largest coordinate stands in for alpha then (our reading; zeros stay as they are).
     """
     if float(alpha.min()) == 0:
         alpha = torch.where(alpha > 0, alpha, vectors.abs().amax(dim=-1).double())
-    scales = (alpha * (2 * rows / per_round)).to(messages.dtype)
+    scales = (alpha * (2 * rows / per_round) * share).to(messages.dtype)
     drawn = noise.laplace(tuple(messages.shape), 1.0, dtype=messages.dtype).to(messages.device)
     return torch.addcmul(messages, drawn, scales.reshape(-1, *(1,) * (messages.dim() - 1)))

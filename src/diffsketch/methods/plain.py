@@ -11,18 +11,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from diffsketch.errors import check, check_between, check_whole
+from diffsketch.errors import ArgumentError, check, check_between, check_whole
 from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, check_sums, fitted, register
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
-from diffsketch.privacy.clipping import Encode, wrap
+from diffsketch.privacy.clipping import Encode, centre, wrap
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch
 from diffsketch.sketch.hashing import MAX_COLS, Family, HashSeed
 from diffsketch.sketch.rounding import CELL_BITS, LIMITS, CellGrid
-from diffsketch.wire.formats import MessageFormat
+from diffsketch.wire.formats import Cells, MessageFormat
 
+_FIRST_LIMIT = 2.0**-20  # of cells, if none is given
+_TRUSTS = Trust.LOCAL, Trust.DISTRIBUTED
 MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
 
 
@@ -223,19 +225,38 @@ class RoundedTables(TableMethod):
             saturate for the first few rounds; too large, they are coarse.
         cohort: With fewer bits than 32, the most messages that a sum has room for, if that is
             known: a sum then takes no more bits than it needs.
+        trust: `distributed` for messages that a secure sum takes: the rounded cells modulo a power
+            of two with room for the sum of the cohort. It adds no noise, and changes no claim.
     """
 
     bits: int = field(default=32, kw_only=True)
-    cell_limit: float = field(default=2.0**-20, kw_only=True)
+    cell_limit: float = field(default=_FIRST_LIMIT, kw_only=True)
     cohort: int | None = field(default=None, kw_only=True)
+    trust: Trust = field(default=Trust.LOCAL, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         good = isinstance(self.bits, int) and (self.bits in CELL_BITS or self.bits == 32)
         check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
         check_between("cell_limit", self.cell_limit, *LIMITS)
+        if self.bits == 32 and self.cell_limit != _FIRST_LIMIT:
+            raise ArgumentError(
+                "cell_limit must not be given for cells of 32 bits, which are not rounded, got "
+                f"cell_limit={self.cell_limit!r}"
+            )
         if self.cohort is not None:
             check_whole("cohort", self.cohort, least=1)
+        check(self.trust in _TRUSTS, "trust", "be local or distributed", self.trust)
+        object.__setattr__(self, "trust", Trust(self.trust))
+        if self._modular and self.bits == 32:
+            raise ArgumentError("bits must be below 32 for distributed trust, got bits=32")
+        if self._modular and self.cohort is None:
+            raise ArgumentError("cohort must be given for distributed trust, got cohort=None")
+
+    @property
+    def _modular(self) -> bool:
+        """Whether messages are numbers modulo a power of two, for a secure sum."""
+        return self.trust is Trust.DISTRIBUTED
 
     @property
     def _together(self) -> int:
@@ -269,7 +290,8 @@ class RoundedTables(TableMethod):
         """Format of the table: float32, or whole numbers of few bits."""
         if self.grid is None:
             return super().message_format
-        return self._format(self._sent_shape, "signed", self.bits)
+        cells: Cells = "unsigned" if self._modular else "signed"
+        return self._format(self._sent_shape, cells, self.sum_bits(1))
 
     @property
     def exact(self) -> bool:
@@ -277,8 +299,16 @@ class RoundedTables(TableMethod):
         return False
 
     def sum_bits(self, count: int) -> int:
-        """Bits of a cell of a sum of so many messages."""
+        """Bits of a cell of a sum of so many messages; of the cohort's under a secure sum."""
+        count = self._together if self._modular else count
         return self.bits if self.grid is None else self.bits + (count - 1).bit_length()
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The sum modulo a power of two under a secure sum."""
+        return wrap(total, self.total_format.bits) if self._modular else super().reduced(total)
+
+    def _centred(self, total: Tensor) -> Tensor:
+        return centre(total, self.total_format.bits) if self._modular else total
 
     @property
     def round_clip(self) -> float | None:
@@ -299,7 +329,8 @@ class RoundedTables(TableMethod):
         if self.grid is None:
             return self
         self._check_total(total)
-        return self.at_clip(self.grid.next_limit(total[-self.grid.size_cells :], count))
+        sizes = self._centred(total[-self.grid.size_cells :])
+        return self.at_clip(self.grid.next_limit(sizes, count))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return self._rounded(Encoded(self.sketch.encode(batch, seed)), noise)
@@ -310,7 +341,14 @@ class RoundedTables(TableMethod):
             return encoded
         tables = check_sums(encoded.messages).flatten(1)
         messages, saturated = self.grid.round(tables, noise.words((len(tables), 3)))
+        if self._modular:
+            messages = wrap(messages.long(), self.message_format.bits)
         return replace(encoded, messages=messages, saturated=saturated)
+
+    @property
+    def wants_limit(self) -> bool:
+        """Whether cells are rounded, and nobody has said within which limit."""
+        return self.grid is not None and self.cell_limit == _FIRST_LIMIT
 
     def at_limit_of(self, vectors: Tensor) -> Self:
         """Return the same method with the `cell_limit` that suits vectors `(vectors, dim)`."""
@@ -339,7 +377,7 @@ class RoundedTables(TableMethod):
         """Compute the table of the mean from the published sum: float32."""
         if self.grid is None:
             return super().mean_table(total, count)
-        cells = total[: self.rows * self.cols].reshape(self.rows, self.cols)
+        cells = self._centred(total[: self.rows * self.cols]).reshape(self.rows, self.cols)
         return self.grid.mean(cells, count)
 
     def forecast(self, vectors: Vectors) -> RelativeError:

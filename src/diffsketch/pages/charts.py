@@ -27,7 +27,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, value_text
+from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, meanings, value_text
+from diffsketch.privacy.claim import Epsilon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ SYMBOLS = {
 _SYMBOLS_UP_TO = 30  # points of a line: more would hide it
 _PHONE_WIDTH, _CATEGORY_WIDTH = 46, 14  # characters: several categories stand side by side there
 _POINTS = 0.75  # of a pixel
-_LEGEND_WIDTH = 92  # characters of a picture's legend
+_LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
 
 Trace = dict[str, Any]
 _Numbers = list[float | None]
@@ -74,8 +75,8 @@ def has_symbols(series: Series) -> bool:
     return series.kind == "points" or len(series.y) - series.y.count(None) <= _SYMBOLS_UP_TO
 
 
-def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
-    """Choose a look for each role of the plots, in the order of their first appearance.
+def looks_of(exhibits: Iterable[Exhibit], first: Sequence[str] = ()) -> Mapping[str, Look]:
+    """Choose a look for each role of the plots: `first` some, then as they appear.
 
     The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
     long as there are any; after 64 roles looks repeat.
@@ -85,7 +86,7 @@ def looks_of(exhibits: Iterable[Exhibit]) -> Mapping[str, Look]:
     >>> looks["a"].colour, looks["none"].colour
     ('#0070d6', '#7b8694')
     """
-    together: dict[str, set[str]] = {}
+    together: dict[str, set[str]] = {role: set() for role in first}
     for plot in exhibits:
         roles = [one.role or one.name for one in plot.series] if isinstance(plot, Plot) else []
         for role in roles:
@@ -384,12 +385,17 @@ def _picture(
     traces = figure(plot, looks)["data"]
     bars = [trace for trace in traces if trace["type"] == "bar"]
     labels = [_label(series) for series in plot.series]
-    labels += [_label(Series(mark.label, (), (), epsilon=mark.epsilon)) for mark in plot.marks]
+    labels += [_wrapped_plain(mark.label, _LEGEND_WIDTH) for mark in plot.marks]
+    worth = "\n".join(
+        _wrapped_plain(f"{', '.join(names)}: {_worth(epsilon, text)}", _NOTE_WIDTH)
+        for (epsilon, text), names in meanings([plot]).items()
+    )
     stream = io.BytesIO()
     # From matplotlib's own defaults: what a user has set must not change the picture.
     with mpl.rc_context(), style.context("default"):
         mpl.rcParams["svg.hashsalt"] = "diffsketch"
-        height = 4.3 + 0.17 * sum(label.count("\n") + 1 for label in labels)
+        lines = sum(label.count("\n") + 1 for label in labels) / 2 + worth.count("\n") + 2
+        height = 4.3 + 0.17 * lines
         drawing = Figure(figsize=(7.2, height), layout="constrained", facecolor="white")
         axes = drawing.subplots()
         _set_axes(axes, plot)
@@ -418,19 +424,25 @@ def _picture(
             handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
         axes.set_title(_wrapped_plain(plot.title, 70), fontsize=11.5, loc="left")
         if handles:
-            drawing.legend(handles, labels, loc="outside lower left", frameon=False, fontsize=8)
+            drawing.legend(
+                handles, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=2,
+                title=worth or None, title_fontsize=7.5, alignment="left",
+            )  # fmt: skip
         FigureCanvasAgg(drawing)
         drawing.savefig(stream, format=form, dpi=140, metadata=metadata)
     return stream.getvalue()
 
 
 def _label(series: Series) -> str:
-    """Say in a picture's legend what is drawn, with all that an epsilon means."""
-    text = f"{series.name}: {series.meaning}" if series.meaning else series.name
-    text += f" (ends at the cross: {series.ended})" if series.ended else ""
+    """Name a series in a picture's legend."""
+    text = series.name + (f" (ends at the cross: {series.ended})" if series.ended else "")
     lines = _wrapped_plain(text, _LEGEND_WIDTH, break_on_hyphens=False)
     # Matplotlib leaves out what begins with an underscore.
     return f" {lines}" if lines.startswith("_") else lines
+
+
+def _worth(epsilon: Epsilon, text: str) -> str:
+    return f"{text} ({epsilon.basis_text}; {epsilon.scope})"
 
 
 def _wrapped_plain(text: str, width: int, **more: bool) -> str:

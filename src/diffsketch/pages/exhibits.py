@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,24 +138,47 @@ Exhibit = Plot | Table
 
 
 @dataclass(frozen=True)
+class VerdictEntry:
+    """A claim, and how it stands: a link on the scoreboard, to an entry in a section and back."""
+
+    name: str  # of its anchors
+    label: str  # a few words, on the scoreboard
+    standing: str  # such as "holds"; those of the same standing are together
+    quote: str
+    where: str
+    why: str = ""
+    measured: str = ""  # folded away
+    aside: str = ""  # why it is counted apart, if it is
+
+
+@dataclass(frozen=True)
 class Section:
-    """A part of a page; plots that follow each other stand side by side if they fit."""
+    """A part of a page; plots that follow each other stand side by side, with one legend."""
 
     name: str  # of its anchor
     title: str
     lead: str = ""  # summary in a sentence or two
     exhibits: tuple[Exhibit, ...] = ()
     text: tuple[str, ...] = ()  # paragraphs below the lead
-    details: Mapping[str, Table] = field(default_factory=dict)  # folded away, by heading
-    badge: str = ""  # beside the heading, such as "Figure 3 of the paper"
+    row: Mapping[str, str] = field(default_factory=dict)  # texts side by side, by heading
+    verdicts: tuple[VerdictEntry, ...] = ()
+    notes: tuple[str, ...] = ()  # paragraphs that are folded away
+    details: Mapping[str, tuple[Exhibit, ...]] = field(default_factory=dict)  # so are these
+    badge: str = ""  # beside the heading and in the index, such as "Figure 3"
+
+    @property
+    def every_exhibit(self) -> tuple[Exhibit, ...]:
+        """All that it has, also what is folded away."""
+        return (*self.exhibits, *(one for some in self.details.values() for one in some))
 
 
 @dataclass(frozen=True)
 class Page:
     """A page of sections.
 
-    Names of exhibits become names of files: they are unique also where a file system does not
-    tell capital letters apart, else an `ArgumentError`.
+    The verdicts of all sections are on a scoreboard at the top. Names of exhibits become names of
+    files: they are unique also where a file system does not tell capital letters apart, else an
+    `ArgumentError`.
     """
 
     title: str
@@ -163,11 +186,14 @@ class Page:
     sections: tuple[Section, ...]
     notice: str = ""  # in a box at the top, such as "Reduced run"
     origin: Mapping[str, str] = field(default_factory=dict)  # commands, versions, seeds, settings
+    roles: tuple[str, ...] = ()  # of series, that get the first colours: blue, orange, green
+    score: str = ""  # what the scoreboard comes to, in a sentence
 
     def __post_init__(self) -> None:
         for kind, names in (
             ("section", [section.name for section in self.sections]),
             ("exhibit", [exhibit.name for exhibit in all_exhibits(self)]),
+            ("verdict", [one.name for section in self.sections for one in section.verdicts]),
         ):
             seen: set[str] = set()
             for name in names:
@@ -179,8 +205,28 @@ class Page:
 def all_exhibits(page: Page) -> Iterator[Exhibit]:
     """Yield everything on a page that has a file, in its order: also what is folded away."""
     for section in page.sections:
-        yield from section.exhibits
-        yield from section.details.values()
+        yield from section.every_exhibit
+
+
+def meanings(plots: Iterable[Plot]) -> dict[tuple[Epsilon, str], list[str]]:
+    """Group what has an epsilon by its worth: names by an epsilon and the values that they have.
+
+    Basis and scope are that epsilon's; names with the same basis, scope and values are together.
+    """
+    found: dict[tuple[str, ...], tuple[Epsilon, dict[str, None]]] = {}
+    for plot in plots:
+        said = [(one.name, one.epsilon, one.epsilon_text) for one in plot.series]
+        said += [(mark.label, mark.epsilon, "") for mark in plot.marks]
+        for name, epsilon, text in said:
+            if epsilon is not None:
+                key = (name, epsilon.basis_text, str(epsilon.scope))
+                value = text or epsilon.quantity("symbols")
+                found.setdefault(key, (epsilon, {}))[1][value] = None
+    groups: dict[tuple[str, ...], tuple[tuple[Epsilon, str], list[str]]] = {}
+    for (name, *worth), (epsilon, values) in found.items():
+        text = "; ".join(values)
+        groups.setdefault((*worth, text), ((epsilon, text), []))[1].append(name)
+    return dict(groups.values())
 
 
 def number_text(value: float) -> str:

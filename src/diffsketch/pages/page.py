@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,9 +28,12 @@ from diffsketch.pages.exhibits import (
     Cell,
     Page,
     Plot,
+    Series,
+    VerdictEntry,
     all_exhibits,
     cell_text,
     is_numeric,
+    meanings,
 )
 from diffsketch.pages.tables import to_csv
 from diffsketch.privacy.claim import Epsilon
@@ -38,13 +41,16 @@ from diffsketch.privacy.claim import Epsilon
 Pictures: TypeAlias = Mapping[str, Mapping[str, bytes]]
 """Content of picture files, by name of the plot and by form, "svg" or "png"."""
 
-# Verdicts that begin a cell, which are shown as coloured chips: the class of each.
+# Verdicts, in the order of the scoreboard: the class of the chip of each. In a table they may
+# begin a cell.
 _VERDICTS = {
-    "holds in part": "part",
     "holds": "holds",
+    "holds in part": "part",
     "fails": "fails",
     "not measured": "unmeasured",
+    "not judged": "unmeasured",
 }
+_APART = "counted apart"
 _LONG = 60  # characters of a cell that deserves a wide column
 
 
@@ -58,7 +64,7 @@ def render(page: Page, *, files: bool = False) -> str:
 
     With `files`, it links to `figures/` and `data/` beside it, as `write_page` makes them.
     """
-    looks = charts.looks_of(all_exhibits(page))
+    looks = charts.looks_of(all_exhibits(page), page.roles)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
@@ -68,9 +74,12 @@ def render(page: Page, *, files: bool = False) -> str:
             for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
         ],
         "cell_text": cell_text,
+        "legend": _legend,
+        "meanings": lambda plots: meanings(plots).items(),
         "numeric": lambda table: [is_numeric(table, at) for at, _ in enumerate(table.columns)],
         "prose": prose,
         "sort_number": _sort_number,
+        "scoreboard": _scoreboard,
         "spec": lambda plot: json_text(
             {"figure": charts.figure(plot, looks), "switched": charts.switched(plot, looks)}
         ),
@@ -80,7 +89,8 @@ def render(page: Page, *, files: bool = False) -> str:
     environment.tests |= {
         "epsilon": lambda cell: isinstance(cell, Epsilon),
         "log_is_sensible": _log_is_sensible,
-        "long": lambda cell: isinstance(cell, str) and len(cell) > _LONG,
+        "long": _is_long,
+        "wordy": lambda table: any(_is_long(cell) for row in table.rows for cell in row),
         "with_symbols": charts.has_symbols,
     }
     scripts = [asset("first.js"), str(get_plotlyjs()), asset("page.js")]
@@ -126,6 +136,30 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704
 
 
+def _is_long(cell: Cell) -> bool:
+    return isinstance(cell, Epsilon) or (isinstance(cell, str) and len(cell) > _LONG)
+
+
+def _legend(plots: Sequence[Plot]) -> dict[str, tuple[Series, str]]:
+    """The names in plots that share a legend: one series of each, and the places of all."""
+    places: dict[str, list[str]] = {}
+    first: dict[str, Series] = {}
+    for plot in plots:
+        for index, series in enumerate(plot.series):
+            first.setdefault(series.name, series)
+            places.setdefault(series.name, []).append(f"{plot.name}/series-{index}")
+    return {name: (series, " ".join(places[name])) for name, series in first.items()}
+
+
+def _scoreboard(page: Page) -> dict[str, list[VerdictEntry]]:
+    """All verdicts by their standing; those that are counted apart come last."""
+    board: dict[str, list[VerdictEntry]] = {standing: [] for standing in (*_VERDICTS, _APART)}
+    for section in page.sections:
+        for one in section.verdicts:
+            board.setdefault(_APART if one.aside else one.standing, []).append(one)
+    return {heading: some for heading, some in board.items() if some}
+
+
 def _sort_number(cell: Cell) -> str:
     """Format a number as JavaScript reads it; empty for what is sorted as text."""
     if isinstance(cell, str | bool) or cell is None or math.isnan(float(cell)):
@@ -136,7 +170,8 @@ def _sort_number(cell: Cell) -> str:
 
 def _verdict(text: str) -> tuple[str, str]:
     """Split a verdict from the beginning of a cell."""
-    found = re.match(rf"({'|'.join(_VERDICTS)})\b", text, re.IGNORECASE)
+    longest = sorted(_VERDICTS, key=len, reverse=True)
+    found = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
     return (found[0], text[found.end() :].lstrip(f" :;,.-{DASH}")) if found else ("", text)
 
 
@@ -152,14 +187,17 @@ def _log_is_sensible(plot: Plot) -> bool:
     return plot.y.log or (not plot.y.percent and max(numbers) >= 3 * min(numbers))
 
 
-def pictures_of(page: Page) -> Pictures:
-    """Draw all plots of a page, in its colours. This takes most of a page's time."""
-    looks = charts.looks_of(all_exhibits(page))
-    return {
-        exhibit.name: {"svg": charts.to_svg(exhibit, looks), "png": charts.to_png(exhibit, looks)}
-        for exhibit in all_exhibits(page)
-        if isinstance(exhibit, Plot)
-    }
+def pictures_of(page: Page, show: Callable[[float], None] = lambda _: None) -> Pictures:
+    """Draw all plots of a page, in its colours.
+
+    This takes most of a page's time: `show` is told the share that is done.
+    """
+    looks, found = charts.looks_of(all_exhibits(page), page.roles), dict[str, dict[str, bytes]]()
+    plots = [exhibit for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
+    for plot in plots:
+        found[plot.name] = {"svg": charts.to_svg(plot, looks), "png": charts.to_png(plot, looks)}
+        show(len(found) / len(plots))
+    return found
 
 
 def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:

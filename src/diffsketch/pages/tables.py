@@ -121,8 +121,8 @@ def table_markdown(table: Table) -> str:
     """
     check(len(table.columns) > 0, "columns", "not be empty", table.columns)
     rules = ["---:" if is_numeric(table, place) else "---" for place, _ in enumerate(table.columns)]
-    lines = [[_escaped(heading) for heading in table.columns], rules]
-    lines += [[_escaped(cell_text(cell)) for cell in row] for row in table.rows]
+    lines = [[table_cell(heading) for heading in table.columns], rules]
+    lines += [[table_cell(cell_text(cell)) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -134,11 +134,11 @@ def image_link(text: str, path: str) -> str:
     """
     check(bool(path) and not set(path) & set("<>\n"), "path", "be without <, > and breaks", path)
     safe = re.fullmatch(r"[\w./-]+", path) is not None
-    return f"![{_escaped(text)}]({path if safe else f'<{path}>'})"
+    return f"![{table_cell(text)}]({path if safe else f'<{path}>'})"
 
 
-def _escaped(text: str) -> str:
-    """Escape text: no cell ends early, nothing becomes a tag or a link; code stays code."""
+def table_cell(text: str) -> str:
+    """Escape text for Markdown: no cell ends early, nothing becomes a tag; code stays code."""
     parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
     for index, part in enumerate(parts):
         marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)

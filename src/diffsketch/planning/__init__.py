@@ -2,6 +2,7 @@
 
 from diffsketch.methods.forecast import RelativeError
 from diffsketch.planning.bare import SketchSize, report_sizes, sketch_sizes
+from diffsketch.planning.free import FreeSize, free_size, free_to_data, report_free
 from diffsketch.planning.planner import Plan, plan
 from diffsketch.planning.report import (
     explain,
@@ -16,6 +17,7 @@ from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [
     "SAMPLINGS",
+    "FreeSize",
     "Option",
     "Plan",
     "PlanRequest",
@@ -26,9 +28,12 @@ __all__ = [
     "Unit",
     "explain",
     "flower_plan",
+    "free_size",
+    "free_to_data",
     "plan",
     "python_code",
     "report",
+    "report_free",
     "report_sizes",
     "run_command",
     "sketch_sizes",

@@ -11,10 +11,12 @@ from rich.text import Text
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.forecast import RelativeError, Vectors
 from diffsketch.methods.plain import PlainSketch
+from diffsketch.planning.report import TASK, TASK_DEVICES, TASK_DIM
 from diffsketch.sketch.hashing import MAX_COLS
 from diffsketch.sketch.rounding import CELL_BITS
 from diffsketch.wire.formats import payload_within
 
+_MNIST_WORKERS = 300  # that the task of workers has examples for
 _MIN_KEPT = 0.9  # of the mean: saturation shortens it, and with it the steps of training
 
 
@@ -72,8 +74,19 @@ def sketch_sizes(
     return sorted(found, key=lambda size: (size.over(rounds), size.method.wire_bytes))
 
 
+def _run_command(method: PlainSketch, rounds: int) -> str | None:
+    """Write a `diffsketch run` with such messages; None if no task of it has these vectors."""
+    if method.dim != TASK_DIM or not method.cohort or method.cohort > TASK_DEVICES:
+        return None
+    where = f"--task {TASK} --cohort {method.cohort}"
+    if method.cohort <= _MNIST_WORKERS:
+        where = f"--task mnist --workers {method.cohort}"
+    sizes = f"--rows 1 --cols {method.cols} --bits {method.bits}"
+    return f"diffsketch run {where} --rounds {rounds} --method sketch {sizes}"
+
+
 def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text, ...]:
-    """Lay out the sketches side by side, and say how to run the best."""
+    """Lay out the sketches side by side, and say how to run the best, where a task has such."""
     if not sizes:
         raise ArgumentError("sizes must not be empty, got []")
     table = Table(
@@ -90,6 +103,7 @@ def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text,
             f"{size.over(rounds):.3g}", style="bold" if index == 0 else None,
         )  # fmt: skip
     best, dim = sizes[0].method, sizes[0].method.dim
+    command = _run_command(best, rounds)
     settings = f"rows=1, cols={best.cols}, bits={best.bits}"
     return (
         table,
@@ -103,9 +117,6 @@ def report_sizes(sizes: list[SketchSize], *, rounds: int) -> tuple[Table | Text,
             f"{best.bits} bits a cell, {best.wire_bytes:,} bytes a message. Vectors as they are "
             f"take {4 + 4 * dim:,} (--method none).",
         ),
-        Text.assemble(
-            ("Run it: ", "bold"),
-            f"diffsketch run --method sketch --rows 1 --cols {best.cols} --bits {best.bits}",
-        ),
+        *(() if command is None else (Text.assemble(("Run it: ", "bold"), command),)),
         Text.assemble(("In DDP: ", "bold"), f'sketch_state(model, "sketch", {settings}, seed=7)'),
     )  # fmt: skip

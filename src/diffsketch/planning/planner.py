@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import build_method
+from diffsketch.planning.free import FreeSize, free_size
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import CHECKSUM_BYTES
@@ -31,6 +33,11 @@ class Plan:
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @cached_property
+    def free(self) -> FreeSize:
+        """The smallest table that costs nothing (`free_size`)."""
+        return free_size(self.request)
 
 
 def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:

@@ -17,7 +17,7 @@ from diffsketch.privacy.claim import Trust, Unit
 
 _COLUMNS = ("shape", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
 _WIDTH = 74
-_TASK, _TASK_DIM, _TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch run`, with devices
+TASK, TASK_DIM, TASK_DEVICES = "mnist-devices", 7850, 6000  # of `diffsketch run`, with devices
 
 
 def report(plan: Plan) -> tuple[Table | Text, ...]:
@@ -105,12 +105,12 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
 
     Those of MNIST* over devices have norms of their own: `--norm` should be near them.
     """
-    few = request.members <= _TASK_DEVICES
-    if request.dim != _TASK_DIM or not few or request.delta == 0:
+    few = request.members <= TASK_DEVICES
+    if request.dim != TASK_DIM or not few or request.delta == 0:
         return None
-    every = request.members == _TASK_DEVICES
+    every = request.members == TASK_DEVICES
     flags: dict[str, Any] = {
-        "task": _TASK, **({} if every else {"workers": request.members}),
+        "task": TASK, **({} if every else {"workers": request.members}),
         "cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds,
         "budget": request.target_epsilon, "delta": request.delta, "method": option.method.name,
         **{name: value for name, value in option.settings.items() if name != "delta"},

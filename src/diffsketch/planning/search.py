@@ -177,7 +177,7 @@ class Option:
     @property
     def trust(self) -> Trust:
         """The trust that this method needs."""
-        return self.total.scope.trust
+        return Trust(self.total.scope.trust)
 
 
 def search(request: PlanRequest) -> Iterator[Option]:
@@ -192,6 +192,23 @@ def search(request: PlanRequest) -> Iterator[Option]:
                 option = _Search(request, name, kind, scope).best()
                 if option is not None:
                     yield option
+
+
+def option_at(request: PlanRequest, name: str, cells: int) -> Option | None:
+    """The best settings of a method with so many cells, at the request's trust; None if none."""
+    return _search_of(request, name).at(cells)
+
+
+def smallest_option(request: PlanRequest, name: str, *, limit: float) -> Option | None:
+    """The fewest cells of a method with an error of at most `limit`; None if as many as numbers."""
+    return _search_of(request, name).smallest(limit)
+
+
+def _search_of(request: PlanRequest, name: str) -> _Search:
+    kind = METHODS[name]
+    if not issubclass(kind, Plannable):
+        raise ArgumentError(f"name must be that of a method with a forecast, got name={name!r}")
+    return _Search(request, name, kind, Scope(request.unit, request.relation, request.trust))
 
 
 @dataclass(frozen=True)
@@ -240,6 +257,32 @@ class _Search:
         return self._settled(
             _least(self._draft(cells, bits, each, level) for each in margins) or draft
         )
+
+    def at(self, cells: int) -> Option | None:
+        """The best settings with so many cells, of the bits that the method chooses itself."""
+        level = self._calibrated(cells, None, self.kind.margins[0])
+        draft = level and self._widest(cells, level)
+        return self._settled(draft) if draft else None
+
+    def smallest(self, limit: float) -> Option | None:
+        """The fewest cells, nearly, with an error of at most `limit`; None if none are fewer."""
+        dim, costly, free = self.request.dim, 0, self.request.dim
+        level = self._calibrated(dim, None, self.kind.margins[0])
+        while level and free - costly > 1:  # collisions fall with the cells
+            cells = (costly + free) // 2
+            draft = self._widest(cells, level)
+            good = draft is not None and draft.error.total <= limit
+            costly, free = (costly, cells) if good else (cells, free)
+        while free < dim:  # the noise of its own claim may be a little more
+            found = self.at(free)
+            if found is not None and found.error.total <= limit:
+                return found
+            free += max(1, free // 500)
+        return None
+
+    def _widest(self, cells: int, level: float) -> _Draft | None:
+        """A draft with the best of all margins."""
+        return _least(self._draft(cells, None, each, level) for each in self.kind.margins)
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float

@@ -23,6 +23,7 @@ from diffsketch.privacy.claim import (
     Basis,
     Claim,
     Epsilon,
+    KeyTrust,
     MeasuredClaim,
     NoClaim,
     PaperClaim,
@@ -48,6 +49,7 @@ from diffsketch.privacy.mechanisms.integer import (
 )
 from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism, PrivUnitG, ProjUnit
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
+from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
@@ -66,6 +68,8 @@ __all__ = [
     "Epsilon",
     "FastNoise",
     "GaussianMechanism",
+    "GaussianMixing",
+    "KeyTrust",
     "LaplaceMechanism",
     "Ledger",
     "LedgerBusy",
@@ -86,6 +90,7 @@ __all__ = [
     "SecureNoise",
     "SimulatedClaim",
     "SkellamMechanism",
+    "SketchedGaussian",
     "Trust",
     "Unit",
     "calibrate",

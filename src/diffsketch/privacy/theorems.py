@@ -25,8 +25,10 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -77,7 +79,7 @@ def theorem1(dim: int, rows: int, cols: int, *, alpha: float, sigma: float) -> P
     if not x < 0.5:
         reason = f"Theorem 1 needs x < 1/2, but x = {x:.4g} for this vector and table"
         return NoClaim(_SCOPE, reason)
-    value = -rows * math.log1p(-2 * x)
+    value = -rows * math.log1p(-2 * float(x))
     return PaperClaim(_SCOPE, Epsilon(value, 0.0, 1, Basis.CLAIMED, _SCOPE), _SOURCE)
 
 
@@ -88,18 +90,65 @@ def claimed_per_round(dim: int, rows: int, cols: int, *, alpha: Tensor, sigma: T
     coordinate and one round. Infinite where there is no claim.
     """
     _check_sizes(dim, rows, cols)
+    claimed = _claims(dim, rows, cols, _ratios(alpha, sigma))
+    return torch.from_numpy(claimed).to(alpha.device)
+
+
+def least_padding(
+    target_claimed: float,
+    dim: int,
+    rows: int,
+    cols: int,
+    *,
+    alpha: Tensor,
+    sigma: Tensor,
+    most: int,
+) -> tuple[Tensor, Tensor]:
+    """`padding_for` for many workers at once, and what Theorem 1 then claims for each of them.
+
+    Lengths are whole numbers of up to `most`; 0, and the claim for that, where none suffices.
+    """
+    check_positive("target_claimed", target_claimed)
+    check_whole("most", most, least=0)
+    _check_sizes(dim + most, rows, cols)
+    ratios = _ratios(alpha, sigma)
+
+    def suffices(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return _claims(lengths, rows, cols, ratios) <= target_claimed
+
+    low = np.full(ratios.shape, min(max(dim, cols + 1), dim + most))
+    high = np.full_like(low, dim + most)
+    high = np.where(suffices(low), low, high)
+    enough = suffices(high)
+    while bool((high - low > 1).any()):  # for all of them, also where none suffices
+        middle = (low + high) // 2
+        good = suffices(middle)
+        low, high = np.where(good, low, middle), np.where(good, middle, high)
+    lengths = np.where(enough, high, dim)
+    both = (lengths - dim, _claims(lengths, rows, cols, ratios))
+    needed, claimed = (torch.from_numpy(one).to(alpha.device) for one in both)
+    return needed, claimed
+
+
+def _ratios(alpha: Tensor, sigma: Tensor) -> npt.NDArray[np.float64]:
+    """The squares of alpha / sigma; no number where there is no claim, whatever the sizes."""
     # In NumPy: for the few numbers of a round, torch takes three times as long.
     bound, spread = (values.detach().cpu().double().numpy() for values in (alpha, sigma))
     for name, values in (("alpha", bound), ("sigma", spread)):
         if values.size and not (values.min() >= 0 and values.max() < math.inf):
             raise ArgumentError(f"{name} must be >= 0 and finite, got {name}={values}")
-    # Of two ones, the conditions on alpha and sigma cannot fail: it is about the sizes.
-    if _failed_condition(dim, cols, 1.0, 1.0) is not None:
-        return torch.full_like((alpha + sigma).double(), math.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(bound > 0, np.square(bound / spread), math.nan)
+
+
+def _claims(
+    dim: int | npt.NDArray[np.int64], rows: int, cols: int, ratios: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Claims for vectors of one length, or of one each."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where there is no claim
-        x = np.square(bound / spread) * _loss(dim, cols, 1.0)
-        claimed = np.where((x < 0.5) & (bound > 0), -rows * np.log1p(-2 * x), math.inf)
-    return torch.from_numpy(claimed).to(alpha.device)
+        x = ratios * _loss(dim, cols, 1.0)
+        good = (x < 0.5) & (np.asarray(dim) > cols) & (cols > 1)
+        return np.where(good, -rows * np.log1p(-2 * x), math.inf)
 
 
 def padding_for(
@@ -139,13 +188,16 @@ def padding_for(
     return bisect_left(range(MAX_DIM), True, lo=shortest, key=suffices) - dim
 
 
-def estimate_alpha(vectors: Tensor) -> Tensor:
+def estimate_alpha(vectors: Tensor, *, signed: bool = False) -> Tensor:
     """The paper's alpha: the 90th percentile of the sizes of each vector's coordinates.
 
-    In float64, interpolated as `numpy.quantile` does. It depends on private data, which is one of
-    the reasons why Theorem 1 proves nothing.
+    Or, if `signed`, of the coordinates themselves, 0 where it is negative: "the 90th percentile
+    value of the gradient vector" may mean either, and a bound is one of sizes. In float64,
+    interpolated as `numpy.quantile` does. It depends on private data, which is one of the reasons
+    why Theorem 1 proves nothing.
     """
-    return _alpha_and_sigma(_checked(vectors))[0]
+    values = _checked(vectors)
+    return _signed_alpha(values) if signed else _alpha_and_sigma(values)[0]
 
 
 def estimate_sigma(vectors: Tensor) -> Tensor:
@@ -153,11 +205,26 @@ def estimate_sigma(vectors: Tensor) -> Tensor:
     return _sigma(_checked(vectors))
 
 
-def estimates(vectors: Tensor, *, validate: bool = True) -> tuple[Tensor, Tensor]:
+def estimates(
+    vectors: Tensor, *, validate: bool = True, signed: bool = False
+) -> tuple[Tensor, Tensor]:
     """`estimate_alpha` and `estimate_sigma`, in one go; `validate` unless that was done."""
     values = _checked(vectors) if validate else vectors
     alpha, sigma = _alpha_and_sigma(values)
+    alpha = _signed_alpha(values) if signed else alpha
     return alpha, _sigma(values) if sigma is None else sigma
+
+
+def _signed_alpha(values: Tensor) -> Tensor:
+    position = 0.9 * (values.shape[-1] - 1)
+    place = math.floor(position)
+    after = min(place + 1, values.shape[-1] - 1)
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        ordered = torch.from_numpy(np.partition(values.numpy(), (place, after)))
+        low, high = (ordered[..., at].double() for at in (place, after))
+    else:
+        low, high = (values.double().kthvalue(at + 1, dim=-1).values for at in (place, after))
+    return (low + (high - low) * (position - place)).clamp(min=0)
 
 
 def _sigma(values: Tensor) -> Tensor:
@@ -213,8 +280,8 @@ def _failed_condition(dim: int, cols: int, alpha: float, sigma: float) -> str | 
     return None
 
 
-def _loss(dim: int, cols: int, ratio: float) -> float:  # the `x` of Theorem 1
-    return ratio * ratio * cols * (cols - 1) * (1 + math.log(dim - cols)) / (dim - 2)
+def _loss(dim: Any, cols: int, ratio: float) -> Any:  # the `x` of Theorem 1, of any lengths
+    return ratio * ratio * cols * (cols - 1) * (1 + np.log(dim - cols)) / (dim - 2)
 
 
 @lru_cache(maxsize=64, typed=True)  # the same sizes in each round of a run

@@ -25,12 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffsketch.app.files import finite
 from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
 from diffsketch.auditing.attacks import Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
-from diffsketch.auditing.cases import bare_unknown
-from diffsketch.auditing.inversion import invert
+from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
+from diffsketch.auditing.inversion import invert, invert_batches
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
+from diffsketch.auditing.secret_hashes import epsilon_bound, exact_epsilon
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.paper import LaplaceBaseline, SketchLaplace, add_laplace
@@ -60,6 +62,12 @@ _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
 class _Inversion(MeasurementSettings):
     case: Literal["inversion"]
     images: Whole
+    batches: Whole = 0
+
+
+class _SecretHashes(MeasurementSettings):
+    case: Literal["secret-hashes"]
+    tables: str  # "dim rows cols" of each, with commas between them
 
 
 class _Audit(MeasurementSettings):
@@ -90,10 +98,12 @@ TITLES = {
 CASES: dict[str, type[_Audit]] = {
     "padded": _Padded,
     "bare-unknown": _Audit,
+    "bare-secret": _Audit,
     **dict.fromkeys(TITLES, _OfMethod),
 }
 """Settings by `case`: `padded` is what DiffSketch sends where Theorem 1 asks for no noise;
-`bare-unknown` a bare sketch, 5 x 2 of 2,000 unknown Gaussian coordinates. `padding` is in lengths
+`bare-unknown` and `bare-secret` a bare sketch, 5 x 2 of 2,000 unknown Gaussian coordinates, with
+public and with secret hashes. `padding` is in lengths
 of the vector; Laplace noise is for the epsilon `per_round`, with `clip` in the proven form and
 without in the paper's, which takes alpha from the vector."""
 
@@ -104,7 +114,8 @@ def read_audit(settings: Given, dim: int) -> tuple[_Audit, Callable[[Tensor], Ca
     Raises an `ArgumentError` that names what is wrong.
     """
     name = str(settings.get("case"))
-    check(name in CASES, "case", f"be one of {', '.join(CASES)} or inversion", name)
+    others = ", secret-hashes or inversion"
+    check(name in CASES, "case", f"be one of {', '.join(CASES)}{others}", name)
     own = CASES[name].read(settings)
     if isinstance(own, _Padded):
         sketch, seed = CountSketch(dim, own.rows, own.cols), SketchKey.from_integer(0).seed(0)
@@ -112,7 +123,7 @@ def read_audit(settings: Given, dim: int) -> tuple[_Audit, Callable[[Tensor], Ca
             of_padding, padded=Padded(sketch, own.padding * dim, seed), change=own.change
         )
     if not isinstance(own, _OfMethod):
-        return own, lambda _: bare_unknown()
+        return own, lambda _: bare_unknown() if name == "bare-unknown" else bare_secret()
     given = dict(own.model_extra or {})
     how = "as the paper has it" if given.get("clip") is None else "clipped"
     absolute = {key: value * dim if key == "padding" else value for key, value in given.items()}
@@ -126,12 +137,24 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
 
     Settings are `case`, one of `CASES`, with its own; `trials` of each world; `confidence` of the
     bound; `round`, of which training round of MNIST without compression the gradients are. Or
-    `case = "inversion"`, images from gradients, with `images`, how many of each digit.
+    `case = "inversion"`, images from gradients, with `images`, how many of each digit, and
+    `batches`, how many gradients of ten images. Or `case = "secret-hashes"`, what is calculated
+    of bare sketches under secret hashes, with `tables`.
     """
     if settings.get("case") == "inversion":
-        images = _Inversion.read(settings).images
-        found = invert(per_class=images, seed=seed, on_progress=on_progress)
-        return {"images": len(found.labels), "inversion": [r.to_json() for r in found.recoveries]}
+        wanted = _Inversion.read(settings)
+        found = invert(per_class=wanted.images, seed=seed, on_progress=on_progress)
+        batches = invert_batches(wanted.batches, seed=seed) if wanted.batches else ()
+        return {
+            "images": len(found.labels),
+            "inversion": [each.to_json() for each in found.recoveries],
+            "batches": [each.to_json() for each in batches],
+        }
+    if settings.get("case") == "secret-hashes":
+        texts = _SecretHashes.read(settings).tables.split(",")
+        tables = [_secret(*(int(number) for number in text.split())) for text in texts]
+        on_progress(1.0)
+        return {"secret": tables, "delta": PURE_DELTA}
     own, case_of = read_audit(settings, _DIM)
     given = {"task": "mnist", "method": "none", "rounds": own.round + 1}
     for seen in observe(simulation_of(given, seed=seed), [own.round]):
@@ -148,6 +171,18 @@ def measure_audit(settings: Given, *, seed: int, on_progress: Progress) -> Found
     )
     largest = float(vectors[0].abs().max()) / float(estimate_alpha(vectors[0]))
     return {**result.to_json(), "change": settings.get("change"), "largest": largest}
+
+
+def _secret(dim: int, rows: int, cols: int) -> Found:
+    """Theorem 1's claim, the exact epsilon for 1 x 2, and the proven one, hashes being secret."""
+    claimed = float(theorem1(dim, rows, cols, alpha=ALPHA, sigma=1.0).epsilon(delta=0.0, rounds=1))
+    given = {"alpha": ALPHA, "delta": PURE_DELTA}
+    return {
+        "table": f"{rows} x {cols} of {dim:,}",
+        "claimed": finite(claimed),
+        "exact": exact_epsilon(dim, **given) if (rows, cols) == (1, 2) else None,
+        "bound": finite(epsilon_bound(dim, rows, cols, **given)),
+    }
 
 
 def neighbours_of(vectors: Tensor, change: str) -> Neighbours:

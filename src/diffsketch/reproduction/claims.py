@@ -1,6 +1,7 @@
 """The paper's claims as `claims.toml` has them, the facts they are judged by, and verdicts.
 
-A claim is judged by conditions that are written beside it, or by a function of `rules`.
+A claim is judged by conditions that are written beside it, or by a function of `rules`. Where the
+paper leaves a choice open, the reading that does best is the one that counts.
 """
 
 from __future__ import annotations
@@ -12,29 +13,30 @@ import string
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib import import_module, resources
 from typing import Any, TypeAlias
 
 from diffsketch.errors import DataError, DiffSketchError
-from diffsketch.pages.exhibits import Exhibit, Table
 from diffsketch.privacy.claim import Basis, Relation, Scope, Trust, Unit, rounded_up
 from diffsketch.reproduction.figures import COORDINATE, SECURE_SUM, Fact
 
-OURS = "DiffSketch"
-BARE = f"{OURS} without padding"
+OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
+NOTHING = "Nothing."
+"""What was measured for a claim that is not."""
 _CLEAR = 2.0  # standard errors
 
 
 class Standing(StrEnum):
-    """The four verdicts on a claim."""
+    """The verdicts on a claim."""
 
     HOLDS = "holds"
     IN_PART = "holds in part"
     FAILS = "fails"
     NOT_MEASURED = "not measured"
+    NOT_JUDGED = "not judged"  # by a reduced run
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +44,11 @@ class Statement:
     """A claim of the paper, as `claims.toml` has it."""
 
     name: str  # unique
-    topic: str  # which table it is shown in
+    label: str  # a few words, for the scoreboard
     quote: str  # the paper's words
     where: str  # in the paper
+    figure: str = ""  # the experiment that shows it; the first of `experiments` if empty
+    aside: str = ""  # counted apart: "slip", "disclaimer", or the claim that it repeats
     experiments: Sequence[str] = ()  # whose facts its rule reads
     rule: str = ""  # the name of its rule; its own name if empty
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +62,11 @@ class Statement:
     none: str = ""  # why it fails
     unmeasured: str = ""  # why the rule finds nothing to judge it by
     missing: str = "..."  # the fact that is missing where there is no case
+
+    @property
+    def place(self) -> str:
+        """The experiment that shows it; empty if none does."""
+        return self.figure or "".join(self.experiments[:1])
 
 
 @dataclass(frozen=True)
@@ -245,32 +254,39 @@ class Panel:
             return self.lines[upper].accuracy is not None
         return gap.above(least)
 
+    def best(self, ours: str, other: str) -> tuple[str, str] | None:
+        """The pair with the largest lead, of all readings of the two lines; None if there is none.
+
+        A reading is a line whose name goes on from that of the method, proven ones apart. What the
+        paper does not say, such as how much noise DiffSketch appends, is so judged in its favour;
+        but a reading of ours is compared with the same reading of a baseline where that was run.
+        """
+        pairs = []
+        for name in self.lines:
+            rest = name.removeprefix(ours)
+            if name.startswith(ours) and "proven" not in rest and rest[:1] in ("", " ", ","):
+                same = f"{other}{rest}"
+                like = same in self.lines and other != UNCOMPRESSED
+                pairs.append((name, same if like else other))
+        pairs = [pair for pair in pairs if pair[1] in self.lines]
+
+        def lead(pair: tuple[str, str]) -> float:
+            mine, theirs = (self.lines[name].accuracy for name in pair)
+            return -2.0 if mine is None else mine - (-1.0 if theirs is None else theirs)
+
+        return max(pairs, key=lead, default=None)
+
     def compared(self, ours: str, other: str) -> Case:
         """A case: the two lines and their difference."""
-        gap = self.gap(ours, other)
+        gap, rest = self.gap(ours, other), ours.removeprefix(OURS).strip(" ,")
+        read = f" ({rest})" if ours.startswith(OURS) and rest else ""
         return {
             "experiment": self.experiment,
             "panel": self.name,
-            "ours": self.lines[ours],
+            "ours": f"{self.lines[ours]}{read}",
             "other": self.lines[other],
             "gap": "" if gap is None else f", {gap}",
         }
-
-    def at_best(self) -> Panel:
-        """The panel with the more accurate of DiffSketch's two readings as DiffSketch.
-
-        The paper does not say how much noise it appends. With what Theorem 1 needs, hardly any
-        message gets Laplace noise; with none, nearly all do. Its claims are judged by the better.
-        """
-        readings = [name for name in (OURS, BARE) if name in self.lines]
-        if not readings:
-            return self
-        best = max(readings, key=lambda name: self.lines[name].accuracy or 0.0)
-        gaps = {name: gap for name, gap in self.gaps.items() if not name.startswith(f"{OURS} ")}
-        for name, gap in self.gaps.items():
-            if name.startswith(f"{best} - "):
-                gaps[f"{OURS} - {name.removeprefix(f'{best} - ')}"] = gap
-        return replace(self, lines={**self.lines, OURS: self.lines[best]}, gaps=gaps)
 
 
 def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
@@ -281,8 +297,11 @@ def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
     return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds))
 
 
-def panels_in(facts: Facts, experiment: str, *names: str, best: bool = False) -> list[Panel]:
-    """The panels of a training figure that have all of these lines; one at least."""
+def panels_in(facts: Facts, experiment: str, *names: str) -> list[Panel]:
+    """The panels of a training figure that have all of these lines; one at least.
+
+    Where the first of two names is DiffSketch, any of its readings will do.
+    """
     seeds = int(facts.number(experiment, "seeds"))
     lines: dict[str, dict[str, dict[str, Fact]]] = {}
     gaps: dict[str, dict[str, Gap]] = {}
@@ -302,8 +321,9 @@ def panels_in(facts: Facts, experiment: str, *names: str, best: bool = False) ->
     for one, own in lines.items():
         read = {name: LineFacts(each) for name, each in own.items()}
         panel_ = Panel(experiment, one, read, gaps.get(one, {}), seeds)
-        found.append(panel_.at_best() if best else panel_)
-    found = [panel for panel in found if set(names) <= set(panel.lines)]
+        compared = len(names) == 2 and names[0] == OURS
+        fits = panel_.best(*names) if compared else set(names) <= set(panel_.lines)
+        found += [panel_] if fits else []
     if not found:
         raise MissingFactError(experiment, f"accuracy/.../{names[0]}")
     return found
@@ -343,19 +363,29 @@ class _Text(string.Formatter):
 _format = _Text().vformat
 
 
-def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, ClaimVerdict]:
+def judged(
+    facts: Mapping[str, Mapping[str, Fact]],
+    *,
+    reduced: bool = False,
+    show: Callable[[float], None] = lambda _: None,
+) -> dict[Statement, ClaimVerdict]:
     """Each claim with its verdict, in the order of the file.
 
-    Some of the rules take seconds. A claim whose experiment was not run is "not measured".
+    Some of the rules take seconds; `show` is told the share that is done. A claim whose experiment
+    was not run is "not measured"; of a reduced run none is judged.
 
     Guarantees (`tests/reproduction/test_claims.py`): each rule can come out either way, and does
     as its facts do.
     """
+    if reduced:
+        unjudged = ClaimVerdict(Standing.NOT_JUDGED, NOTHING, _content()["reduced"])
+        return dict.fromkeys(statements(), unjudged)
     asked = Facts(facts)
     found = {}
-    for statement in statements():
+    for count, statement in enumerate(statements()):
+        show(count / len(statements()))
         if statement.why:
-            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.", statement.why)
+            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, NOTHING, statement.why)
             continue
         try:
             found[statement] = judge(statement, asked)
@@ -364,7 +394,7 @@ def judged(facts: Mapping[str, Mapping[str, Fact]]) -> dict[Statement, ClaimVerd
             why = f"(run `diffsketch reproduce {name}`)"
             if asked.by_experiment.get(name):
                 why = f"({name} has no number for it: {missing.name})"
-            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.", why)
+            found[statement] = ClaimVerdict(Standing.NOT_MEASURED, NOTHING, why)
     return found
 
 
@@ -419,26 +449,28 @@ def _by_conditions(statement: Statement, facts: Facts) -> Graded:
     return [], hits(read), read
 
 
-# --- the claims and their tables -------------------------------------------------------------
-
-_COLUMNS = ("claim", "where", "verdict", "what we measured")
-_TRAINED = {"cpsgd", "mnist", "shakespeare", "accuracy-compression", "correction"}
+# --- the claims, by figure -------------------------------------------------------------------
 
 
 @cache
 def _content() -> dict[str, Any]:
-    """The file: its texts, the titles of topics, and the claims."""
+    """The file: its texts, what there is to say of each figure, and the claims."""
     text = resources.files("diffsketch.reproduction").joinpath("claims.toml").read_text("utf-8")
     data = tomllib.loads(text)
     data["claim"] = tuple(Statement(**each) for each in data["claim"])
+    known = {one.name for one in data["claim"]} | {"", *_ASIDES}
     for one in data["claim"]:
         judged_by = bool(one.hits) or _rule(one) is not None
-        if one.topic not in data["topics"] or judged_by is bool(one.why):
+        if one.aside not in known or judged_by is bool(one.why):
             raise DataError(
-                f"claims.toml: {one.name} must have a topic of the file, and either a rule or a "
-                f"reason why nothing measures it"
+                f"claims.toml: {one.name} must be an aside of those that the file has, and have "
+                f"either a rule or a reason why nothing measures it"
             )
     return data
+
+
+_ASIDES = {"slip": "slips of the text", "disclaimer": "disclaimers of the authors"}
+_REPEATS = "sentences that repeat another claim"
 
 
 def statements() -> tuple[Statement, ...]:
@@ -448,52 +480,74 @@ def statements() -> tuple[Statement, ...]:
 
 
 def count_standings(verdicts: Verdicts) -> dict[str, int]:
-    """Count the claims by standing: all four, in their order."""
-    counts = Counter(verdict.standing for verdict in verdicts.values())
-    return {standing.value: counts[standing] for standing in Standing}
+    """Count the distinct claims by standing: those that some have, in their order."""
+    counts = Counter(verdict.standing for one, verdict in verdicts.items() if not one.aside)
+    return {standing.value: counts[standing] for standing in Standing if counts[standing]}
 
 
 def summary_text(verdicts: Verdicts) -> str:
-    """The counts as a sentence.
+    """The counts as a sentence, and what is counted apart.
 
     >>> verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.HOLDS, ""))
-    >>> summary_text(verdicts).partition(" hold,")[0]
-    'Of 65 claims of the paper: 65'
+    >>> summary_text(verdicts).partition(" the text, ")[0]
+    'Of 54 distinct claims of the paper: 54 hold (counted apart: 3 slips of'
     """
-    holds, part, fails, without = count_standings(verdicts).values()
+    words = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
+    counts = count_standings(verdicts)
+    parts = [f"{count} {words.get(name, f'are {name}')}" for name, count in counts.items()]
+    apart = Counter(_ASIDES.get(one.aside, _REPEATS) for one in verdicts if one.aside)
+    kinds = [f"{apart[kind]} {kind}" for kind in (*_ASIDES.values(), _REPEATS) if apart[kind]]
     return (
-        f"Of {len(verdicts)} claims of the paper: {holds} hold, {part} hold in part, {fails} "
-        f"fail, and {without} are not measured."
+        f"Of {sum(counts.values())} distinct claims of the paper: {', '.join(parts)} (counted "
+        f"apart: {', '.join(kinds)})."
     )
 
 
-def claim_tables(verdicts: Verdicts, *, reduced: bool) -> tuple[Exhibit, ...]:
-    """The few claims that the paper is about; how many stand how; and a table for each topic.
+def panels_note() -> str:
+    """A note on the epsilons in the names of panels, and on how readings were chosen."""
+    return str(_content()["panels"])
 
-    Guarantees (`tests/reproduction/test_claims.py`): every claim of the file is shown once.
+
+class _Read(dict[str, float]):
+    """Numbers that are read when a text asks for them."""
+
+    def __init__(self, facts: Facts, places: Mapping[str, str]) -> None:
+        super().__init__()
+        self._facts, self._places = facts, places
+
+    def __missing__(self, name: str) -> float:
+        return self._facts.number(*self._places[name].split(" ", 1))
+
+
+def figure_row(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> dict[str, str]:
+    """The outcome of a figure in one row: to the letter, at its best, and proven.
+
+    Of a figure of training runs it is the accuracies of its panels, else what `claims.toml` says
+    with the numbers. A text whose numbers were not measured is "not measured".
     """
-    content = _content()
-    note = content["reduced"] if reduced else ""
-    named = {one.name: one for one in verdicts}
-    few = [(f"“{named[name].quote}”", str(verdicts[named[name]])) for name in content["short"]]
-    counts = Counter((one.topic, verdict.standing) for one, verdict in verdicts.items())
-    numbers = [
-        (title, *(counts[topic, standing] for standing in Standing))
-        for topic, title in content["topics"].items()
-    ]
-    numbers.append(("All", *count_standings(verdicts).values()))
-    tables = [
-        Table("claims-short", "In short", (_COLUMNS[0], _COLUMNS[2]), tuple(few)),
-        Table("claims", "The paper's claims", ("topic", *map(str, Standing)), tuple(numbers),
-              note + content["counts"]),
-    ]  # fmt: skip
-    for topic, title in content["topics"].items():
-        own = {one: verdict for one, verdict in verdicts.items() if one.topic == topic}
-        rows = tuple(
-            (f"“{one.quote}”", one.where, str(verdict), verdict.measured)
-            for one, verdict in own.items()
-        )
-        trained = any(_TRAINED & set(one.experiments) for one in own)
-        caption = note + (content["panels"] if trained else "")
-        tables.append(Table(f"claims-{topic}", title, _COLUMNS, rows, caption.strip()))
-    return tuple(tables)
+    asked, given = Facts(facts), _content()["figure"].get(name, {})
+    known, found = _Read(asked, given.get("read", {})), {}
+    for column in ("letter", "best", "proven"):
+        text = given.get(column, "")
+        try:
+            if "against" in given and not text:
+                text = _panels_text(asked, name, given["against"], column)
+            found[column] = _format(text, (), known)
+        except MissingFactError:
+            found[column] = str(Standing.NOT_MEASURED)
+    return found
+
+
+def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
+    """DiffSketch against another line in each panel: as captioned, at its best, or proven."""
+    parts = []
+    for panel in panels_in(facts, name, OURS, other):
+        best = panel.best(OURS, other) or (OURS, other)
+        pair = best if column == "best" or OURS not in panel.lines else (OURS, other)
+        text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**panel.compared(*pair)))
+        if column == "proven":
+            lines = [line for one, line in panel.lines.items() if ", proven" in one]
+            most = max(lines, key=lambda line: line.accuracy or 0.0, default=None)
+            text = "not run" if most is None else str(most).partition(" ±")[0]
+        parts.append(f"{panel.name}: {text}")
+    return ";\n".join(parts)

@@ -1,4 +1,4 @@
-"""The page of all experiments, the same as a Markdown document, and the numbers as JSON."""
+"""The page of all experiments, the same as Markdown documents, and the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -7,26 +7,44 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
-from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table
+from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, VerdictEntry, all_exhibits
 from diffsketch.pages.page import Pictures, forms_of
-from diffsketch.pages.tables import image_link, table_markdown
-from diffsketch.reproduction.claims import Verdicts, claim_tables, count_standings, summary_text
+from diffsketch.pages.tables import image_link, table_cell, table_markdown
+from diffsketch.reproduction.claims import (
+    NOTHING,
+    Standing,
+    Verdicts,
+    figure_row,
+    panels_note,
+    statements,
+    summary_text,
+)
 from diffsketch.reproduction.experiments import FORMAT, Experiment, Results
 from diffsketch.reproduction.figures import Fact, Figure, Rows, table, texts
 
-_TRUE = "What is true: "
+_ROW = {
+    "says": "the paper says",
+    "letter": "to the letter",
+    "best": "at its best",
+    "proven": "proven",
+}
+_COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
+"""Methods in the colours of the paper's captions (blue and orange), and ours in the next."""
+_KINDS = ("Theorem", "Figure", "Table")
+_SHOWN = 6  # plots of a figure that are not folded away
+_FURTHER, _PROVEN, _TABLES = "Further plots", "What is true: proven and measured", "Numbers"
 _NOT_SAID = ("evaluate_every",)  # not less of anything
 _NAMED = {"fedavg_rounds": "rounds"}
 _SAID = {"seeds": 0, "rounds": 1, "panels": 2}  # first
 _DEVIATIONS = "Where this is not as in the paper"
 _COMMANDS = "Commands"
-_FOLDER = "images/reproduction"
+_FOLDER, _DETAILS = "images/reproduction", "reproduction"
+_CLAIM_COLUMNS = ("claim", "where", "verdict", "what we measured")
 _SMALL = 40  # rows of a table that is worth reading in the document
 _CURVE = ("round", "loss", "accuracy", "bytes_up", "bytes_down", "noised_share", "left_out")
 
@@ -40,20 +58,34 @@ def page_of(
     versions: Mapping[str, str],
     names: Sequence[str],
 ) -> Page:
-    """The page: the claims, how to read it, and a section for each experiment."""
+    """The page: a scoreboard of the claims, and a section for each experiment; theorems first.
+
+    Guarantees (`tests/reproduction/test_document.py`): every claim is on it once.
+    """
     text, less = texts()["page"], any(one.reduced for one, _ in figures)
     most = max((_most_seeds(one) for one, _ in figures), default=1)
     known = ", ".join(
         f"{one} {versions[one]}" for one in ("diffsketch", "torch", "numpy", "python")
     )
-    first = Section("claims", text["claims"], summary_text(verdicts), text=(text["claims-text"],),
-                    exhibits=claim_tables(verdicts, reduced=less))  # fmt: skip
-    reading = Section("reading", text["reading"], text=tuple(text["reading-text"]))
-    sections = [section_of(*each, reduced=reduced.get(each[0].name, {})) for each in figures]
+    facts = {one.name: figure.facts for one, figure in figures}
+    rest = {one: each for one, each in verdicts.items() if one.place not in facts}
+    ordered = sorted(figures, key=lambda each: _order(each[0]))
+    sections = [
+        section_of(
+            *each,
+            row=figure_row(each[0].name, facts),
+            verdicts={one: of for one, of in verdicts.items() if one.place == each[0].name},
+            reduced=reduced.get(each[0].name, {}),
+        )
+        for each in ordered
+    ]
+    if rest:
+        sections.append(Section("others", text["others"], verdicts=_entries(rest)))
+    sections.append(Section("reading", text["reading"], text=tuple(text["reading-text"])))
     return Page(
         title=text["title"],
         lead=text["lead"],
-        sections=(first, reading, *sections),
+        sections=tuple(sections),
         notice=notice,
         origin={
             "Command": f"`{command_of(names, reduced=less)}`",
@@ -63,23 +95,66 @@ def page_of(
             "Seeds": "0" if most == 1 else f"0 to {most - 1}",
             "Settings": "those of the package, folded away below each figure",
         },
+        roles=_COLOURED,
+        score=summary_text(verdicts),
     )
 
 
-def section_of(experiment: Experiment, figure: Figure, *, reduced: Mapping[str, str]) -> Section:
-    """The section of an experiment: the paper's figure, then what is true, then its details."""
-    said = [f"The paper: {experiment.says}"]
+def _order(experiment: Experiment) -> tuple[int, str]:
+    """The place of a section: theorems, figures and tables by their numbers, then all else."""
+    kind = experiment.place.partition(" ")[0]
+    return (_KINDS.index(kind), experiment.place) if kind in _KINDS else (len(_KINDS), "")
+
+
+def _entries(verdicts: Verdicts) -> tuple[VerdictEntry, ...]:
+    """The claims of a section, with their verdicts."""
+    labels = {one.name: one.label for one in statements()}
+    return tuple(
+        VerdictEntry(
+            one.name, one.label, str(of.standing), one.quote, one.where, of.why,
+            "" if of.measured == NOTHING else of.measured,
+            aside=f"says the same: {labels[one.aside]}" if one.aside in labels else one.aside,
+        )
+        for one, of in verdicts.items()
+    )  # fmt: skip
+
+
+def section_of(
+    experiment: Experiment,
+    figure: Figure,
+    *,
+    row: Mapping[str, str],
+    verdicts: Verdicts,
+    reduced: Mapping[str, str],
+) -> Section:
+    """The section of an experiment: a row of what came out, the paper's figure, and its claims.
+
+    All else is folded away: further plots, what is proven, tables, notes, settings.
+    """
+    said = []
     if reduced:
         listed = ", ".join(f"{name} {text}" for name, text in reduced.items())
         said.append(f"Reduced by `--quick`: {listed}.")
-    true = [replace(exhibit, title=f"{_TRUE}{exhibit.title}") for exhibit in figure.proven]
+    plots = [one for one in figure.exhibits if isinstance(one, Plot)]
+    tables = [one for one in figure.exhibits if isinstance(one, Table)]
+    shown = plots[:_SHOWN] or tables[:1]
+    folded = {
+        _FURTHER: plots[_SHOWN:],
+        _PROVEN: figure.proven,
+        _TABLES: [one for one in tables if one not in shown],
+    }
     return Section(
         name=experiment.name,
         title=experiment.title,
-        lead=figure.lead,
-        exhibits=(*figure.exhibits, *true),
-        text=(*said, *figure.text),
-        details=details_of(experiment),
+        text=tuple(said),
+        row={_ROW["says"]: experiment.says, **{_ROW[key]: text for key, text in row.items()}},
+        exhibits=tuple(shown),
+        verdicts=_entries(verdicts),
+        notes=(figure.lead, *figure.text, *([panels_note()] if experiment.variants else [])),
+        details={
+            **{heading: tuple(some) for heading, some in folded.items() if some},
+            **{heading: (one,) for heading, one in details_of(experiment).items()},
+        },
         badge=experiment.place,
     )
 
@@ -236,55 +311,94 @@ def details_of(experiment: Experiment) -> dict[str, Table]:
 # --- the page as Markdown, to be read where there is no browser ------------------------------
 
 
-def document(page: Page, verdicts: Verdicts, *, links: Mapping[str, str] | None = None) -> str:
-    """The page in Markdown: lead, how to run it, then its sections with pictures and tables.
+def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The page in Markdown, by path: a summary, and a file of details for each section.
 
-    Of what is folded away on the page it has deviations and the command of each experiment.
-    Tables of more than 40 rows are left to the page, except for those of the claims. The same page
-    and verdicts give the same text.
+    Tables of more than 40 rows are left to the page. The same page gives the same text.
 
     Guarantees (`tests/reproduction/test_document.py`): every plot is linked, every epsilon says
     what it is worth, and text cannot break out of a table.
     """
     links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
-    holds, part, fails, without = count_standings(verdicts).values()
-    counted = f"{holds} hold, {part} hold in part, {fails} fail, {without} were not measured"
+    details = {f"{_DETAILS}/{one.name}.md": one for one in page.sections}
+    summary = ["| " + " | ".join(["figure", *_ROW.values()]) + " |", "| --- " * 5 + "|"]
+    for path, part in details.items():
+        if part.row:
+            cells = [table_cell(text) for text in part.row.values()]
+            summary.append(f"| {' | '.join([f'[{table_cell(part.badge)}]({path})', *cells])} |")
+    board: dict[str, list[str]] = {}
+    for section in page.sections:
+        for one in section.verdicts:
+            name = "counted apart" if one.aside else one.standing
+            link = f"[{table_cell(one.label)}]({_DETAILS}/{section.name}.md)"
+            board.setdefault(name, []).append(link)
     parts = [
         f"# {_prose(page.title)}",
         page.notice and f"> **{_prose(page.notice)}**",
         _prose(page.lead),
-        f"**{len(verdicts)} claims of the paper: {counted}.**",
+        f"**{_prose(page.score)}**",
+        *(f"- **{name} ({len(board[name])})**: {', '.join(board[name])}"
+          for name in (*map(str, Standing), "counted apart") if name in board),
+        "## Figure by figure",
+        "\n".join(summary),
+        _prose(texts()["page"]["row"]),
         texts()["page"]["how"],
+        *(f"[{_prose(one.title)}]({path})" for path, one in details.items() if not one.row),
+    ]  # fmt: skip
+    if page.origin:
+        made = Table("origin", "", ("what", "value"), tuple(page.origin.items()))
+        parts += ["## What made this document", table_markdown(made)]
+    found = {"reproduction.md": parts}
+    for path, section in details.items():
+        found[path] = _section_markdown(section, {name: f"../{to}" for name, to in links.items()})
+    return {path: "\n\n".join(part for part in some if part) + "\n" for path, some in found.items()}
+
+
+def _section_markdown(section: Section, links: Mapping[str, str]) -> list[str]:
+    """Everything in a section but its settings, which the page has."""
+    row = Table("row", "", tuple(section.row), (tuple(section.row.values()),))
+    parts = [
+        f"# {_prose(': '.join(part for part in (section.badge, section.title) if part))}",
+        "[To the summary](../reproduction.md)",
+        table_markdown(row) if section.row else "",
+        *map(_prose, section.text),
+        "## Claims" if section.verdicts else "",
+        _claims_markdown(section),
     ]
-    for section in page.sections:
-        badge = f" ({section.badge})" if section.badge else ""
-        parts.append(f"## {_prose(section.title + badge)}")
-        if section.lead:
-            parts.append(f"**{_prose(section.lead)}**")
-        parts += [_prose(text) for text in section.text]
-        for exhibit in section.exhibits:
+    folds = {**({"": section.exhibits} if section.exhibits else {}), **section.details}
+    for heading, exhibits in folds.items():
+        if heading == _COMMANDS:
+            parts.append(f"Made by `{exhibits[0].rows[0][1]}`.")  # type: ignore[union-attr]
+        if heading not in ("", _FURTHER, _PROVEN, _TABLES, _DEVIATIONS):
+            continue
+        parts.append(f"## {heading or 'The figure'}")
+        for exhibit in exhibits:
             if isinstance(exhibit, Plot):
                 shown = image_link(exhibit.title, links[exhibit.name])
-            elif len(exhibit.rows) > _SMALL and not exhibit.name.startswith("claims"):
+            elif len(exhibit.rows) > _SMALL:
                 rows, file = len(exhibit.rows), f"`data/{exhibit.name}.csv`"
                 shown = f"{rows} rows: on the page, and in {file} beside it."
             else:
                 shown = table_markdown(exhibit)
             parts += [f"### {_prose(exhibit.title)}", shown, _prose(exhibit.caption)]
-        if (deviations := section.details.get(_DEVIATIONS)) is not None:
-            parts += [f"### {_DEVIATIONS}: {_prose(section.title)}", table_markdown(deviations)]
-        if (commands := section.details.get(_COMMANDS)) is not None:
-            parts.append(f"Made by `{commands.rows[0][1]}`.")
-    if page.origin:
-        made = Table("origin", "", ("what", "value"), tuple(page.origin.items()))
-        parts += ["## What made this document", table_markdown(made)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [*parts, *(["## Notes", *map(_prose, section.notes)] if section.notes else [])]
+
+
+def _claims_markdown(section: Section) -> str:
+    rows = tuple(
+        (f"“{one.quote}”", one.where, _verdict_text(one), one.measured) for one in section.verdicts
+    )
+    return table_markdown(Table("claims", "", _CLAIM_COLUMNS, rows)) if rows else ""
+
+
+def _verdict_text(one: VerdictEntry) -> str:
+    why = f"{' ' if one.why.startswith('(') else ': '}{one.why}" if one.why else ""
+    return f"{one.standing}{why}" + (f" ({one.aside})" if one.aside else "")
 
 
 def _plots(page: Page) -> list[str]:
     """The names of the plots, in the order of the page."""
-    exhibits = (exhibit for section in page.sections for exhibit in section.exhibits)
-    return [exhibit.name for exhibit in exhibits if isinstance(exhibit, Plot)]
+    return [exhibit.name for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
 
 
 def _prose(text: str) -> str:
@@ -296,14 +410,12 @@ def _prose(text: str) -> str:
     )
 
 
-def write_document(
-    page: Page, verdicts: Verdicts, directory: Path, *, pictures: Pictures
-) -> list[Path]:
-    """Write `reproduction.md` and `images/reproduction/<plot>.svg` or `.png`, all or none.
+def write_document(page: Page, directory: Path, *, pictures: Pictures) -> list[Path]:
+    """Write `reproduction.md`, its details and `images/reproduction/<plot>.svg` or `.png`.
 
-    Of the two forms of a picture the smaller one is kept; that of an earlier call in the other
-    form is removed. What else is in the directory is left as it is. Returns the files, the
-    document first.
+    All or none. Of the two forms of a picture the smaller one is kept; that of an earlier call in
+    the other form is removed. What else is in the directory is left as it is. Returns the files,
+    the summary first.
 
     Raises:
         MismatchError: The pictures are those of another page.
@@ -317,8 +429,8 @@ def write_document(
         links[name] = f"{_FOLDER}/{name}.{best}"
         contents[directory / links[name]] = forms[best]
         outdated += [directory / f"{_FOLDER}/{name}.{form}" for form in forms if form != best]
-    text = document(page, verdicts, links=links)
-    files = {directory / "reproduction.md": text.encode("utf-8"), **contents}
+    found = documents(page, links=links)
+    files = {**{directory / path: text.encode() for path, text in found.items()}, **contents}
     for folder in sorted({path.parent for path in files}):
         prepare_output(folder)
     replace_files(files)

@@ -67,15 +67,19 @@ RUN = "run"
 _HERE = "diffsketch.reproduction"
 FIGURES = {
     "curves": f"{_HERE}.figures_trained:draw_curves",
+    "choices": f"{_HERE}.figures_trained:draw_choices",
     "accuracy-compression": f"{_HERE}.figures_trained:draw_compression",
     "correction": f"{_HERE}.figures_trained:draw_correction",
     "privacy-communication": f"{_HERE}.figures_private:draw_privacy_communication",
     "local-epsilon": f"{_HERE}.figures_private:draw_local_epsilon",
     "audit": f"{_HERE}.figures_private:draw_audits",
+    "successors": f"{_HERE}.successors:draw_successors",
     "distributions": f"{_HERE}.figures:draw_distributions",
+    "free": f"{_HERE}.free:draw_free",
     "datasets": f"{_HERE}.figures:draw_datasets",
     "cpsgd-parameters": f"{_HERE}.figures:draw_cpsgd",
     "convergence": f"{_HERE}.figures:draw_convergence",
+    "scope": f"{_HERE}.scope:draw_scope",
 }
 MEASUREMENTS = {
     "distributions": f"{_HERE}.measurements:measure_distributions",
@@ -85,11 +89,13 @@ MEASUREMENTS = {
     "convergence": f"{_HERE}.measurements:measure_convergence",
     "masks": f"{_HERE}.measurements:measure_masks",
     "audit": f"{_HERE}.audits:measure_audit",
+    "scope": f"{_HERE}.scope:measure_scope",
+    "successor": f"{_HERE}.successors:measure_successor",
 }
 _ORDER = (
-    "cpsgd", "mnist", "shakespeare", "accuracy-compression", "privacy-communication", "gradients",
-    "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence", "correction",
-    "audit",
+    "cpsgd", "mnist", "choices", "shakespeare", "accuracy-compression", "privacy-communication",
+    "gradients", "updates", "local-epsilon", "datasets", "cpsgd-parameters", "convergence",
+    "correction", "audit", "scope", "successors", "free",
 )  # fmt: skip  # that of the paper, then what it does not have
 
 _STRICT = ConfigDict(extra="forbid", populate_by_name=True)
@@ -399,11 +405,14 @@ _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
-    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.4,
-    "projunit": 0.5,
+    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.15,
+    "projunit": 0.5, "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds
-_CORRECTION = 0.7  # milliseconds of a message
-_PADDED, _CELLS, _POWER = 0.4, 154, 1.4  # milliseconds of a message of so many cells, and of more
+_CORRECTION, _ROUNDED = 0.3, 0.1  # milliseconds of a message
+_PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many cells, and of more
+_FACTOR = 0.45  # more where each message has a padding of its own
+_COUNTED = 2e-6  # milliseconds of a round and a coordinate, times rows^2, over columns
+_NEEDED = 75  # times rows * cols^2 / epsilon: the least padding of a typical gradient, at most
 _GRU = 3.0  # times as long as the LSTM
 _MEASURED = {"audit": 2.0, "convergence": 2.0, "cpsgd-parameters": 0.1, "datasets": 1.0}  # seconds
 
@@ -423,10 +432,18 @@ def seconds_of(job: Job) -> float:
     message = _MESSAGES.get(given.get("method", "diffsketch"), 0.0)
     if given.get("correction", "off") != "off":
         message += _CORRECTION
-    if given.get("padding"):
-        message += _PADDED * (given["rows"] * given["cols"] / _CELLS) ** _POWER
+    if given.get("bits", 32) < 32 and given["method"] == "sketch":
+        message += _ROUNDED
+    counted = 0.0
+    if length := given.get("padding"):
+        rows, cols = given["rows"], given["cols"]
+        own = given.get("appended") == "least"
+        message += (_PADDED + own * _FACTOR) * (rows * cols / _CELLS) ** _POWER
+        length = min(length, _NEEDED * rows * cols**2 / given["per_round"]) if own else length
+        shared = 2 if given.get("family") == "pairwise" else cols  # coordinates of a run
+        counted = _COUNTED * length * rows**2 / shared
     factor = _GRU if given["model"] == "gru" else 1.0
-    total = rounds * workers * (_DEVICE[task] * factor + message)
+    total = rounds * (workers * (_DEVICE[task] * factor + message) + counted)
     if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
         total += (2 + rounds / given["evaluate_every"]) * _EVALUATION[task] * factor
     return float(_BEGIN + total / 1000)

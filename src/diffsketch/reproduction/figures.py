@@ -175,29 +175,35 @@ _NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis",
 
 
 def draw_distributions(experiment: Experiment, results: Results) -> Figure:
-    """Histograms with the Gaussian that fits best, a plot of quantiles, a table of each vector.
+    """Histograms of each vector with a Gaussian, a plot of quantiles, a table of each vector.
 
     Option `what`: the vectors, such as "gradients".
 
-    Guarantees (`tests/reproduction/test_figures.py`): densities integrate to the share of
-    coordinates within the plot; facts are means over vectors and seeds.
+    Guarantees (`tests/reproduction/test_figures.py`): densities integrate to the share of the
+    vector's coordinates within the plot; facts are means over vectors and seeds.
     """
     (measured,) = measured_of(experiment, results)
     found, data = measured.found, measured.first
     what, name = str(experiment.options.get("what", "vectors")), experiment.name
-    edges, heights, vectors = tuple(data["edges"]), density(data), data["vectors"]
+    edges, vectors = tuple(data["edges"]), data["vectors"]
     middles = tuple((a + b) / 2 for a, b in pairwise(edges))
     bell = [math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in middles]
-    least = min(value for value in heights if value > 0) / 3
+    densities = [density(data, place) for place in range(len(vectors))]
+    least = min(value for heights in densities for value in heights if value > 0) / 3
     exhibits: list[Exhibit] = []
     for kind, lowest in (("density", -1.0), ("density-log", least)):
-        shown = tuple(value if value > min(lowest, 0.0) else None for value in heights)
+        series = [
+            Series(
+                f"round {vector['round'] + 1}",
+                edges,
+                tuple(value if value > min(lowest, 0.0) else None for value in heights),
+                kind="steps",
+                note=str(vector["device"]),
+            )
+            for vector, heights in zip(vectors, densities, strict=True)
+        ]
         fit = tuple(value if value > lowest else None for value in bell)
-        series = (
-            Series(what, edges, shown, kind="steps", role=what),
-            Series("Gaussian of the same mean and deviation", middles, fit, dashed=True,
-                   role="reference"),
-        )  # fmt: skip
+        series.append(Series("Gaussian", middles, fit, dashed=True, role="reference"))
         exhibits.append(plot(kind, f"{name}-{kind}", series, what=what, vectors=len(vectors)))
     scores, last = tuple(data["scores"]), len(vectors) - 1
     count = min(_LINES, len(vectors))  # few enough to be told apart, first and last among them
@@ -234,12 +240,11 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     )
 
 
-def density(data: Mapping[str, Any]) -> list[float]:
-    """The density of all vectors' standardised coordinates together, in each bin."""
-    edges, vectors = data["edges"], data["vectors"]
-    total = [sum(counts) for counts in zip(*(v["counts"] for v in vectors), strict=True)]
-    width, numbers = edges[1] - edges[0], len(vectors) * int(data["dim"])
-    return [count / (numbers * width) for count in total]
+def density(data: Mapping[str, Any], place: int) -> list[float]:
+    """The density of one vector's standardised coordinates, in each bin."""
+    edges, numbers = data["edges"], int(data["dim"])
+    width = edges[1] - edges[0]
+    return [count / (numbers * width) for count in data["vectors"][place]["counts"]]
 
 
 def _mean_of(vectors: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -263,6 +268,11 @@ def _shape_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
             f"{name}/last": _mean_of([data["vectors"][-1] for data in found], key),
             f"spread/{name}": mean_and_spread(by_seed)[1],
         }
+    # One by one: those that a test at 1% does not tell from Gaussian.
+    chance = 1.63 / math.sqrt(int(found[0]["dim"]))
+    facts["gaussian-vectors"] = sum(float(v["ks"]) <= chance for v in vectors)
+    for place, vector in enumerate(found[0]["vectors"], start=1):
+        facts |= {f"vector/{place}/{name}": float(vector[key]) for name, key in _SHAPES.items()}
     for end in ("first", "last"):
         facts[f"alpha-over-sigma/{end}"] = facts[f"ratio/{end}"]
     facts["beyond-alpha/mean"] = facts["above-alpha"]

@@ -22,6 +22,7 @@ from diffsketch.reproduction.figures import (
     mean_or_none,
     measured_of,
     plot,
+    rounded,
     slug,
     table,
     texts,
@@ -33,6 +34,7 @@ _CHANGES = {
     "alpha": "one coordinate: alpha or -alpha",
     "largest": "one coordinate: the largest, or its negative",
     "client": "the whole vector: this worker's or another's",
+    "added": "a whole vector, or zeros",
 }
 
 
@@ -73,9 +75,9 @@ def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
 
 
 def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:
-    """The audits of an experiment, but the inversion."""
+    """The audits of an experiment, but the inversion and what is calculated."""
     found = measured_of(experiment, results, "audit")
-    return [AuditedCase(each) for each in found if "inversion" not in each.first]
+    return [AuditedCase(each) for each in found if "measured_lower_bound" in each.first]
 
 
 def draw_audits(experiment: Experiment, results: Results) -> Figure:
@@ -97,13 +99,15 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
     ]
     if paper:
         exhibits.append(audit_table(f"{name}-cases", "What the paper sends", paper))
-    inverted = [
-        one
-        for each in measured_of(experiment, results, "audit")
-        for one in each.first.get("inversion", ())
-    ]
+    found = [each.first for each in measured_of(experiment, results, "audit")]
+    secret = [(one, each["delta"]) for each in found for one in each.get("secret", ())]
+    if secret:
+        exhibits.append(_secret_table(f"{name}-secret", secret))
+    inverted, batches = (
+        [one for each in found for one in each.get(key, ())] for key in ("inversion", "batches")
+    )
     if inverted:
-        exhibits.append(_inversion_table(f"{name}-inversion", inverted))
+        exhibits.append(_inversion_table(f"{name}-inversion", [*inverted, *batches]))
     claims = [case for case in paper if case.stated.basis is Basis.CLAIMED]
     refuted = [case for case in claims if case.refuted]
     lead = [entry["lead"].format(refuted=len(refuted), claims=len(claims))]
@@ -141,7 +145,7 @@ def draw_audits(experiment: Experiment, results: Results) -> Figure:
         "proven-stands": not wrong if proven else None,
         "reduced": experiment.reduced,
     }
-    facts |= _inversion_facts(inverted)
+    facts |= _inversion_facts(inverted, batches) | _secret_facts([one for one, _ in secret])
     return Figure("; ".join(lead) + ".", tuple(exhibits), beside, tuple(text), facts)
 
 
@@ -225,8 +229,39 @@ def _inversion_table(name: str, inverted: Sequence[Mapping[str, Any]]) -> Table:
     return table("inversion", name, rows)
 
 
-def _inversion_facts(inverted: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
+def _secret_table(name: str, found: Sequence[tuple[Mapping[str, Any], float]]) -> Table:
+    """A row for each table: Theorem 1's claim, and what is calculated under its assumptions.
+
+    Those are numbers without a basis: nothing guarantees Gaussian others and secret hashes.
+    """
+    rows: Rows = []
+    for each, _ in found:
+        claimed = None if each["claimed"] is None else _claim(each["claimed"])
+        rows.append((str(each["table"]), claimed, rounded(each["exact"]), rounded(each["bound"])))
+    return table("secret-hashes", name, rows, delta=found[0][1], scope=COORDINATE)
+
+
+def _secret_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {
+        f"secret/{key}/{each['table']}": each[key]
+        for each in found
+        for key in ("claimed", "exact", "bound")
+    }
+    stated = [each for each in found if each["claimed"] is not None]
+    if stated:
+        facts["secret/holds"] = all(
+            each["bound"] is not None and each["bound"] <= each["claimed"] for each in stated
+        )
+    return facts
+
+
+def _inversion_facts(
+    inverted: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]]
+) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
+    for each in batches:
+        facts[f"inversion-batch/similarity/{each['message']}"] = float(each["mean_similarity"])
+        facts[f"inversion-batch/labels/{each['message']}"] = float(each["labels_right"])
     for each in inverted:
         # Raw gradients are no sketches; what has a guarantee is not what the paper sends.
         message, group = str(each["message"]), "inversion-raw"

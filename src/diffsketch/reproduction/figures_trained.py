@@ -398,6 +398,60 @@ def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> st
     return lead
 
 
+# --- the choices that the paper leaves open --------------------------------------------------
+
+
+def draw_choices(experiment: Experiment, results: Results) -> Figure:
+    """One table: by choice, the accuracies of `ours` and `baseline`, and by how much ours leads.
+
+    A panel is named `SIZE, epsilon E, CHOICE` and has those two lines; a choice is a row, and what
+    is before it a group of columns.
+
+    Guarantees (`tests/reproduction/test_figures_trained.py`): the difference is that of the seeds,
+    one by one; a choice that was not run with a size and epsilon has none there.
+    """
+    panels = panels_of(experiment, results)
+    ours, baseline = (str(experiment.options[one]) for one in ("ours", "baseline"))
+    facts, leads = facts_of(experiment, panels), dict[str, dict[str, float]]()
+    cells: dict[str, dict[str, tuple[float | None, ...]]] = {}
+    for panel, lines in panels.items():
+        size, epsilon, choice = panel.split(", ", 2)
+        setting, named = f"{size}, {epsilon}", {line.name: line for line in lines}
+        place = f"{panel}/{ours} - {baseline}"
+        gap, spread = (facts[f"{one}/{place}"] for one in ("paired", "paired-spread"))
+        points = [None if one is None else round(100 * float(one), 2) for one in (gap, spread)]
+        shares = [named[one].accuracy for one in (ours, baseline)]
+        own = [None if one is None else round(one, 4) for one in shares]
+        cells.setdefault(choice, {})[setting] = (*own, *points)
+        if gap is not None and None not in shares:
+            leads.setdefault(setting, {})[choice] = float(gap)
+    settings = list(dict.fromkeys(one for each in cells.values() for one in each))
+    entry, parts = texts()["choices"], []
+    headings = [entry["choice"]]
+    for one in settings:
+        headings += [column.format(ours=ours, baseline=baseline, at=one) for column in entry["at"]]
+    empty = (None,) * len(entry["at"])
+    rows: Rows = [
+        (choice, *itertools.chain.from_iterable(each.get(one, empty) for one in settings))
+        for choice, each in cells.items()
+    ]
+    for setting, gaps in leads.items():
+        least, most = min(gaps, key=gaps.__getitem__), max(gaps, key=gaps.__getitem__)
+        facts |= {
+            f"choice-least/{setting}": gaps[least],
+            f"choice-most/{setting}": gaps[most],
+            f"choice-best/{setting}": most,
+        }
+        ends = (f"{100 * gaps[one]:+.1f} points ({one})" for one in (least, most))
+        parts.append(f"{setting}: from {' to '.join(ends)}")
+    return Figure(
+        lead=entry["lead"].format(ours=ours, baseline=baseline, parts="; ".join(parts)),
+        exhibits=(table("choices", f"{experiment.name}-table", rows, headings),),
+        text=(entry["text"].format(fair=_FAIR),),
+        facts=facts,
+    )
+
+
 # --- accuracy by compression -----------------------------------------------------------------
 
 

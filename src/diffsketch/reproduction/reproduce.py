@@ -6,19 +6,19 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as PrintedTable
 
 from diffsketch.app.files import locked, read_json, versions
 from diffsketch.app.terminal import Interrupts, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
 from diffsketch.files import prepare_output, replace_file
 from diffsketch.pages.page import pictures_of, write_page
-from diffsketch.reproduction.claims import Standing, count_standings, judged
+from diffsketch.reproduction.claims import judged, summary_text
 from diffsketch.reproduction.document import (
     command_of,
     notice_of,
@@ -104,13 +104,11 @@ def reproduce(
             both = zip(full, experiments, strict=True)
             less = {new.name: reductions(old, new) for old, new in both}
             asked = chosen if left_out else []
-            with console.status("Drawing, and writing the page"):
-                counts, page = _write(good, outcome, output, notice=notice, asked=asked, less=less)
-            table = PrintedTable(title="The paper's claims", title_justify="left", pad_edge=False)
-            for standing in Standing:
-                table.add_column(str(standing), justify="right")
-            table.add_row(*(str(counts[standing]) for standing in Standing))
-            console.print(table, highlight=False)
+            with _drawing(console) as show:
+                score, page = _write(
+                    good, outcome, output, notice=notice, asked=asked, less=less, show=show
+                )
+            print_line(console, score)
             seconds, old = time.monotonic() - begin, len(outcome.results) - outcome.made
             took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
             done = f"{_count(outcome.made, 'job')} done, {old} from the cache; took {took}."
@@ -209,6 +207,33 @@ def _progress(console: Console, *, experiments: int) -> Iterator[Callable[[State
         yield bars
 
 
+@contextmanager
+def _drawing(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """Show what is being drawn, and how much of it is done: a bar, or a line now and then."""
+    if not console.is_terminal:
+        last, before = time.monotonic(), ""
+
+        def line(what: str, share: float) -> None:
+            nonlocal last, before
+            now = time.monotonic()
+            if what != before or now - last >= _LINE_SECONDS:
+                last, before = now, what
+                print_line(console, f"{what}: {share:.0%}")
+
+        yield line
+        return
+    bar = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*bar, console=console, transient=True) as progress:
+        task = progress.add_task("Drawing", total=1.0)
+
+        def move(what: str, share: float) -> None:
+            if progress.tasks[0].description != what:
+                progress.reset(task, description=what)
+            progress.update(task, completed=share)
+
+        yield move
+
+
 def _write(
     experiments: Sequence[Experiment],
     outcome: JobsOutcome,
@@ -217,14 +242,16 @@ def _write(
     notice: str,
     asked: Sequence[str],
     less: Mapping[str, Mapping[str, str]],
-) -> tuple[dict[str, int], Path]:
+    show: Callable[[str, float], None],
+) -> tuple[str, Path]:
     """Draw the experiments, judge the claims, and write the page and `results.json`.
 
-    Of a full run of all of them also `reproduction.md`. Gives how many claims stand how, and the
-    page.
+    Of a full run of all of them also `reproduction.md` and its details. Gives how many claims stand
+    how, as a sentence, and the page. `show` is told what is done, and the share of it.
     """
     figures = []
-    for one in experiments:
+    for count, one in enumerate(experiments):
+        show("Drawing the figures", count / len(experiments))
         try:
             figure: Figure = function_of(FIGURES[one.drawing])(one, outcome.results)
         except DiffSketchError as error:
@@ -232,21 +259,24 @@ def _write(
             raise
         figures.append((one, figure))
     reduced, here = any(one.reduced for one in experiments), versions()
-    verdicts = judged({one.name: figure.facts for one, figure in figures})
+    facts = {one.name: figure.facts for one, figure in figures}
+    verdicts = judged(facts, reduced=reduced, show=partial(show, "Judging the claims"))
     page = page_of(figures, verdicts, reduced=less, notice=notice, versions=here, names=asked)
     command = command_of(asked, reduced=reduced)
     numbers = records(figures, outcome.results, command=command, versions=here, verdicts=verdicts)
     replace_file(output / _RESULTS, numbers)
-    pictures = pictures_of(page)
+    pictures = pictures_of(page, partial(show, "Making the pictures"))
     written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
+    folders = ["figures", "data"]
     if not reduced and not asked:
-        written += write_document(page, verdicts, output, pictures=pictures)
+        written += write_document(page, output, pictures=pictures)
+        folders += ["images/reproduction", "reproduction"]
     # Pictures and numbers of an earlier page that are not on this one.
-    for folder in ("figures", "data", "images/reproduction"):
+    for folder in folders:
         for path in sorted((output / folder).glob("*")):
-            if path.suffix in (".svg", ".png", ".csv") and path not in written:
+            if path.suffix in (".svg", ".png", ".csv", ".md") and path not in written:
                 path.unlink()
-    return count_standings(verdicts), written[0]
+    return summary_text(verdicts), written[0]
 
 
 @contextmanager

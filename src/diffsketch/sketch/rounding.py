@@ -115,16 +115,14 @@ class CellGrid:
         shape = items, cells + self.size_cells
         out = torch.empty(shape, dtype=self.type, device=tables.device)
         kernels, keys = kernels_for(tables.device), draws[:, :2].contiguous()
-        source = tables
-        if self._wide:  # the kernels' values are half a step off
-            source = tables + self.step / 2
-            wanted = torch.linalg.vector_norm(tables, ord=math.inf, dim=1) * (_MARGIN / self.limit)
-        else:
-            # In units of the limit, lest fourth powers overflow or vanish; of Gaussian numbers the
-            # mean fourth power is 3. A norm of order 4, without its slow powers.
-            norms = torch.linalg.vector_norm((tables * (1 / self.limit)).square_(), dim=1).sqrt_()
-            wanted = norms * (_REACH[self.bits] / (3 * cells) ** 0.25)
-        saturated = kernels.round_cells(source, self.step, self.bits, keys, out[:, :cells])
+        # The kernels' values are half a step off. Norms are in steps, lest fourth powers overflow
+        # or vanish; of Gaussian numbers the mean fourth power is 3.
+        shift, order = (self.step / 2, math.inf) if self._wide else (0.0, 4.0)
+        saturated, norms = kernels.round_cells(
+            tables, self.step, self.bits, keys, out[:, :cells], shift=shift, order=order
+        )
+        reach = _MARGIN if self._wide else _REACH[self.bits] / (3 * cells) ** 0.25
+        wanted = norms * (reach * self.step / self.limit)
         self._write_sizes(out[:, cells:], wanted, draws)
         return out, saturated
 

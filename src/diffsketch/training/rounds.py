@@ -147,10 +147,12 @@ def kept_half(mean: Tensor, vectors: Tensor) -> Tensor:
     >>> kept_half(torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.tensor([[1.0, 9.0, 0.9, -3.0]]))
     tensor([[ True, False,  True, False]])
     """
-    gaps = (vectors - mean).abs()
-    # Stable, so that equal gaps are the same ones on every device.
-    far = gaps.argsort(dim=-1, descending=True, stable=True)[..., : mean.shape[-1] // 2]
-    return torch.ones_like(gaps, dtype=torch.bool).scatter_(-1, far, False)
+    gaps, dropped = (vectors - mean).abs(), mean.shape[-1] // 2
+    least = gaps.kthvalue(gaps.shape[-1] - dropped + bool(dropped), dim=-1, keepdim=True).values
+    near, tied = gaps < least, gaps == least
+    # Of equal gaps the first ones are dropped, the same on every device.
+    room = dropped - (gaps > least).sum(dim=-1, keepdim=True)
+    return near | (tied & (tied.cumsum(dim=-1) > room))
 
 
 def corrected(mean: Tensor, vectors: Tensor, correction: Correction) -> Tensor:

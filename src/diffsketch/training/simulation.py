@@ -44,7 +44,12 @@ Hashes: TypeAlias = Literal["fresh", "fixed"]
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
+_SATURATING = 3  # rounds with most cells beyond their limit: in as many, it grows 2,400-fold
 _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
+
+
+class SaturatedCells(UserWarning):
+    """Most cells are beyond their limit, round after round: vectors grow faster than it can."""
 
 
 class NonFiniteUpdate(UserWarning):
@@ -190,6 +195,7 @@ class Simulation:
         self._given_noise_key = noise_key
         self._key = SketchKey.from_integer(seed)
         self._fixed_seed = self._key.seed(0)
+        self._saturating, self._warned = 0, False  # rounds in a row; whether a warning was given
         self._amplified: tuple[ProvenClaim, ProvenClaim] | None = None  # the last: they repeat
         self._scales = _device_scales(importance, len(task.devices))
         self._check_options()
@@ -401,6 +407,14 @@ class Simulation:
         payers = members if self.sampler.fixed_size else _EVERYONE
         participation = state.participation.after(claim, payers)  # or it stops here
         proven = isinstance(claim, ProvenClaim)
+        agreed = 0
+        bare = index == 0 and isinstance(claim, NoClaim)
+        if bare and isinstance(method, RoundedTables) and method.wants_limit:
+            # As in process groups: workers tell the sizes of their vectors, and hear one limit.
+            some = cohort[: max(1, PART_CELLS // method.dim)]
+            method = method.at_limit_of(self._vectors(state.model.weights, some, index))
+            state = replace(state, clip=method.round_clip)
+            agreed = CLIP_BYTES * len(members)
 
         summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
         left_out: tuple[str, ...] = ()
@@ -417,6 +431,7 @@ class Simulation:
                 stacklevel=3,
             )
 
+        self._watch_saturation(method, summed, index)
         total = summed.total
         if total is None:
             form = method.total_format
@@ -429,6 +444,7 @@ class Simulation:
         published = Published(total, count, seed, index, state.clip)
 
         up, down, downloads, synced = self._traffic(state.synced, members, index, summed.count)
+        up, down = up + agreed, down + agreed
         model, ended = state.model, ""
         try:
             model = self._next_model(state.model, published, summed.vectors)
@@ -453,6 +469,32 @@ class Simulation:
             clip = method.after(published.total, count=published.count).round_clip
         after = RunState(index + 1, model, average, participation, synced, up, down, clip=clip)
         return after, result
+
+    def _watch_saturation(self, method: Method, summed: Aggregate, index: int) -> None:
+        """Warn once where most cells have saturated in several rounds in a row."""
+        cells = summed.count * method.message_format.cell_count
+        most = summed.saturated is not None and 2 * summed.saturated > cells
+        self._saturating = self._saturating + 1 if most else 0
+        if self._saturating == _SATURATING and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"round {index}: more than half of all cells were beyond their limit in the last "
+                f"{_SATURATING} rounds (now {method.round_clip:.3g}), so that what is applied is "
+                "far too small: give a larger cell_limit if this is the start, else see whether "
+                "training diverges",
+                SaturatedCells,
+                stacklevel=4,
+            )
+
+    def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
+        """Compute the vectors of some devices in a round."""
+        vectors = self.algorithm.vectors(
+            weights, part, trainer=self.trainer, devices=self.task.devices,
+            seed=self.seed, round_index=index,
+        )  # fmt: skip
+        if self._scales is not None:
+            vectors = vectors * self._scales[part].to(vectors)[:, None]
+        return vectors
 
     def _claim_of(self, present: int, seed: HashSeed) -> Claim:
         """Claim of a round with so many workers; on a secret sample, with any number of them.
@@ -496,12 +538,7 @@ class Simulation:
         size = len(cohort) if keep else max(1, PART_CELLS // method.dim)
 
         for part in torch.split(cohort, size) if len(cohort) else ():
-            vectors = self.algorithm.vectors(
-                weights, part, trainer=self.trainer, devices=self.task.devices,
-                seed=self.seed, round_index=index,
-            )  # fmt: skip
-            if self._scales is not None:
-                vectors = vectors * self._scales[part].to(vectors)[:, None]
+            vectors = self._vectors(weights, part, index)
             if len(vectors) != len(part):
                 raise MismatchError(
                     f"{len(part)} workers must have as many vectors, got {len(vectors)}"

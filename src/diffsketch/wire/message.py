@@ -214,8 +214,11 @@ class Message:
         round_index: int,
         fingerprint: bytes,
         sender: int,
+        most: int = MAX_COUNT,
     ) -> Message:
         """Read what `to_bytes(agreed=True)` wrote, of a known sender in an agreed round.
+
+        A sum says itself how many messages are in it: from 1 to `most`.
 
         Raises:
             WireError: It is not that sender's message of this round, or was altered.
@@ -228,8 +231,8 @@ class Message:
             what = "truncated" if len(data) < length else "too long"
             raise WireError(f"message is {what}: {len(data)} bytes, and {length} are expected")
         count = int.from_bytes(data[:COUNT_BYTES], "little") if summed else 1
-        if count < 1:
-            raise WireError("message is the sum of 0 messages, and 1 or more is expected")
+        if not 1 <= count <= most:
+            raise WireError(f"message is the sum of {count} messages, and 1 to {most} are expected")
         cells, end = len(data) - expected.payload_bytes, expected.checksum_bytes
         header = Header.of(
             expected, round_index=round_index, fingerprint=fingerprint, sender=sender, count=count

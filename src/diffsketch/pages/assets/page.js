@@ -55,14 +55,10 @@
         },
         xaxis: themedAxis(layout.xaxis),
         yaxis: themedAxis(y),
-        shapes: (layout.shapes || []).map((shape, index) => ({
-          ...shape,
-          visible: shape.visible && !plot.hidden.has(`mark-${index}`),
-        })),
+        shapes: layout.shapes || [],
         annotations: (layout.annotations || []).map((words, index) => ({
           ...words,
           ...(words.yref === "y" && plot.log !== null ? { y: place(layout.shapes[index].y0, plot.log) } : {}),
-          visible: words.visible && !plot.hidden.has(`mark-${index}`),
           font: { ...words.font, color: colour("--muted") },
           bgcolor: colour("--veil"),
         })),
@@ -117,22 +113,24 @@
     0: (plot) => reset(plot),
   };
 
-  function toggle(plot, button) {
-    const group = button.dataset.group;
-    const shown = plot.hidden.delete(group);
-    if (!shown) plot.hidden.add(group);
+  /** Shows or hides a name in all plots that share its legend. */
+  function toggle(button) {
+    const shown = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", String(shown));
-    redraw(plot);
+    for (const place of button.dataset.series.split(" ")) {
+      const [name, group] = place.split("/");
+      const plot = plots.find((each) => each.figure.id === `exhibit-${name}`);
+      if (shown) plot.hidden.delete(group);
+      else plot.hidden.add(group);
+      redraw(plot);
+    }
   }
 
   function listen(plot) {
     const { figure } = plot;
-    for (const button of figure.querySelectorAll(".legend button")) {
-      button.addEventListener("click", () => toggle(plot, button));
-    }
-    for (const input of figure.querySelectorAll(".axes input")) {
-      input.addEventListener("change", () => {
-        plot.axis = Number(input.value);
+    for (const select of figure.querySelectorAll(".axes")) {
+      select.addEventListener("change", () => {
+        plot.axis = Number(select.value);
         redraw(plot);
       });
     }
@@ -162,9 +160,13 @@
     const canvas = figure.querySelector(".canvas");
     const plot = { figure, canvas, spec, axis: 0, log: null, hidden: new Set(), drawn: false };
     // A browser may restore what was chosen before the page was loaded again.
-    for (const input of figure.querySelectorAll(".axes input:checked")) plot.axis = Number(input.value);
+    for (const select of figure.querySelectorAll(".axes")) plot.axis = Number(select.value);
     plots.push(plot);
     listen(plot);
+  }
+
+  for (const button of document.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => toggle(button));
   }
 
   const near = new IntersectionObserver(
@@ -268,8 +270,17 @@
       for (const entry of entries) {
         const link = links.get(entry.target.id);
         if (!link) continue;
-        if (entry.isIntersecting) link.setAttribute("aria-current", "true");
-        else link.removeAttribute("aria-current");
+        if (!entry.isIntersecting) {
+          link.removeAttribute("aria-current");
+          continue;
+        }
+        link.setAttribute("aria-current", "true");
+        // In a strip or a column that is too short for all, the one that is read stays in view.
+        const list = link.closest("nav");
+        list.scrollTo({
+          left: link.offsetLeft - list.clientWidth / 2,
+          top: link.offsetTop - list.clientHeight / 2,
+        });
       }
     },
     { rootMargin: "-25% 0px -65% 0px" },

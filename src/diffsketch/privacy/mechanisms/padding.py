@@ -81,23 +81,28 @@ def factor(sketch: CountSketch, seed: HashSeed, start: int) -> Tensor | None:
     if key in seed.memo:
         kept: Tensor | None = seed.memo[key]
         return kept
-    matrix = torch.from_numpy(gram(sketch, seed, start, sketch.dim))
-    lower, info = torch.linalg.cholesky_ex(matrix)
-    rounding = 16 * len(lower) * 2.0**-53 * float(matrix.trace())
-    regular = info.item() == 0 and float(lower.diagonal().min()) ** 2 > rounding
-    result = lower if regular else None
+    result = _factor(gram(sketch, seed, start, sketch.dim))
     if is_factored(sketch, start):
         seed.memo[key] = result
     return result
 
 
-def is_factored(sketch: CountSketch, start: int) -> bool:
+def _factor(counts: _Matrix) -> Tensor | None:
+    matrix = torch.from_numpy(counts)
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    rounding = 16 * len(lower) * 2.0**-53 * float(matrix.trace())
+    regular = info.item() == 0 and float(lower.diagonal().min()) ** 2 > rounding
+    return lower if regular else None
+
+
+def is_factored(sketch: CountSketch, start: int, stop: int | None = None) -> bool:
     """Whether noise in the coordinates from `start` on is cheaper to draw by a factor of G.
 
     By the sizes alone, for a cohort of ten, whoever takes part: a worker's noise must not depend
     on how many others there are.
     """
-    rows, cells, padding = sketch.rows, sketch.rows * sketch.cols, sketch.dim - start
+    rows, cells = sketch.rows, sketch.rows * sketch.cols
+    padding = (sketch.dim if stop is None else stop) - start
     if padding < cells:
         return False  # G is singular
     geometry = sketch.layout.geometry
@@ -320,6 +325,45 @@ def padded_tables(
         appended = own.normal(shape, 1.0, dtype=vectors.dtype).to(vectors.device)
         appended *= std[some, None].to(appended)
         tables[some] = sketch.encode(torch.cat([vectors[some], appended], dim=-1), seed)
+    return tables
+
+
+def own_padded_tables(
+    vectors: Tensor,
+    sketch: CountSketch,
+    lengths: Tensor,
+    *,
+    seed: HashSeed,
+    std: Tensor,
+    noise: Noise,
+) -> Tensor:
+    """`padded_tables` where worker `i` appends `lengths[i]` numbers, as many as there is room for.
+
+    All have the hashes of the sketch's whole length, so that tables can be added up. G of a longer
+    padding is that of a shorter one and of the numbers between: all workers' take one count.
+    """
+    dim, cells = vectors.shape[-1], sketch.rows * sketch.cols
+    tables, drawn = sketch.encode(vectors, seed, offset=0), dict[int, Tensor]()
+    order: list[int] = torch.argsort(lengths, stable=True).tolist()
+    stops = {worker: dim + int(lengths[worker]) for worker in order}
+    some = [worker for worker in order if is_factored(sketch, dim, stops[worker])]
+    counts, counted = np.zeros((cells, cells)), dim
+    if some:
+        part = noise.part(torch.tensor(some))
+        normals = part.normal((len(some), cells), 1.0, dtype=torch.float64)
+        for worker, own in zip(some, normals, strict=True):
+            if stops[worker] > counted:
+                counts += gram(sketch, seed, counted, stops[worker])
+            counted, lower = stops[worker], _factor(counts)
+            if lower is not None:
+                drawn[worker] = (lower @ own).reshape(sketch.rows, sketch.cols)
+    for worker in order:
+        if worker not in drawn and stops[worker] > dim:
+            shape = 1, stops[worker] - dim
+            appended = noise.part(torch.tensor([worker])).normal(shape, 1.0, dtype=vectors.dtype)
+            drawn[worker] = sketch.encode(appended, seed, offset=dim)[0].double()
+    for worker, table in drawn.items():
+        tables[worker] += (table * float(std[worker])).to(tables)
     return tables
 
 

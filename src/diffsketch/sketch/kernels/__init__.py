@@ -52,13 +52,15 @@ class Kernels(Protocol):
         """Estimates `(..., count)` that are largest in size, in that order, and their indices."""
 
     def round_cells(
-        self, tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor
-    ) -> Tensor:
+        self, tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor, *, shift: float,
+        order: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated.
 
-        Cell `i` of a table with the keys `(a, b)` becomes `floor(x / step - 1/2 + u)`, brought into
-        `bits` bits, with `u = mix64(i, a, b) >> 40` in units of `2**-24`. Rows of `out` may lie
-        apart.
+        Cell `i` of a table with the keys `(a, b)` becomes `floor((x + shift) / step - 1/2 + u)`,
+        brought into `bits` bits, with `u = mix64(i, a, b) >> 40` in units of `2**-24`. Rows of
+        `out` may lie apart. Also returns the tables' norms of this order, 4 or infinite, over the
+        step.
         """
 
     def pack_cells(self, cells: Tensor, *, bits: int, lowest: int) -> Tensor:

@@ -37,6 +37,7 @@ _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
 _STRETCH = 1 << 20  # those that a search for the largest estimates holds at a time
+_ROUNDED = 1 << 10  # cells whose random numbers are drawn at once
 _SAMPLE = 1 << 14  # numbers that tell where the largest begin
 
 
@@ -346,35 +347,67 @@ def _find_above(task: Any, values: Any, limit: Any, places: Any, found: Any) -> 
     found[task] = count
 
 
-def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
-    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
+def round_cells(
+    tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor, *, shift: float, order: float
+) -> tuple[Tensor, Tensor]:
+    """Round `(tables, cells)` at random; count the saturated, and measure the tables, in one pass.
+
+    The random numbers of some cells at a time: loops that do one thing each use vectors.
+    """
     source, rounded, words = tables.numpy(), out.numpy(), keys.numpy().view(np.uint64)
-    (items, cells), inverse, half = source.shape, np.float32(1 / step), 1 << (bits - 1)
-    pieces = -(-cells // _PIECE)
-    saturated = np.zeros((items, pieces), np.int64)
+    (items, cells), pieces = source.shape, -(-source.shape[1] // _PIECE)
+    saturated, sizes = np.zeros((items, pieces), np.int64), np.zeros((items, pieces))
     run_tasks(
         _round_piece, items * pieces, threads_for(source.size),
-        source, inverse, half, words, rounded, saturated,
+        source, source.view(np.int32), np.float32(shift), np.float32(1 / step), 1 << (bits - 1),
+        order == 4, words, rounded, saturated, sizes,
+        scratch=lambda: (_aligned(min(_ROUNDED, cells), np.int32),),
     )  # fmt: skip
-    return torch.from_numpy(saturated.sum(axis=1))
+    if order == 4:
+        norms = sizes.sum(axis=1) ** 0.25
+    else:
+        norms = sizes.max(axis=1).astype(np.int32).view(np.float32) / step
+    return torch.from_numpy(saturated.sum(axis=1)), torch.from_numpy(norms)
 
 
 @compiled
 def _round_piece(
-    task: Any, tables: Any, inverse: Any, half: Any, keys: Any, out: Any, saturated: Any
-) -> None:
+    task: Any, tables: Any, patterns: Any, shift: Any, inverse: Any, half: Any, powers: Any,
+    keys: Any, out: Any, saturated: Any, sizes: Any, drawn: Any,
+) -> None:  # fmt: skip
     item, piece = task // saturated.shape[1], task % saturated.shape[1]
-    table, to = tables[item], out[item]
-    first_key, second_key, beyond = keys[item, 0], keys[item, 1], 0
-    low, high = np.float32(-half), np.float32(half - 1)
-    for i in range(piece * _PIECE, min((piece + 1) * _PIECE, table.size)):
-        chance = np.uint32(cpu_blocked.mix64(np.uint64(i), first_key, second_key) >> np.uint64(40))
-        shift = np.float32(np.int32(chance)) * np.float32(2**-24) - np.float32(0.5)
-        place = np.floor(table[i] * inverse + shift)
-        kept = min(max(place, low), high)
-        beyond += kept != place
-        to[i] = np.int32(kept)
+    first_key, second_key, beyond = keys[item, 0], keys[item, 1], np.int64(0)
+    low, high, largest, total = np.float32(-half), np.float32(half - 1), np.int32(0), 0.0
+    for first in range(piece * _PIECE, min((piece + 1) * _PIECE, tables.shape[1]), _ROUNDED):
+        table, to = tables[item, first : first + _ROUNDED], out[item, first : first + _ROUNDED]
+        pattern, begin = patterns[item, first : first + _ROUNDED], np.uint64(first)
+        some = np.int32(0)
+        for i in range(table.size):
+            bits = cpu_blocked.mix64(begin + np.uint64(i), first_key, second_key)
+            drawn[i] = np.int32(bits >> np.uint64(40))
+        if powers:
+            total += _fourth_powers(table, inverse)
+        else:  # without their signs, floats are in the order of their bit patterns
+            for i in range(pattern.size):
+                largest = max(largest, pattern[i] & np.int32(0x7FFFFFFF))
+        for i in range(table.size):
+            chance = np.float32(drawn[i]) * np.float32(2**-24) - np.float32(0.5)
+            place = np.floor((table[i] + shift) * inverse + chance)
+            kept = min(max(place, low), high)
+            some += np.int32(1) if kept != place else np.int32(0)
+            to[i] = np.int32(kept)
+        beyond += some
     saturated[item, piece] = beyond
+    sizes[item, piece] = total if powers else np.float64(largest)
+
+
+@compiled(fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _fourth_powers(cells: Any, scale: Any) -> Any:
+    total = np.float32(0)
+    for i in range(cells.size):
+        square = (cells[i] * scale) * (cells[i] * scale)
+        total += square * square
+    return np.float64(total)
 
 
 def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:

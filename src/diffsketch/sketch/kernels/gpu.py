@@ -226,14 +226,21 @@ def is_finite(table: Tensor) -> bool:
     return math.isfinite(torch.linalg.vector_norm(table, ord=math.inf).item())
 
 
-def round_cells(tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor) -> Tensor:
-    """Round `(tables, cells)` at random to whole numbers of `step`, and count the saturated."""
+def round_cells(
+    tables: Tensor, step: float, bits: int, keys: Tensor, out: Tensor, *, shift: float, order: float
+) -> tuple[Tensor, Tensor]:
+    """Round `(tables, cells)` at random; count the saturated, and measure the tables."""
     counted = pad(keys, (0, 1)).to(tables.device, non_blocking=True)  # zeros, to count in
+    if order == 4:  # a norm of order 4, without its slow powers
+        norms = torch.linalg.vector_norm((tables * (1 / step)).square_(), dim=1).sqrt_()
+    else:
+        norms = torch.linalg.vector_norm(tables, ord=math.inf, dim=1) * (1 / step)
+    source = tables + shift if shift else tables
     if tables.numel():
         with _on(tables.device):
             launch = _round_plan(*tables.shape, out.stride(0), bits, out.dtype, tables.device)
-            launch(tables, counted, out, numbers=(1 / step,))
-    return counted[:, 2]
+            launch(source, counted, out, numbers=(1 / step,))
+    return counted[:, 2], norms
 
 
 def pack_cells(cells: Tensor, *, bits: int, lowest: int) -> Tensor:
