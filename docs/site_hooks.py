@@ -68,7 +68,7 @@ def notebook_page(path: Path) -> str:
     """A notebook as Markdown: its texts, its code, and what that printed and drew."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
+        text = "".join(cell["source"]).replace(".ipynb)", ".md)")  # links to other notebooks
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         parts.extend(output_text(output) for output in cell.get("outputs", ()))
     return "\n\n".join(parts)
