@@ -81,4 +81,5 @@ def output_text(output: dict[str, Any]) -> str:
         picture = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="The picture that this code draws" src="data:image/png;base64,{picture}">'
     text = "".join(output.get("text", data.get("text/plain", "")))
-    return f'<pre class="output">{html.escape(text)}</pre>'
+    style = "white-space: pre-wrap; background: none"  # long lines wrap, on phones too
+    return f'<pre class="output"><code style="{style}">{html.escape(text)}</code></pre>'
