@@ -22,6 +22,10 @@ PACKAGES = (
     "sketch", "privacy", "methods", "secure_sum", "wire", "training", "planning", "auditing",
     "ddp", "flower",
 )  # fmt: skip
+TRAINING = (
+    "tasks.Task", "tasks.load_task", "rounds.FedAvg", "rounds.DistributedSGD",
+    "simulation.Simulation",
+)  # fmt: skip  # public, and imported where they are needed only
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -52,10 +56,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     )
 
 
+class FencedDoctests(griffe.Extension):
+    """Show doctests, which docstrings here have without a heading, as code."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Fence the paragraphs of a docstring that begin with a prompt."""
+        if obj.docstring:
+            text = obj.docstring.value
+            doctest = re.compile(r"^>>> .*?(?=\n\s*\n(?!>>>)|\Z)", flags=re.DOTALL | re.MULTILINE)
+            text = re.sub(r"^(?!\* |  )(.+)\n(?=\* )", r"\1\n\n", text, flags=re.MULTILINE)
+            obj.docstring.value = doctest.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
+
+
 def reference_page(package: griffe.Object | griffe.Alias, name: str) -> str:
     """The documentation of a package's public names, each of which must have one."""
     parts = [f"# diffsketch.{name}", package.docstring.value if package.docstring else ""]
-    for export in package.exports or ():
+    for export in package.exports or TRAINING:
         member = package[str(export)]
         if member.is_function or member.is_class:
             if not member.docstring:
