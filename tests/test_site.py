@@ -72,6 +72,8 @@ def test_pages_fit_and_search_finds(site: Path, browser: Browser, width: int) ->
         tab.screenshot(path=SCREENSHOTS / f"site-{Path(page).stem}-{width}.png")
     if width < 1000:
         tab.locator("label[for=__search].md-header__button").click()
+    tab.locator("input.md-search__input").focus()
+    tab.get_by_text("Type to start searching").wait_for(state="attached")
     tab.locator("input.md-search__input").press_sequentially("LocalSteps")
     first = tab.locator(".md-search-result__item").first
     first.wait_for(state="attached")
