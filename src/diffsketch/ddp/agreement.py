@@ -38,6 +38,8 @@ class RankStatus(Enum):
     """Its vector has NaN or infinite values; the message is zeros."""
     FAILED = (1, -1)
     """It raises an error of its own; the message is zeros."""
+    IDLE = (-1, -1)
+    """It has nothing to send, and no round is made unless another rank has begun one."""
 
 
 @dataclass(frozen=True)

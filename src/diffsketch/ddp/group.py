@@ -232,6 +232,8 @@ class GroupMean(SavedByState):
                 if not isinstance(value, kind):
                     found = type(value).__name__
                     raise ArgumentError(f"{name} must be a {kind.__name__}, got {found}")
+            good = isinstance(error_feedback, bool)
+            check(good, "error_feedback", "be True or False", error_feedback)
             cohort = method.most_messages
             good = cohort is None or cohort == self.world
             check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
@@ -394,19 +396,37 @@ class GroupMean(SavedByState):
 
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
+        try:
+            self._send_nothing(RankStatus.FAILED, layout, like)
+        except Exception as lost:  # the group is broken, which must not hide why
+            error.add_note(f"the other ranks could not be told: {lost}")
+        raise error
+
+    def meet(self, *, layout: str = "", like: Tensor | None = None) -> None:
+        """Compare round and layout with all ranks, without a round: nothing is sent or paid for.
+
+        Raises:
+            MismatchError: Ranks disagree, or another one has begun a round. All ranks raise.
+        """
+        own, reports = self._send_nothing(RankStatus.IDLE, layout, like)
+        self._limit_round = -1
+        check_reports(reports, own, rank=self.rank)
+
+    def _send_nothing(
+        self, status: RankStatus, layout: str, like: Tensor | None
+    ) -> tuple[RankReport, Reports]:
+        """Take part with zeros; if others did send, the round is used up."""
         index, form = self._round_index, self.method.total_format
         self._agree_on_limit(None, like=like)
         kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
         settings = self._settings_of(self._key.seed(index), layout, 1.0)
-        try:
-            _, reports = self._send(zeros, RankReport.of(index, settings, RankStatus.FAILED))()
-            if any(one is None or one.status is not RankStatus.FAILED for one in reports.values()):
-                self._round_index = index + 1
-        except Exception as lost:  # the group is broken, which must not hide why
-            error.add_note(f"the other ranks could not be told: {lost}")
-        raise error
+        own = RankReport.of(index, settings, status)
+        _, reports = self._send(zeros, own)()
+        if any(one is None or one.status is not status for one in reports.values()):
+            self._round_index = index + 1
+        return own, reports
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"

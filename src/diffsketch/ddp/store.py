@@ -198,6 +198,17 @@ class StoreMean(GroupMean):
         names = [f"{index}/report/{rank}" for rank in range(self.world) if rank != self.rank]
         return any(map(self._peers.has, [*names, f"{index}/present"]))
 
+    @property
+    def rounds_decided(self) -> int:
+        """Rounds that have taken place in the store."""
+        return int(self._peers.store.add("decided", 0))
+
+    @property
+    def ended(self) -> bool:
+        """Whether enough ranks have finished, whatever rounds this one knows."""
+        name = f"{self.rounds_decided}/present"
+        return self._peers.has(name) and "over" in json.loads(self._peers.store.get(name))
+
     def missed(self) -> Tensor | None:
         """The mean of the next round, if it took place without this rank; None if it is open.
 
@@ -208,7 +219,7 @@ class StoreMean(GroupMean):
         """
         while True:
             index, peers = self._round_index, self._peers
-            decided = peers.store.add("decided", 0)
+            decided = self.rounds_decided
             if not peers.has(f"{index}/present"):
                 if index < decided:
                     raise MismatchError(

@@ -236,7 +236,7 @@ class RoundedTables(TableMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = isinstance(self.bits, int) and (self.bits in CELL_BITS or self.bits == 32)
+        good = type(self.bits) is int and (self.bits in CELL_BITS or self.bits == 32)
         check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
         check_between("cell_limit", self.cell_limit, *LIMITS)
         if self.bits == 32 and self.cell_limit != _FIRST_LIMIT:
