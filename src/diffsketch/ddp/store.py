@@ -10,8 +10,8 @@ of round `r`, each written once:
                     is over, and this and all later rounds will not be
     r/total         the sum of their messages, by the same rank
 
-Besides, `start/N/RANK` has the settings of a rank, `r/size/RANK` and `r/size/mean` the sizes of
-first vectors where cells have few bits, `finished/RANK` says that a rank will send no more, and
+Besides, `start/N/RANK` has the settings of a rank, `r/size/RANK` and `r/size/common` the sizes
+of first vectors where cells have few bits, `finished/RANK` says that a rank will send no more, and
 `decided` counts the rounds.
 """
 
@@ -285,10 +285,10 @@ class StoreMean(GroupMean):
         """Round, budget and error feedback, and whose they are."""
         return {**super().state_dict(), "rank": self.rank}
 
-    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
-        """The mean over the ranks that are there in time, by whoever proposes first."""
+    def _common_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
+        """The mean or largest of the ranks that are there in time, by whoever proposes first."""
         peers, sizes_of = self._peers, f"{self._round_index}/size"
-        name = f"{sizes_of}/mean"
+        name = f"{sizes_of}/common"
         peers.store.set(f"{sizes_of}/{self.rank}", json.dumps(size))
 
         def there() -> list[int]:
@@ -299,8 +299,10 @@ class StoreMean(GroupMean):
         )
         sizes = [json.loads(peers.store.get(f"{sizes_of}/{rank}")) for rank in there()]
         known = [one for one in sizes if one is not None]
-        mean = sum(known) / len(known) if known else None
-        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(mean)))
+        common = sum(known) / len(known) if known else None
+        if known and self._by_largest:
+            common = max(known)
+        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(common)))
         return found
 
     def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
