@@ -471,6 +471,16 @@ def test_nothing_of_a_group_is_pickled() -> None:
     assert pickle.loads(pickle.dumps(state.state_dict()))["round_index"] == 0  # noqa: S301
 
 
+@pytest.mark.usefixtures("_alone")
+def test_a_compression_beyond_what_control_takes_is_told() -> None:
+    told = "compression=200 leaves 4.16 bytes of 832 for the cells, and 8 more are for control"
+    with pytest.warns(UserWarning, match=f"{told}: 68x at the most"):
+        sketch_state(make_model(), "sketch", compression=200, seed=1)
+    with pytest.warns(UserWarning, match=told):
+        local_of(make_model(), compression=200)
+    local_of(make_model(), compression=100)  # and no warning
+
+
 def test_without_a_process_group() -> None:
     with pytest.raises(ArgumentError, match="call init_process_group before"):
         LocalSteps(nn.Linear(2, 2), every=3, seed=1)

@@ -74,6 +74,11 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     return torch.device(kinds[0])
 
 
+def control_bytes(world: int) -> int:
+    """Bytes that the reports of so many ranks take in words of 32 bits."""
+    return 4 * CELLS_PER_RANK * world
+
+
 def digest_of(text: str) -> int:
     """63 bits that tell two texts apart."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"ds-agreement")

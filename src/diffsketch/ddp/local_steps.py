@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffsketch.ddp.agreement import SavedByState, device_of, fail_together
+from diffsketch.ddp.agreement import SavedByState, control_bytes, device_of, fail_together
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import (
     check_nothing_else_is_sent,
@@ -427,7 +427,10 @@ class LocalSteps(SavedByState):
         group = self._group
         cohort = group.world if isinstance(group, StoreGroup) else dist.get_world_size(group)
         if compression is not None:
-            chosen = with_compression(method, chosen, compression, dim=dim, cohort=cohort)
+            control = 0 if isinstance(group, StoreGroup) else control_bytes(cohort)
+            chosen = with_compression(
+                method, chosen, compression, dim=dim, cohort=cohort, control=control
+            )
         return build_method(method, dim=dim, cohort=cohort, settings=chosen)
 
     def _check_between(self, model: nn.Module, method: Method, fragments: int) -> None:
