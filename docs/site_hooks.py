@@ -84,7 +84,7 @@ def notebook_page(path: Path) -> str:
     """A notebook as Markdown: its texts, its code, and what that printed and drew."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
+        text = "".join(cell["source"]).replace(".ipynb)", ".md)")  # links to other notebooks
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
         parts.extend(output_text(output) for output in cell.get("outputs", ()))
     return "\n\n".join(parts)
@@ -97,4 +97,5 @@ def output_text(output: dict[str, Any]) -> str:
         picture = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="The picture that this code draws" src="data:image/png;base64,{picture}">'
     text = "".join(output.get("text", data.get("text/plain", "")))
-    return f'<pre class="output">{html.escape(text)}</pre>'
+    style = "white-space: pre-wrap; background: none"  # long lines wrap, on phones too
+    return f'<pre class="output"><code style="{style}">{html.escape(text)}</code></pre>'

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed"),
 ]
 PACKAGES = ["sketch", "privacy", "methods", "planning", "auditing", "ddp", "secure_sum", "wire"]
-VISITED = ["index.html", "guides/ddp.html", "reference/privacy.html"]
+VISITED = ["index.html", "guides/ddp.html", "notebooks/5-my-model.html", "reference/privacy.html"]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,8 @@ def test_pages_fit_and_search_finds(site: Path, browser: Browser, width: int) ->
         tab.screenshot(path=SCREENSHOTS / f"site-{Path(page).stem}-{width}.png")
     if width < 1000:
         tab.locator("label[for=__search].md-header__button").click()
+    tab.locator("input.md-search__input").focus()
+    tab.get_by_text("Type to start searching").wait_for(state="attached")
     tab.locator("input.md-search__input").press_sequentially("LocalSteps")
     first = tab.locator(".md-search-result__item").first
     first.wait_for(state="attached")
