@@ -447,7 +447,9 @@ def plan(
                 "--norm and --population: bare sketches have no privacy to choose"
             )
         sizes = logic.sketch_sizes(dim, each, message_bytes, rounds=rounds, spread=spread)
-        LastingConsole().show(*logic.report_sizes(sizes, rounds=rounds))
+        LastingConsole().show(*logic.report_sizes(
+            sizes, rounds=rounds, message_bytes=message_bytes, alternatives=alternatives
+        ))  # fmt: skip
         return
     request = logic.PlanRequest(
         dim=dim, cohort=each, population=population, sampling=sampling, rounds=rounds,

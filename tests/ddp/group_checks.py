@@ -251,6 +251,14 @@ def few_bits(rank: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lost, afterwards = broken.mean(infinite), broken.mean(vector_of(rank))
+    uneven, own = mean_of(PlainSketch(DIM, 1, DIM, bits=4)), vector_of(rank) * (100 if rank else 1)
+    uneven.mean(own)
+    given, told = mean_of(PlainSketch(DIM, 1, 30, bits=4, cell_limit=1e-12)), []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            told.append(given.method.round_clip)
+            given.mean(vector_of(rank))
     failing = mean_of(method)
     error = error_of(lambda: failing.mean(vector_of(rank)[: 5 if rank == 1 else DIM]))
     return {
@@ -260,6 +268,9 @@ def few_bits(rank: int) -> dict[str, Any]:
         "bytes": whole.payload_bytes,
         "saturated": int(whole.saturated),  # type: ignore[arg-type]
         "mean": torch.stack(errors).mean(dim=0),
+        "uneven": int(uneven.saturated),  # type: ignore[arg-type]
+        "given": told,
+        "warned": [str(one.message) for one in caught],
         "clip": adaptive.method.round_clip,
         "scaled": (scaled, 65536 * plain),
         "lost": (bool(lost.isnan().all()), float(afterwards.norm() / plain.norm())),

@@ -207,11 +207,14 @@ def resumed(rank: int) -> dict[str, Any]:
     file.seek(0)
     kept = torch.load(file, weights_only=True)
     found = {}
-    for name in ("with", "without"):
+    for name in ("with", "before", "without"):
         again = make_model()
+        if name == "before":  # and rank 0's weights go to all when the object is made
+            again.load_state_dict(kept["model"])
         local = local_of(again, **options)
-        again.load_state_dict(kept["model"])
-        if name == "with":
+        if name != "before":
+            again.load_state_dict(kept["model"])
+        if name != "without":
             local.load_state_dict(kept["local"])
         else:
             local.steps = 6
@@ -228,6 +231,28 @@ def resumed(rank: int) -> dict[str, Any]:
     }
 
 
+def finished(rank: int) -> dict[str, Any]:
+    """Right after an exchange, twice, from a state; and where rank 1 has made a step more."""
+    found: dict[str, Any] = {}
+    for name, options in {"whole": {"every": 2}, "delay": {"every": 4, "delay": 2}}.items():
+        model = make_model()
+        local = local_of(model, **options)
+        weights = [moved(model, local, rank, range(4))[-1]]
+        for _ in range(2):
+            local.finish()
+            weights.append(weights_of(model))
+        again = make_model()
+        other = local_of(again, **options)
+        other.load_state_dict(local.state_dict())
+        other.finish()
+        found[name] = [*weights, weights_of(again)]
+        found[f"{name} rounds"] = local.means[0].round_index
+    if rank == 1:
+        moved(model, local, rank, range(4, 5))
+    found["uneven"] = error_of(local.finish)
+    return found
+
+
 def apart(rank: int) -> dict[str, Any]:
     """Rank 1 has something else, or fails; both raise, and can go on."""
     second = rank == 1
@@ -238,6 +263,8 @@ def apart(rank: int) -> dict[str, Any]:
             "seed": {"seed": rank},
             "lr": {"outer_lr": 0.5 if second else 0.6},
             "fails": {"every": 0 if second else 3},
+            "kind": {"method": 3 if second else "sketch"},
+            "group": {"group": "x" if second else None},
             "compression": {"compression": 16 if second else 8},
         }.items()
     }
@@ -343,6 +370,8 @@ def refused(rank: int) -> dict[str, str]:
         "compression": lambda: local_of(make_model(), compression="x"),
         "immediate": lambda: local_of(make_model(), immediate="x"),
         "seed": lambda: local_of(make_model(), seed="x"),
+        "error_feedback": lambda: local_of(make_model(), error_feedback="yes"),
+        "bits": lambda: local_of(make_model(), bits=True),
     }
     return {name: error_of(one) for name, one in tries.items()}
 
@@ -432,6 +461,7 @@ def pair_checks(folder: str) -> Checks:
         sketched,
         bfloat16,
         resumed,
+        finished,
         apart,
         not_finite,
         refused,

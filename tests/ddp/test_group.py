@@ -204,6 +204,11 @@ def test_cells_of_few_bits(results: Results) -> None:
         assert found["bytes"] == 4 * (-(-31 // 6) + 2 * WORLD)  # 31 cells, 5 bits: 6 to a word
         assert 0.3 < found["limit"] < 30
         assert 0 <= found["saturated"] <= 3
+        assert found["uneven"] <= 1  # also at the rank whose vector is 100 times larger
+        limits = [1e-12 * 2 ** (3.75 * index) for index in range(4)]  # it starts where it was told
+        assert found["given"] == pytest.approx(limits)
+        (warned,) = found["warned"]
+        assert warned.startswith("round 2: more than half of all cells of rank ")
         assert ((found["mean"] - truth).abs() < allowed).all()
         assert not ((found["mean"] * 2 / 3 - truth).abs() < allowed).all()
         assert found["error"].startswith("MismatchError")

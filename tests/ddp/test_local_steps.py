@@ -19,7 +19,14 @@ from diffsketch.ddp.weights import bits_digest
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, Uncompressed
 from diffsketch.sketch import SketchKey
-from tests.ddp.local_checks import SCHEDULES, local_of, make_model, pair_checks
+from tests.ddp.local_checks import (
+    SCHEDULES,
+    local_of,
+    make_model,
+    moved,
+    pair_checks,
+    weights_of,
+)
 from tests.ddp.machine_checks import four_checks
 from tests.ddp.processes import Results, alone, run_checks
 
@@ -80,12 +87,28 @@ def test_parameters_of_few_bits_do_not_lose_small_steps(pair: Results) -> None:
 def test_a_state_continues_to_the_same_bits(pair: Results) -> None:
     zero, one = pair["resumed"]
     for found in (zero, one):
-        assert all(map(torch.equal, found["with"], found["expected"]))
+        for order in ("with", "before"):
+            assert all(map(torch.equal, found[order], found["expected"])), order
         assert not torch.allclose(found["without"][-1], found["expected"][-1])
         assert "delay is 2 here and was 3" in found["other"]
         assert "every is 5 here and was missing" in found["empty"]
     assert "momentum must have the shapes [(104,), (104,)], got [(3,)]" in one["damaged"]
     assert zero["damaged"].startswith("MismatchError: ")
+
+
+@slow
+def test_finishing_right_after_an_exchange_changes_nothing(pair: Results) -> None:
+    zero, one = pair["finished"]
+    for found in (zero, one):
+        exchanged, *after = found["whole"]
+        assert all(torch.equal(weights, exchanged) for weights in after)
+        assert found["whole rounds"] == 2
+        exchanged, *after = found["delay"]  # its exchange is under way, and steps come after it
+        assert not torch.equal(exchanged, after[0])
+        assert all_equal(after)
+        assert found["delay rounds"] == 1
+        assert found["uneven"].startswith("MismatchError: all ranks must have the same seed, ")
+    assert all(map(torch.equal, zero["whole"], one["whole"]))
 
 
 @slow
@@ -101,6 +124,12 @@ def test_ranks_that_disagree_raise_together(pair: Results) -> None:
         assert "the same seed, method and layout in round 1" in found["weights"]
     assert zero["fails"] == "MismatchError: rank 1 failed to start, see the error there"
     assert one["fails"] == "ArgumentError: every must be >= 1, got every=0"
+    for name, text in (
+        ("kind", "method must be a name or a Method, got int"),
+        ("group", "group must be a ProcessGroup or a StoreGroup, got str"),
+    ):
+        assert one[name] == f"ArgumentError: {text}"
+        assert zero[name] == zero["fails"]
     assert zero["planted"] == "MismatchError: round 0 is void: rank 1 failed, see the error there"
     assert one["planted"] == "OSError: planted in fragment 0"
     assert torch.equal(zero["after"][0], one["after"][0])
@@ -154,6 +183,8 @@ REFUSED = {
     "compression": "compression must be a number > 0 and finite, got compression='x'",
     "immediate": "immediate must be a number > 0 and finite, got immediate='x'",
     "seed": "seed must be an int, got seed='x'",
+    "error_feedback": "error_feedback must be True or False, got error_feedback='yes'",
+    "bits": "bits must be 1 to 8, 16 or 32, got bits=True",
 }
 
 
@@ -262,7 +293,7 @@ def test_a_store_has_the_means_of_a_group(four: Results) -> None:
         group, store = found["found"]
         torch.testing.assert_close(store, group)
         assert torch.equal(found["last"], four["punctual"][0]["last"])
-        assert found["round"] == 3
+        assert found["round"] == 2  # and nothing was left for the end
 
 
 @slow
@@ -358,6 +389,28 @@ def test_no_step_follows_the_end() -> None:
     assert local.steps == 1
 
 
+def test_a_second_run_in_a_used_store_is_refused() -> None:
+    store = HashStore()
+    group = StoreGroup(store, rank=0, world=1, min_ranks=1)
+    model = make_model()
+    local = LocalSteps(model, every=1, seed=1, group=group)
+    moved(model, local, 0, range(3))
+    before = weights_of(model)
+    local.finish()
+    local.finish()
+    assert torch.equal(weights_of(model), before)  # nothing was left to exchange
+    state, again = local.state_dict(), make_model()
+    another = LocalSteps(again, every=1, seed=1, group=group)
+    with pytest.raises(MismatchError, match="the store must not have a run that is over, got one "):
+        moved(again, another, 0, range(1))
+    another.load_state_dict(state)
+    with pytest.warns(UserWarning, match="step 4: the run is over, as enough ranks") as caught:
+        moved(again, another, 0, range(2))
+    assert len(caught) == 1
+    another.finish()
+    assert torch.equal(weights_of(again), before)
+
+
 def test_the_state_of_another_rank_does_not_know_what_was_sent() -> None:
     method = SketchGaussian(3, 1, 2, clip=1.0, noise_multiplier=5.0)
     store = HashStore()
@@ -416,6 +469,16 @@ def test_nothing_of_a_group_is_pickled() -> None:
                 save(one)
     state = sketch_state(model, "sketch", compression=4, seed=1)
     assert pickle.loads(pickle.dumps(state.state_dict()))["round_index"] == 0  # noqa: S301
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_compression_beyond_what_control_takes_is_told() -> None:
+    told = "compression=200 leaves 4.16 bytes of 832 for the cells, and 8 more are for control"
+    with pytest.warns(UserWarning, match=f"{told}: 68x at the most"):
+        sketch_state(make_model(), "sketch", compression=200, seed=1)
+    with pytest.warns(UserWarning, match=told):
+        local_of(make_model(), compression=200)
+    local_of(make_model(), compression=100)  # and no warning
 
 
 def test_without_a_process_group() -> None:

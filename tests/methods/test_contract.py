@@ -519,3 +519,11 @@ def test_memory_that_does_not_fit_is_refused(
 def test_bare_sketches_refuse(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ArgumentError, match=problem):
         PlainSketch(DIM, 2, 20, **settings)
+
+
+def test_rounded_sums_are_of_no_more_than_the_cohort() -> None:
+    method = PlainSketch(DIM, 2, 20, bits=4, cohort=8)
+    total = torch.zeros(method.total_format.shape, dtype=torch.int64)
+    assert not method.decode(total, SEED, count=8).any()
+    with pytest.raises(ArgumentError, match=r"count must be in 1\.\.8, got count=9"):
+        method.decode(total, SEED, count=9)

@@ -13,6 +13,7 @@ import torch
 from diffsketch import SketchKey, build_method, private_mean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
+from diffsketch.methods.plain import SaturatedCells
 from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim, SimulatedClaim, Trust
 from tests.methods.cases import CASES, WORKERS, Case
 from tests.methods.cases import VECTORS as CASE_VECTORS
@@ -73,6 +74,46 @@ def test_a_key_is_made_up_if_there_is_none() -> None:
     method = PlainSketch(DIM, 1, 20)
     one, two = (private_mean(VECTORS, method).mean for _ in range(2))
     assert not torch.equal(one, two)  # other hashes
+
+
+def test_cells_of_few_bits_want_a_limit_where_something_is_claimed() -> None:
+    """The vectors' own sizes would tell about them, and the default would leave nothing of them."""
+    settings: dict[str, object] = {"rows": 1, "cols": 20, "bits": 4, "per_round": 1.0}
+    method = build_method("diffsketch", dim=DIM, cohort=50, settings=settings)
+    with pytest.raises(ArgumentError, match="cell_limit must be given for cells of few bits"):
+        private_mean(VECTORS, method, key=KEY)
+    given = build_method("diffsketch", dim=DIM, cohort=50, settings=settings | {"cell_limit": 99})
+    found = private_mean(VECTORS, given, key=KEY)
+    assert found.saturated is not None
+    assert found.saturated < 0.1
+    assert float(found.mean.norm()) > 1
+
+
+def test_a_limit_that_is_given_holds() -> None:
+    method = PlainSketch(DIM, 1, 20, bits=4)
+    fitting = private_mean(VECTORS, method, key=KEY).saturated
+    assert fitting is not None
+    assert fitting < 0.001
+    assert private_mean(VECTORS, PlainSketch(DIM, 1, 20), key=KEY).saturated is None
+    with pytest.warns(SaturatedCells, match="most cells of 50 of 50 messages were beyond"):
+        small = private_mean(VECTORS, PlainSketch(DIM, 1, 20, bits=4, cell_limit=0.01), key=KEY)
+    assert small.saturated is not None
+    assert small.saturated > 0.9
+    assert float(small.mean.abs().max()) <= 0.01
+
+
+@pytest.mark.parametrize("size", [1e-26, 1.0, 1e24])
+def test_one_vector_that_is_far_larger_is_not_cut(size: float) -> None:
+    """The mean of 40 rounds along the truth, within 6 standard errors of `sqrt(2 / 400 / 40)`.
+
+    It is off by more with probability below 1e-8; the limit of the usual vector leaves 0.2.
+    """
+    vectors = torch.randn(8, 400, generator=torch.Generator().manual_seed(3)) * size
+    vectors[0] *= 100
+    truth, method = vectors.mean(dim=0).double() / size, PlainSketch(400, 1, 400, bits=4)
+    found = [private_mean(vectors, method, key=KEY, round_index=i).mean for i in range(40)]
+    mean = torch.stack(found).double().mean(dim=0) / size
+    assert float(mean @ truth / (truth @ truth)) == pytest.approx(1, abs=6 * (2 / 400 / 40) ** 0.5)
 
 
 def test_bad_input() -> None:

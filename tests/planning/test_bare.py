@@ -58,3 +58,13 @@ def test_all_fit_and_are_in_order(size: int) -> None:
 def test_too_few_bytes_are_refused() -> None:
     with pytest.raises(ArgumentError, match="message_bytes must be enough for a header and one"):
         sketch_sizes(7850, 10, 2)
+
+
+def test_rounds_that_make_no_sense_are_refused() -> None:
+    for rounds in (0, -3):
+        with pytest.raises(ArgumentError, match=f"rounds must be >= 1, got rounds={rounds}"):
+            sketch_sizes(7850, 10, 62, rounds=rounds)
+
+
+def test_no_table_takes_more_than_the_vectors() -> None:
+    assert min(one.method.compression for one in sketch_sizes(7850, 10, 10**6)) > 1

@@ -181,3 +181,12 @@ def test_without_an_epsilon_it_is_about_bare_sketches() -> None:
     other = plain(run(["plan", "--dim", "99", "--workers", "10", "--rounds", "5", "--bytes", "8"]))
     assert "diffsketch run" not in other
     assert "No privacy" in printed
+    whole = ["plan", "--dim", "7850", "--workers", "10", "--rounds", "5", "--bytes"]
+    fits = plain(run([*whole, "31404", "--alternatives", "1"]))
+    assert "Best: no sketch. Vectors as they are fit, with 31,404 bytes a message" in fits
+    assert "diffsketch run --task mnist --workers 10 --rounds 5 --method none" in fits
+    assert "In DDP" not in fits
+    assert fits.count("x ") == 2  # rows of the table: as many as were asked for
+    most = plain(run([*whole, "31403"]))
+    assert "Best: 2 bits a cell" in most
+    assert "In DDP" in most

@@ -123,6 +123,10 @@ def test_the_plan_and_the_command_have_it(
         "at most 10% above that of the dense mean with the same epsilon", "distributed trust",
     ):  # fmt: skip
         assert text in printed, text
+    local = [*private, "--free", "--trust", "local"]  # which the theory is not about
+    assert "Free:" in (printed := run(local))
+    assert "Theory:" not in printed
+    assert json.loads(run([*local, "--json"]))["theory_cells"] is None
     for words, message in (
         (private, "--bytes must be given, or --free"),
         ([*arguments, "--free"], "--epsilon must be given with --json, --code and --free"),

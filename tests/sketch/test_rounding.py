@@ -99,6 +99,31 @@ def test_what_stands_out_is_kept(bits: int, kept: float) -> None:
     assert float(last.abs().sum()) == pytest.approx(float(last[:, 7].sum()))
 
 
+@pytest.mark.parametrize(("bits", "larger"), [(8, 10.0), (16, 1e4)])
+def test_many_bits_leave_room_for_a_larger_sender(bits: int, larger: float) -> None:
+    """From that of the larger of two tables, the limit falls to a mean, and neither is cut."""
+    tables = torch.randn(2, 500, generator=torch.Generator().manual_seed(5))
+    tables[1] *= larger
+    first = float(CellGrid(bits, 1.0).best_limit(torch.tensor(larger).double()))
+    grid, cut = CellGrid(bits, first), []
+    for index in range(40):
+        messages, saturated = grid.round(tables, draws(2, index))
+        cut.append(int(saturated.sum()))
+        grid = CellGrid(bits, grid.next_limit(messages.sum(dim=0)[500:], 2))
+    assert sum(cut[20:]) <= 2
+    assert grid.limit < first / 2
+    assert grid.rounding_share < 0.005
+    assert CellGrid(4, 1.0).headroom == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_cells_far_beyond_the_limit_move_it_quietly() -> None:
+    grid = CellGrid(4, 1e-30)
+    messages, saturated = grid.round(torch.full((1, 8), 1e30), draws(1))
+    assert int(saturated) == 8
+    assert grid.next_limit(messages[0, 8:], 1) / grid.limit == pytest.approx(2**3.75)
+
+
 def test_tables_of_zeros_leave_the_limit_to_the_others() -> None:
     """And to themselves, where there are no others."""
     tables = torch.randn(10, 500, generator=torch.Generator().manual_seed(4))

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
-from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.methods.plain import PlainSketch, SaturatedCells, Uncompressed
 from diffsketch.privacy.accounting.accountant import (
     Accountant,
     Budget,
@@ -31,7 +31,6 @@ from diffsketch.training.sampling import (
     UniformSampler,
     WeightedSampler,
 )
-from diffsketch.training.simulation import SaturatedCells
 from diffsketch.training.tasks import Task
 from tests.training.reference import (
     DEVICES,

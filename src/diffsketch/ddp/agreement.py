@@ -38,6 +38,8 @@ class RankStatus(Enum):
     """Its vector has NaN or infinite values; the message is zeros."""
     FAILED = (1, -1)
     """It raises an error of its own; the message is zeros."""
+    IDLE = (-1, -1)
+    """It has nothing to send, and no round is made unless another rank has begun one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     if "cuda" in kinds:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(kinds[0])
+
+
+def control_bytes(world: int) -> int:
+    """Bytes that the reports of so many ranks take in words of 32 bits."""
+    return 4 * CELLS_PER_RANK * world
 
 
 def digest_of(text: str) -> int:

@@ -32,7 +32,7 @@ from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
-from diffsketch.methods.plain import RoundedTables
+from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.methods.release import check_release, release_noise, rounding_noise
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.accounting.ledger import Ledger
@@ -225,6 +225,7 @@ class GroupMean(SavedByState):
         self._like: Tensor | None = None  # says where the group's tensors are
         self._limit_agreed, self._limit_round = False, -1  # of cells of few bits; last try
         self.saturated: Tensor | None = None
+        self._saturation = SaturationWatch()
         failure: Exception | None = None
         compared: dict[str, str] = {}
         try:
@@ -232,6 +233,8 @@ class GroupMean(SavedByState):
                 if not isinstance(value, kind):
                     found = type(value).__name__
                     raise ArgumentError(f"{name} must be a {kind.__name__}, got {found}")
+            good = isinstance(error_feedback, bool)
+            check(good, "error_feedback", "be True or False", error_feedback)
             cohort = method.most_messages
             good = cohort is None or cohort == self.world
             check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
@@ -394,19 +397,37 @@ class GroupMean(SavedByState):
 
         If others did send, the round is used up. `like` is a tensor on the device of their vectors.
         """
+        try:
+            self._send_nothing(RankStatus.FAILED, layout, like)
+        except Exception as lost:  # the group is broken, which must not hide why
+            error.add_note(f"the other ranks could not be told: {lost}")
+        raise error
+
+    def meet(self, *, layout: str = "", like: Tensor | None = None) -> None:
+        """Compare round and layout with all ranks, without a round: nothing is sent or paid for.
+
+        Raises:
+            MismatchError: Ranks disagree, or another one has begun a round. All ranks raise.
+        """
+        own, reports = self._send_nothing(RankStatus.IDLE, layout, like)
+        self._limit_round = -1
+        check_reports(reports, own, rank=self.rank)
+
+    def _send_nothing(
+        self, status: RankStatus, layout: str, like: Tensor | None
+    ) -> tuple[RankReport, Reports]:
+        """Take part with zeros; if others did send, the round is used up."""
         index, form = self._round_index, self.method.total_format
         self._agree_on_limit(None, like=like)
         kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
         zeros = torch.zeros(form.shape, dtype=kind, device=place)
         settings = self._settings_of(self._key.seed(index), layout, 1.0)
-        try:
-            _, reports = self._send(zeros, RankReport.of(index, settings, RankStatus.FAILED))()
-            if any(one is None or one.status is not RankStatus.FAILED for one in reports.values()):
-                self._round_index = index + 1
-        except Exception as lost:  # the group is broken, which must not hide why
-            error.add_note(f"the other ranks could not be told: {lost}")
-        raise error
+        own = RankReport.of(index, settings, status)
+        _, reports = self._send(zeros, own)()
+        if any(one is None or one.status is not status for one in reports.values()):
+            self._round_index = index + 1
+        return own, reports
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
@@ -540,7 +561,7 @@ class GroupMean(SavedByState):
 
         A rank that fails has nothing, and one whose vector is zero or not finite has no say; if
         none has, the next round tries again. Nothing is done where something is claimed, as the
-        sizes of vectors are data; the limit then starts where the method says.
+        sizes of vectors are data, or where the method has a limit of its own: it starts there.
         """
         method, seed = self.method, self._key.seed(0)
         if self._limit_agreed or not isinstance(method, RoundedTables) or method.grid is None:
@@ -548,23 +569,30 @@ class GroupMean(SavedByState):
         if self._limit_round == self._round_index:
             return  # a rank that fails after it has tried
         self._limit_round = self._round_index
-        if not isinstance(method.claim_for(self.world, seed), NoClaim):
+        wanted = isinstance(self._first, RoundedTables) and self._first.wants_limit
+        if not wanted or not isinstance(method.claim_for(self.world, seed), NoClaim):
             self._limit_agreed = True
             return
         limit = None if vector is None else method.limit_for(vector)
         if limit is not None and self._feedback is not None:
             limit *= self._feedback.immediate  # of a first vector so much is encoded
-        size = self._mean_size(None if limit is None else math.log2(limit), like)
+        size = self._common_size(None if limit is None else math.log2(limit), like)
         if size is not None:
             low, high = LIMITS
             self.method = method.at_clip(min(max(2.0**size, low), high))
             self._limit_agreed = True
 
-    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:
-        """The mean of a number over the ranks that have one."""
+    @property
+    def _by_largest(self) -> bool:
+        return isinstance(self._first, RoundedTables) and self._first.reaches_largest
+
+    def _common_size(self, size: float | None, like: Tensor | None) -> float | None:
+        """The mean of a number over the ranks that have one, or the largest, as the grid wants."""
         place = device_of(self.group, self._like if like is None else like)
-        sizes = torch.tensor([0.0, 0.0] if size is None else [size, 1.0], device=place)
-        dist.all_reduce(sizes, group=self.group)
+        reduced = dist.ReduceOp.MAX if self._by_largest else dist.ReduceOp.SUM
+        nothing = [-1e9 if self._by_largest else 0.0, 0.0]
+        sizes = torch.tensor(nothing if size is None else [size, 1.0], device=place)
+        dist.all_reduce(sizes, reduced, group=self.group)
         total, count = sizes.tolist()
         return total / count if count else None
 
@@ -586,6 +614,12 @@ class GroupMean(SavedByState):
         try:
             encoded = method.encode(vector, seed, noise)
             message, self.saturated = encoded.messages, encoded.saturated
+            if self.saturated is not None and self.saturated.device.type == "cpu":  # no waiting
+                count, limit = int(self.saturated.sum()), method.round_clip
+                self._saturation.see(
+                    count, method.message_format.cell_count, limit=limit,
+                    index=self._round_index, whose=f" of rank {self.rank}",
+                )  # fmt: skip
         except ArgumentError:
             # Either the vector is not finite, or this fails for zeros too and is another error.
             zeros = torch.zeros_like(vector, dtype=torch.float32)

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with its types.
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import SavedByState, digest_of, fail_together
+from diffsketch.ddp.agreement import SavedByState, control_bytes, digest_of, fail_together
 from diffsketch.ddp.group import GroupMean, Scaler
 from diffsketch.ddp.weights import sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
@@ -388,7 +389,10 @@ def sketch_state(
             started = dist.is_available() and dist.is_initialized()  # or the group will say so
             cohort = dist.get_world_size(group) if started else 1
             if compression is not None:
-                settings = with_compression(method, settings, compression, dim=dim, cohort=cohort)
+                settings = with_compression(
+                    method, settings, compression, dim=dim, cohort=cohort,
+                    control=control_bytes(cohort),
+                )  # fmt: skip
             method = build_method(method, dim=dim, cohort=cohort, settings=settings)
         elif settings or compression is not None:
             raise ArgumentError("settings must not be given with a method that has its own")
@@ -404,9 +408,13 @@ def sketch_state(
 
 
 def with_compression(
-    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int
-) -> dict[str, object]:
-    """Settings with the columns that a compression means, in bytes of the cells."""
+    name: str, settings: dict[str, object], compression: float, *, dim: int, cohort: int,
+    control: int,
+) -> dict[str, object]:  # fmt: skip
+    """Settings with the columns that a compression means, in bytes of the cells.
+
+    Warns where the bytes of `control`, which go beside them, are more.
+    """
     if "cols" not in settings_of(name):
         raise ArgumentError(f"compression is for methods with tables, got method={name!r}")
     if "cols" in settings:
@@ -422,4 +430,10 @@ def with_compression(
         bits = build_method(name, dim=dim, cohort=cohort, settings=settings).message_format.bits
         cols = math.floor(32 * dim / (bits * compression * rows))
         settings["cols"] = max(1, min(cols, dim))
+    if (room := 4 * dim / compression) < control:
+        warnings.warn(
+            f"compression={compression:g} leaves {room:.3g} bytes of {4 * dim:,} for the cells, "
+            f"and {control} more are for control: {4 * dim / (room + control):.0f}x at the most",
+            stacklevel=4,
+        )
     return settings

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffsketch.ddp.agreement import SavedByState, device_of, fail_together
+from diffsketch.ddp.agreement import SavedByState, control_bytes, device_of, fail_together
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import (
     check_nothing_else_is_sent,
@@ -61,6 +61,7 @@ class _Fragment:
     wait: Callable[[], Tensor] | None = None
     found: Tensor | None = None
     failure: Exception | None = None
+    level: int | None = None  # step since which nothing but its last exchange has changed it
 
 
 class LocalSteps(SavedByState):
@@ -89,9 +90,8 @@ class LocalSteps(SavedByState):
     framework wraps the model in a DDP over all ranks, register its hook `own_gradients` first.
 
     *First weights.* Those of rank 0 that are trained are sent to all; frozen ones must be the same
-    already. Where something is claimed, or
-    ranks meet in a store, they must be the same already. *Buffers*, such as the means of
-    BatchNorm, are never sent: each rank keeps its own, also when it is done.
+    already, and so must all where something is claimed or ranks meet in a store. *Buffers*, such as
+    the means of BatchNorm, are never sent: each rank keeps its own, also when it is done.
 
     *Fragments.* With `fragments` of `p`, the weights are cut into `p` parts of the same length,
     and one is exchanged every `every / p` steps, so that the link is used evenly. With a `delay`,
@@ -173,15 +173,23 @@ class LocalSteps(SavedByState):
         **settings: object,
     ) -> None:
         self.steps, self._since, self._behind, self._finished = 0, 0, False, False
+        self._loaded, self._warned = False, False
         self._every, self._delay, self._group = every, delay, group
         self._outer_lr, self._outer_momentum = outer_lr, outer_momentum
         self._inside: list[dist.ProcessGroup] = []
         self._sends = True
-        name = method if isinstance(method, str) else method.name
-        if error_feedback is None:
-            error_feedback = name == "sketch"
         failure: Exception | None = None
         try:
+            known = None, dist.GroupMember.NON_GROUP_MEMBER
+            if not isinstance(group, dist.ProcessGroup | StoreGroup) and group not in known:
+                self._group = None  # those who mean all ranks can be told
+                kind = type(group).__name__
+                raise ArgumentError(f"group must be a ProcessGroup or a StoreGroup, got {kind}")
+            if not isinstance(method, str | Method):
+                kind = type(method).__name__
+                raise ArgumentError(f"method must be a name or a Method, got {kind}")
+            if error_feedback is None:
+                error_feedback = "sketch" in (method, getattr(method, "name", None))
             if not isinstance(group, StoreGroup) and not dist.is_initialized():
                 raise ArgumentError("a process group is needed: call init_process_group before")
             self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
@@ -206,8 +214,9 @@ class LocalSteps(SavedByState):
                 self._check_between(model, methods[0], fragments)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        if self._inside and not isinstance(group, StoreGroup) and dist.get_rank(group) >= 0:
-            check_between(group, self._inside)  # all ranks see it: no collective would go well
+        between = self._group
+        if self._inside and not isinstance(between, StoreGroup) and dist.get_rank(between) >= 0:
+            check_between(between, self._inside)  # all ranks see it: no collective would go well
         means: list[GroupMean] = []
         if self._sends:
             try:
@@ -283,6 +292,13 @@ class LocalSteps(SavedByState):
             if isinstance(self._group, StoreGroup):
                 one = self._fragments[0]
                 self._apply_rounds(one, self._rounds(one, due=self._since >= self._every))
+                if isinstance(one.mean, StoreMean) and one.mean.over and not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"step {self.steps}: the run is over, as enough ranks have finished; this "
+                        "rank's steps are sent to nobody, and finish() takes them back",
+                        stacklevel=2,
+                    )
                 return
             for one in self._fragments:
                 if one.at is not None and one.at + self._delay == self.steps:
@@ -296,11 +312,14 @@ class LocalSteps(SavedByState):
     def finish(self) -> None:
         """Exchange all weights now, so that all ranks have the same. They call it together.
 
+        What was exchanged in this very step is left as it is; so a second call changes nothing.
         Training may go on after it, but not with a `StoreGroup`: there, the run is over for all
         when `min_ranks` have finished, and what the others have not sent by then is lost.
         """
         with torch.no_grad():
             if isinstance(self._group, StoreGroup):
+                if self._finished:
+                    return
                 one = self._fragments[0]
                 self._apply_rounds(one, self._rounds(one, due=True, last=True))
                 self._apply_rounds(one, self._rest(one))
@@ -311,18 +330,22 @@ class LocalSteps(SavedByState):
                 if one.at is not None:
                     self._apply(one)
             for one in self._fragments:
-                self._begin(one)
-                self._apply(one)
+                if one.level == self.steps:
+                    self._meet(one)
+                else:
+                    self._begin(one)
+                    self._apply(one)
 
     def global_weights(self) -> dict[str, Tensor]:
         """Copies of the weights that all ranks had in common last: this rank's part, by name."""
         return self._common.named()
 
     def state_dict(self) -> dict[str, Any]:
-        """Common weights, momentum, error feedback and counters, as tensors, numbers and texts.
+        """Weights, momentum, error feedback and counters, as tensors, numbers and texts.
 
-        Every rank keeps its own, beside those of the model and of the optimizer. An exchange that
-        is under way is waited for, and is applied in its time.
+        The rank's own weights are in it, as they are between exchanges, and those in common. Every
+        rank keeps its own, beside those of the model and of the optimizer. An exchange that is
+        under way is waited for, and is applied in its time.
         """
         under_way = []
         for one in self._fragments:
@@ -331,13 +354,15 @@ class LocalSteps(SavedByState):
                 raise one.failure
             kept = {"sent": one.sent, "found": one.found}
             under_way.append(
-                {} if one.at is None else {"at": one.at}
+                {name: step for name, step in (("at", one.at), ("level", one.level))
+                 if step is not None}
                 | {name: value.clone() for name, value in kept.items() if value is not None}
             )  # fmt: skip
         return {
             "settings": self._settings(),
             "steps": self.steps,
             "since": self._since,
+            "own": [part.clone() for part in self._weights.parts],
             "common": self._common.state_dict(),
             "under_way": under_way,
             "means": [one.state_dict() for one in self.means],
@@ -346,9 +371,11 @@ class LocalSteps(SavedByState):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called. All ranks must load theirs together.
 
-        The model and the optimizer must be loaded as well, as they were at that moment. With a
-        `StoreGroup`, a rank loads for itself, and takes over what it has missed since; it may load
-        the state of another rank, and then has no error feedback of its own.
+        The optimizer and the model's buffers must be loaded as well, as they were at that moment,
+        before or after. Trained weights are loaded here: making this object has given all ranks
+        those of rank 0. With a `StoreGroup`, a rank loads for itself, and takes over what it has
+        missed since; it may load the state of another rank, and then has no error feedback of its
+        own.
 
         Raises:
             MismatchError: The state belongs to other settings, another model or another rank, or
@@ -368,13 +395,17 @@ class LocalSteps(SavedByState):
         self._told(_NOTHING, failure, "load its state")
         self.steps, self._since = int(state["steps"]), int(state["since"])
         self._common.load_state_dict(state["common"])
+        with torch.no_grad():
+            for part, value in zip(self._weights.parts, state["own"], strict=True):
+                part.copy_(value)
         for one, under_way in zip(self._fragments, state["under_way"], strict=True):
-            one.at, one.wait, one.failure = under_way.get("at"), None, None
+            one.at, one.level = under_way.get("at"), under_way.get("level")
+            one.wait = one.failure = None
             one.sent, one.found = (
                 under_way[name].to(self._weights.device, copy=True) if name in under_way else None
                 for name in ("sent", "found")
             )
-        self._behind = True  # the others may be further: a store tells
+        self._behind = self._loaded = True  # the others may be further: a store tells
 
     def _method_for(
         self, method: str | Method, dim: int, compression: float | None,
@@ -396,7 +427,10 @@ class LocalSteps(SavedByState):
         group = self._group
         cohort = group.world if isinstance(group, StoreGroup) else dist.get_world_size(group)
         if compression is not None:
-            chosen = with_compression(method, chosen, compression, dim=dim, cohort=cohort)
+            control = 0 if isinstance(group, StoreGroup) else control_bytes(cohort)
+            chosen = with_compression(
+                method, chosen, compression, dim=dim, cohort=cohort, control=control
+            )
         return build_method(method, dim=dim, cohort=cohort, settings=chosen)
 
     def _check_between(self, model: nn.Module, method: Method, fragments: int) -> None:
@@ -511,10 +545,15 @@ class LocalSteps(SavedByState):
         try:
             one.found = wait()
         except Exception as error:
-            error.add_note(
-                "the layout is that of the parameters, the step and the weights in common"
-            )
-            one.failure = error
+            one.failure = self._noted(error)
+
+    def _noted(self, error: Exception) -> Exception:
+        """The same error, with what ranks compare."""
+        error.add_note(
+            "the layout is that of the parameters, the steps that were made "
+            f"({self.steps} here) and the weights in common"
+        )
+        return error
 
     def _apply(self, one: _Fragment) -> None:
         """Make the outer step of a fragment whose exchange is due."""
@@ -526,6 +565,17 @@ class LocalSteps(SavedByState):
             one.at = one.sent = one.found = None
             raise
         self._take(one, status)
+
+    def _meet(self, one: _Fragment) -> None:
+        """Compare steps and weights in common with other ranks that have nothing to send either."""
+        failure: Exception | None = None
+        try:
+            if one.mean is not None:
+                like = torch.empty(0, device=self._weights.device)
+                one.mean.meet(layout=self._layout_of(one), like=like)
+        except Exception as error:
+            failure = self._noted(error)
+        self._told(_NOTHING, failure, "finish")
 
     def _apply_rounds(self, one: _Fragment, rounds: Iterator[Tensor]) -> None:
         """Make the outer steps of rounds in a store, as the rank that sends finds them."""
@@ -548,6 +598,14 @@ class LocalSteps(SavedByState):
         early = not due and self._behind and mean.awaited
         if not (due or early):
             return
+        if not self._loaded and mean.round_index == 0 and mean.ended:
+            raise MismatchError(
+                "the store must not have a run that is over, got one with "
+                f"{mean.rounds_decided} rounds: give a new run a prefix of its own "
+                "(torch.distributed.PrefixStore), or load the state of a rank of the old one"
+            )
+        if last and one.level == self.steps and not mean.awaited:
+            return  # nothing has changed since the last round, and nobody waits for a message
         while (found := mean.missed()) is not None:
             late = True
             yield found.to(self._weights.device)
@@ -574,6 +632,7 @@ class LocalSteps(SavedByState):
         """Make the outer step with what was found, or skip it, on all ranks of the machine."""
         found, sent, at = one.found, one.sent, one.at
         one.found = one.sent = one.at = None
+        one.level = self.steps if at in (None, self.steps) else None
         self._since = 0
         if status == _NOT_FINITE:
             warnings.warn(
@@ -627,10 +686,14 @@ class LocalSteps(SavedByState):
         if state.get("settings") != self._settings():
             why = difference(self._settings(), str(state.get("settings")))
             raise MismatchError(f"the state must be of the same local steps, but {why}")
-        needed = ("steps", "since", "common", "under_way", "means")
+        needed = ("steps", "since", "own", "common", "under_way", "means")
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         self._common.check_state(state["common"])
+        wanted, own = ([tuple(one.shape) for one in parts] for parts in
+                       (self._weights.parts, state["own"]))  # fmt: skip
+        if own != wanted:
+            raise MismatchError(f"own must have the shapes {wanted}, got {own}")
         for name in ("steps", "since"):
             check_whole(name, state[name], least=0)
         for name, count in (("under_way", len(self._fragments)), ("means", len(self.means))):

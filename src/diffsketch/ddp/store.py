@@ -10,8 +10,8 @@ of round `r`, each written once:
                     is over, and this and all later rounds will not be
     r/total         the sum of their messages, by the same rank
 
-Besides, `start/N/RANK` has the settings of a rank, `r/size/RANK` and `r/size/mean` the sizes of
-first vectors where cells have few bits, `finished/RANK` says that a rank will send no more, and
+Besides, `start/N/RANK` has the settings of a rank, `r/size/RANK` and `r/size/common` the sizes
+of first vectors where cells have few bits, `finished/RANK` says that a rank will send no more, and
 `decided` counts the rounds.
 """
 
@@ -198,6 +198,17 @@ class StoreMean(GroupMean):
         names = [f"{index}/report/{rank}" for rank in range(self.world) if rank != self.rank]
         return any(map(self._peers.has, [*names, f"{index}/present"]))
 
+    @property
+    def rounds_decided(self) -> int:
+        """Rounds that have taken place in the store."""
+        return int(self._peers.store.add("decided", 0))
+
+    @property
+    def ended(self) -> bool:
+        """Whether enough ranks have finished, whatever rounds this one knows."""
+        name = f"{self.rounds_decided}/present"
+        return self._peers.has(name) and "over" in json.loads(self._peers.store.get(name))
+
     def missed(self) -> Tensor | None:
         """The mean of the next round, if it took place without this rank; None if it is open.
 
@@ -208,7 +219,7 @@ class StoreMean(GroupMean):
         """
         while True:
             index, peers = self._round_index, self._peers
-            decided = peers.store.add("decided", 0)
+            decided = self.rounds_decided
             if not peers.has(f"{index}/present"):
                 if index < decided:
                     raise MismatchError(
@@ -274,10 +285,10 @@ class StoreMean(GroupMean):
         """Round, budget and error feedback, and whose they are."""
         return {**super().state_dict(), "rank": self.rank}
 
-    def _mean_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
-        """The mean over the ranks that are there in time, by whoever proposes first."""
+    def _common_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
+        """The mean or largest of the ranks that are there in time, by whoever proposes first."""
         peers, sizes_of = self._peers, f"{self._round_index}/size"
-        name = f"{sizes_of}/mean"
+        name = f"{sizes_of}/common"
         peers.store.set(f"{sizes_of}/{self.rank}", json.dumps(size))
 
         def there() -> list[int]:
@@ -288,8 +299,10 @@ class StoreMean(GroupMean):
         )
         sizes = [json.loads(peers.store.get(f"{sizes_of}/{rank}")) for rank in there()]
         known = [one for one in sizes if one is not None]
-        mean = sum(known) / len(known) if known else None
-        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(mean)))
+        common = sum(known) / len(known) if known else None
+        if known and self._by_largest:
+            common = max(known)
+        found: float | None = json.loads(peers.store.compare_set(name, "", json.dumps(common)))
         return found
 
     def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:

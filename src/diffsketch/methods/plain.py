@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from diffsketch.wire.formats import Cells, MessageFormat
 
 _FIRST_LIMIT = 2.0**-20  # of cells, if none is given
 _TRUSTS = Trust.LOCAL, Trust.DISTRIBUTED
+_SATURATING = 3  # rounds with most cells beyond their limit: in as many, it grows 2,400-fold
 MANY = 4096  # messages that a sum in clear has room for, if no cohort is given
 
 
@@ -208,6 +210,34 @@ class TableMethod(LinearMethod):
         return self.sketch.query(table, seed, combine=self.combine, offset=0, out=out)
 
 
+class SaturatedCells(UserWarning):
+    """Most cells are beyond their limit, so that a mean is far too small."""
+
+
+class SaturationWatch:
+    """Warns once where most cells have saturated in several rounds in a row."""
+
+    def __init__(self) -> None:
+        self._rounds, self._warned = 0, False
+
+    def see(
+        self, saturated: int | None, cells: int, *, limit: float | None, index: int, whose: str
+    ) -> None:
+        """Count a round, in which so many of so many cells were beyond the limit."""
+        most = saturated is not None and 2 * saturated > cells
+        self._rounds = self._rounds + 1 if most else 0
+        if self._rounds == _SATURATING and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"round {index}: more than half of all cells{whose} were beyond their limit in the "
+                f"last {_SATURATING} rounds (now {limit:.3g}), so that what is applied is far too "
+                "small: give a larger cell_limit if this is the start, else see whether training "
+                "diverges",
+                SaturatedCells,
+                stacklevel=4,
+            )
+
+
 @dataclass(frozen=True)
 class RoundedTables(TableMethod):
     """Tables whose cells may be rounded to few bits (`CellGrid`).
@@ -236,7 +266,7 @@ class RoundedTables(TableMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        good = isinstance(self.bits, int) and (self.bits in CELL_BITS or self.bits == 32)
+        good = type(self.bits) is int and (self.bits in CELL_BITS or self.bits == 32)
         check(good, "bits", "be 1 to 8, 16 or 32", self.bits)
         check_between("cell_limit", self.cell_limit, *LIMITS)
         if self.bits == 32 and self.cell_limit != _FIRST_LIMIT:
@@ -350,11 +380,18 @@ class RoundedTables(TableMethod):
         """Whether cells are rounded, and nobody has said within which limit."""
         return self.grid is not None and self.cell_limit == _FIRST_LIMIT
 
+    @property
+    def reaches_largest(self) -> bool:
+        """Whether the first limit is that of the largest vector: grids of few bits cut any."""
+        return self.grid is not None and self.grid.kept == 1
+
     def at_limit_of(self, vectors: Tensor) -> Self:
         """Return the same method with the `cell_limit` that suits vectors `(vectors, dim)`."""
         limits = [limit for limit in map(self.limit_for, vectors) if limit is not None]
         if not limits:
             return self
+        if self.reaches_largest:
+            return self.at_clip(max(limits))
         return self.at_clip(math.exp(math.fsum(map(math.log, limits)) / len(limits)))
 
     def limit_for(self, vector: Tensor) -> float | None:
@@ -365,13 +402,19 @@ class RoundedTables(TableMethod):
         if self.grid is None:
             return None
         vector = vector.detach()
-        rms = torch.linalg.vector_norm(vector).double() / math.sqrt(self.cols)
+        rms = torch.linalg.vector_norm(vector, dtype=torch.float64) / math.sqrt(self.cols)
         if not 0 < float(rms) < math.inf:
             return None
         limit = float(self.grid.best_limit(rms))
-        if self.grid.kept == 1:  # the largest coordinate is in some cell
-            limit = max(limit, float(torch.linalg.vector_norm(vector, ord=math.inf)))
+        if self.reaches_largest:  # the largest coordinate is in some cell
+            largest = float(torch.linalg.vector_norm(vector, ord=math.inf))
+            limit = max(limit, min(largest * self.grid.headroom, LIMITS[1]))
         return limit
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
+        if self.most_messages is not None:
+            check_whole("count", count, least=1, most=self.most_messages)
+        return super()._decode(total, seed, count, out=out)
 
     def mean_table(self, total: Tensor, count: int | float) -> Tensor:
         """Compute the table of the mean from the published sum: float32."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Method
-from diffsketch.methods.plain import RoundedTables
+from diffsketch.methods.plain import RoundedTables, SaturatedCells
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
@@ -80,6 +81,8 @@ class PrivateMean:
         count: Vectors that went into it.
         message_bytes: Of each message on the wire, header included.
         total_bytes: Of the published sum, header included.
+        saturated: Share of all cells that were beyond the limit of cells of few bits; None for
+            other methods.
     """
 
     mean: Tensor
@@ -87,6 +90,7 @@ class PrivateMean:
     count: int
     message_bytes: int
     total_bytes: int
+    saturated: float | None = None
 
     @property
     def bytes_up(self) -> int:
@@ -110,8 +114,8 @@ def private_mean(
 
     Args:
         vectors: One in each row, finite: a tensor, or an array of NumPy. The mean is a tensor.
-        method: How vectors become messages. The limit of cells of few bits is that of these
-            vectors, where nothing is claimed.
+        method: How vectors become messages. If it has cells of few bits and no `cell_limit`, that
+            is the limit of these vectors; where something is claimed it must be given.
         key: The holders' common secret, which the round's hashes come from; made up if not given.
         round_index: Of a series of means with one key: another one has other hashes.
         simulation_seed: A number from which the noise follows, for experiments that are to be
@@ -119,7 +123,8 @@ def private_mean(
 
     Raises:
         ArgumentError: A value is not finite (the error names the rows), or of another type; or the
-            method is one for simulation only, and there is no `simulation_seed`.
+            method is one for simulation only, and there is no `simulation_seed`; or it claims
+            something, and has no limit of its cells of few bits.
         MismatchError: The vectors have another length than the method's.
 
     >>> import torch
@@ -158,6 +163,12 @@ def private_mean(
             f"{method.most_messages}, got {count}"
         )
     claim = method.claim_for(count, seed)
+    chosen = isinstance(method, RoundedTables) and method.wants_limit  # by the vectors
+    if chosen and not isinstance(claim, NoClaim):
+        raise ArgumentError(
+            "cell_limit must be given for cells of few bits where something is claimed, as the "
+            f"sizes of vectors are data, got {method} without it"
+        )
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
     holders: Noise
@@ -169,10 +180,22 @@ def private_mean(
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
         holders = CohortNoise(world, range(count), round_index=round_index)
         server = CohortNoise(world, [SERVER], round_index=round_index)
-    if isinstance(method, RoundedTables) and isinstance(claim, NoClaim):
+    if isinstance(method, RoundedTables) and method.wants_limit:
         method = method.at_limit_of(vectors)
-    total = method.publish(method.encode(vectors, seed, holders).messages.sum(dim=0), server)
+    encoded = method.encode(vectors, seed, holders)
+    total = method.publish(encoded.messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
+    form, saturated = method.message_format, None
+    if encoded.saturated is not None:
+        cut = int((2 * encoded.saturated > form.cell_count).sum())
+        saturated = float(encoded.saturated.sum()) / (count * form.cell_count)
+        if cut:
+            warnings.warn(
+                f"most cells of {cut} of {count} messages were beyond their limit of "
+                f"{method.round_clip:.3g}, so that the mean is too small: give a larger cell_limit",
+                SaturatedCells,
+                stacklevel=2,
+            )
     return PrivateMean(
-        mean, claim, count, method.message_format.wire_bytes, method.total_format.sum_bytes
+        mean, claim, count, form.wire_bytes, method.total_format.sum_bytes, saturated
     )

@@ -54,7 +54,8 @@ class FreeSize:
     def theory(self) -> float:
         """The theory's cells, without constants and logarithms: `n^2 epsilon^2 / rounds`.
 
-        A run's epsilon is some `sqrt(rounds)` times that of each round that a client pays for.
+        A run's epsilon is some `sqrt(rounds)` times that of each round that a client pays for. It
+        is a theory of secure sums and trusted servers, and not of local trust.
         """
         request = self.request
         return (request.cohort * request.target_epsilon) ** 2 / request.paying_rounds
@@ -140,12 +141,12 @@ def report_free(found: FreeSize) -> tuple[Table | Text, ...]:
             "worst case). Errors are over the squared norm of the mean.", style="dim",
         ),
         Text.assemble(("Free: ", "bold"), answer),
-        Text.assemble(
+        *(() if request.trust is Trust.LOCAL else (Text.assemble(
             ("Theory: ", "bold"),
             f"about n^2 epsilon^2 / rounds = {found.theory:,.0f} cells for n = {request.cohort:,} "
             f"and {request.paying_rounds:,} rounds of each client, without constants and "
             "logarithms (arXiv 2203.03761).",
-        ),
+        ),)),
         Text.assemble(("Guarantee: ", "bold"), f"{smallest.total}."),
     )  # fmt: skip
 
@@ -166,7 +167,7 @@ def free_to_data(found: FreeSize) -> dict[str, Any]:
 
     return {
         "cells": found.cells,
-        "theory_cells": found.theory,
+        "theory_cells": None if found.request.trust is Trust.LOCAL else found.theory,
         "allowance": found.allowance,
         "smallest": plain(found.smallest),
         "dense": plain(found.dense),

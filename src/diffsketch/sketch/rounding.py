@@ -22,6 +22,9 @@ _WIDE = 4  # bits from which on grids reach to the largest cell, and have a zero
 _REACH = {1: 1.2, 2: 1.7, 3: 2.2}
 _MARGIN = 2**0.25  # a limit moves by half octaves: this far it may be below what is wanted
 _LARGEST = 4.5 * _MARGIN  # a wide grid's, of some 10^5 Gaussian cells, in standard deviations
+# Octaves of a grid above the largest cells of the usual table, for senders of larger ones: with so
+# many bits, the roundings of a coarser grid still add less than 0.5% to the cells' variance.
+_HEADROOM = {8: 2, 16: 8}
 LIMITS = 1e-30, 1e30
 """Smallest and largest limit of a grid."""
 
@@ -32,8 +35,11 @@ _SIZES = 16  # values of a table's own size, in half octaves around the limit: 4
 class CellGrid:
     """A grid of `2**bits` values from `-limit` to `limit`, numbered by whole numbers `k`.
 
-    From 4 bits on the values are `k step`, and the limit follows the largest cell: nothing
-    saturates but by chance, and zeros stay zeros. With fewer bits that would be too coarse. There
+    From 4 bits on the values are `k step`, and the limit follows the largest cells: of senders with
+    tables of one size, nothing saturates but by chance, and zeros stay zeros. It follows the
+    geometric mean over the senders, all that a sum of few bits can tell: tables far larger than
+    that are cut in every round. With 8 bits those up to 4 times larger are not, with 16 bits up to
+    256 times. With fewer bits that would be too coarse. There
     the values are `(k + 1/2) step`, and the limit follows the cells' usual size: cells that stand
     out are cut, and what stands out in the vectors comes back too small.
 
@@ -80,10 +86,18 @@ class CellGrid:
         return self.bits >= _WIDE
 
     @property
+    def headroom(self) -> float:
+        """The limit over the largest cell of the usual table, but for half an octave."""
+        return 2.0 ** _HEADROOM.get(self.bits, 0)
+
+    @property
+    def _reach(self) -> float:
+        return _REACH.get(self.bits, _LARGEST * self.headroom)
+
+    @property
     def rounding_share(self) -> float:
         """Variance of the rounding over the mean square of the cells, at the limit they want."""
-        reach = _REACH.get(self.bits, _LARGEST)
-        return (reach * self.step / self.limit) ** 2 / 6
+        return (self._reach * self.step / self.limit) ** 2 / 6
 
     @property
     def kept(self) -> float:
@@ -121,7 +135,7 @@ class CellGrid:
         saturated, norms = kernels.round_cells(
             tables, self.step, self.bits, keys, out[:, :cells], shift=shift, order=order
         )
-        reach = _MARGIN if self._wide else _REACH[self.bits] / (3 * cells) ** 0.25
+        reach = _MARGIN * self.headroom if self._wide else _REACH[self.bits] / (3 * cells) ** 0.25
         wanted = norms * (reach * self.step / self.limit)
         self._write_sizes(out[:, cells:], wanted, draws)
         return out, saturated
@@ -133,7 +147,7 @@ class CellGrid:
 
     def best_limit(self, rms: Tensor) -> Tensor:
         """The best limits for tables whose Gaussian cells have these root mean squares, float64."""
-        return (rms * _REACH.get(self.bits, _LARGEST)).clamp(*LIMITS)
+        return (rms * self._reach).clamp(*LIMITS)
 
     def _write_sizes(self, out: Tensor, wanted: Tensor, draws: Tensor) -> None:
         """Write the whole numbers `(tables, size_cells)` of the limits that tables want.

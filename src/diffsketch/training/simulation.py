@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_whole
 from diffsketch.methods.base import Encoded, Method
-from diffsketch.methods.plain import RoundedTables
+from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
@@ -44,12 +44,7 @@ Hashes: TypeAlias = Literal["fresh", "fixed"]
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
 _ACCOUNTS = "participation."  # begins the names of the accounts in a state
-_SATURATING = 3  # rounds with most cells beyond their limit: in as many, it grows 2,400-fold
 _EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
-
-
-class SaturatedCells(UserWarning):
-    """Most cells are beyond their limit, round after round: vectors grow faster than it can."""
 
 
 class NonFiniteUpdate(UserWarning):
@@ -195,7 +190,7 @@ class Simulation:
         self._given_noise_key = noise_key
         self._key = SketchKey.from_integer(seed)
         self._fixed_seed = self._key.seed(0)
-        self._saturating, self._warned = 0, False  # rounds in a row; whether a warning was given
+        self._saturation = SaturationWatch()
         self._amplified: tuple[ProvenClaim, ProvenClaim] | None = None  # the last: they repeat
         self._scales = _device_scales(importance, len(task.devices))
         self._check_options()
@@ -473,18 +468,8 @@ class Simulation:
     def _watch_saturation(self, method: Method, summed: Aggregate, index: int) -> None:
         """Warn once where most cells have saturated in several rounds in a row."""
         cells = summed.count * method.message_format.cell_count
-        most = summed.saturated is not None and 2 * summed.saturated > cells
-        self._saturating = self._saturating + 1 if most else 0
-        if self._saturating == _SATURATING and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"round {index}: more than half of all cells were beyond their limit in the last "
-                f"{_SATURATING} rounds (now {method.round_clip:.3g}), so that what is applied is "
-                "far too small: give a larger cell_limit if this is the start, else see whether "
-                "training diverges",
-                SaturatedCells,
-                stacklevel=4,
-            )
+        limit = method.round_clip
+        self._saturation.see(summed.saturated, cells, limit=limit, index=index, whose="")
 
     def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
         """Compute the vectors of some devices in a round."""

@@ -366,7 +366,8 @@ def round_cells(
     if order == 4:
         norms = sizes.sum(axis=1) ** 0.25
     else:
-        norms = sizes.max(axis=1).astype(np.int32).view(np.float32) / step
+        with np.errstate(over="ignore"):  # infinitely many steps: the limit moves as far as it can
+            norms = sizes.max(axis=1).astype(np.int32).view(np.float32) / step
     return torch.from_numpy(saturated.sum(axis=1)), torch.from_numpy(norms)
 
 
