@@ -512,5 +512,7 @@ def test_a_missing_extra_is_said_in_a_line(
         monkeypatch.setitem(sys.modules, name, None)
     given = [tmp_path] if command == "report" else ["--output", tmp_path / "new"]
     result = invoke(command, *given)
-    assert "needs the extra pages: pip install 'diffsketch[pages]'" in refused(result)
+    said = refused(result)
+    assert "needs the extra pages (" in said
+    assert 'python -m pip install ".[pages]" in the clone' in said
     assert list(tmp_path.iterdir()) == []
