@@ -181,8 +181,9 @@ def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
     '5358'
     """
     clip, combined = getattr(method, "clip", None), getattr(method, "combine", "mean")
-    known = isinstance(method, Plannable) and clip is not None and combined == "mean"
-    if not (known and isinstance(claim, ProvenClaim)):
+    if not (isinstance(method, Plannable) and isinstance(claim, ProvenClaim)):
+        return None
+    if clip is None or combined != "mean":
         return None
     # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
     entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)

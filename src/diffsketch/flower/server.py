@@ -413,9 +413,9 @@ class SketchStrategy(Strategy):
             self.ended = str(error)
             _LOG.error("no further round: %s", self.ended)
             return []
-        error = predicted_error(state.method, claim, len(nodes)) if index == 0 else None
-        if error is not None and error > 1:
-            _LOG.warning(_TOO_NOISY, len(nodes), error)
+        found = predicted_error(state.method, claim, len(nodes)) if index == 0 else None
+        if found is not None and found > 1:
+            _LOG.warning(_TOO_NOISY, len(nodes), found)
         self._index += 1
         about = RoundContext(
             self.plan, state.method, index, state.fingerprint(index), nonce, self._limit
