@@ -93,6 +93,14 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_what_lacks_its_value_is_named(here: Path) -> None:
+    said = invoke("run", "--resume", "--rounds", "5").stderr
+    assert "--resume" in said
+    assert "needs a value, got the option --rounds" in plain(said).replace("│ ", "")
+    assert "FILE must be the name of a new file" in refused(invoke("key", ""))
+    assert list(here.iterdir()) == []
+
+
 def test_expected_errors_are_one_line_and_bugs_are_not_disguised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

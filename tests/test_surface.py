@@ -12,6 +12,7 @@ import diffsketch
 
 def test_every_public_name_can_be_imported() -> None:
     assert sorted(diffsketch.__all__) == sorted(set(diffsketch.__all__))
+    assert dir(diffsketch) == sorted(diffsketch.__all__)
     for name in diffsketch.__all__:
         assert getattr(diffsketch, name) is not None
     with pytest.raises(AttributeError, match="'nothing'"):

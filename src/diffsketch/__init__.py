@@ -90,3 +90,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"diffsketch.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, those not imported yet among them."""
+    return sorted(__all__)

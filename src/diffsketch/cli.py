@@ -107,9 +107,10 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in _PAGES:
             raise
-        command = context.command_path
         typer.echo(
-            f"error: {command} needs the extra pages: pip install 'diffsketch[pages]'", err=True
+            f"error: {context.command_path} needs the extra pages ({', '.join(_PAGES)}): "
+            'python -m pip install ".[pages]" in the clone',
+            err=True,
         )
         raise typer.Exit(EXIT_ERROR) from None
     except (MemoryError, RuntimeError) as error:
@@ -196,10 +197,19 @@ def _parameter(one: Setting) -> inspect.Parameter:
     make: Any = typer.Argument if one.argument else partial(typer.Option, one.flag)
     if one.kind is bool and one.default is None:
         make = partial(typer.Option, f"{one.flag}/--no-{one.flag[2:]}")
+    if one.kind in (Path, str) and not one.argument:
+        make = partial(make, callback=_no_option)
     panel, default = one.section or None, inspect.Parameter.empty if required else None
     made = make(help=text, metavar=metavar, rich_help_panel=panel, show_default=shown or False)
     annotation: Any = Annotated[kind if required else kind | None, made]
     return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
+
+
+def _no_option(context: typer.Context, value: Any) -> Any:
+    """Refuse an option as the value of another, which lacks its own."""
+    if str(value) in {flag for one in context.command.params for flag in one.opts}:
+        raise typer.BadParameter(f"it needs a value, got the option {value}")
+    return value
 
 
 def _print_version(wanted: bool) -> None:
@@ -280,7 +290,7 @@ def run(
     from diffsketch.app import session
 
     if resume is not None:
-        return session.resume(resume, console, rounds=chosen.rounds)
+        return session.resume(resume, console, command=words, rounds=chosen.rounds)
     return session.start(chosen, output, console, overwrite=overwrite, command=words)
 
 
@@ -630,6 +640,8 @@ def key(
         typer.echo(secret)
         typer.echo(f"set DIFFSKETCH_KEY to it {whom}", err=True)
         return
+    if file.is_dir():
+        raise ArgumentError(f"FILE must be the name of a new file, got the directory {str(file)!r}")
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
         target.write(secret)
     LastingConsole().show(wrote=[file])

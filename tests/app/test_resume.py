@@ -125,7 +125,7 @@ def run(config: RunConfig, path: Path, moments: Moments) -> None:
     console = LastingConsole(file=io.StringIO())
     with moments.counted():
         try:
-            session.resume(path, console)
+            session.resume(path, console, command=[])
         except DataError as error:
             if "not the directory of a run" not in str(error):
                 raise
@@ -151,12 +151,12 @@ def run_extended(path: Path, moments: Moments) -> None:
     console = LastingConsole(file=io.StringIO())
     with moments.counted():
         try:
-            session.resume(path, console, rounds=6)
+            session.resume(path, console, command=["more"], rounds=6)
         except DataError as error:
             if "not the directory of a run" not in str(error):
                 raise
             session.start(LONGER.replaced(rounds=3), path, console, command=["diffsketch", "run"])
-            session.resume(path, console, rounds=6)
+            session.resume(path, console, command=["more"], rounds=6)
 
 
 CASES: dict[str, Callable[[Path, Moments], None]] = {
@@ -254,16 +254,17 @@ def test_more_rounds_only_where_they_change_no_earlier_one(tmp_path: Path) -> No
     run(LONGER.replaced(rounds=2), tmp_path / "run", Moments())
     before = contents(tmp_path / "run")
     with pytest.raises(ArgumentError, match="rounds must be at least the 2 that are done, got"):
-        session.resume(tmp_path / "run", console, rounds=1)
+        session.resume(tmp_path / "run", console, command=["more"], rounds=1)
     assert contents(tmp_path / "run") == before
-    session.resume(tmp_path / "run", console, rounds=3)
+    session.resume(tmp_path / "run", console, command=["diffsketch", "more"], rounds=3)
+    assert (tmp_path / "run" / "command.txt").read_text() == "diffsketch run\ndiffsketch more\n"
     run(LONGER.replaced(rounds=3), tmp_path / "at-once", Moments())
     assert contents(tmp_path / "run") == contents(tmp_path / "at-once")
     # Steps of a cosine depend on how many there are.
     run(SGD, tmp_path / "cosine", Moments())
     before = contents(tmp_path / "cosine")
     with pytest.raises(ArgumentError, match="rounds must be 3, got rounds=5: these rounds would"):
-        session.resume(tmp_path / "cosine", console, rounds=5)
+        session.resume(tmp_path / "cosine", console, command=["more"], rounds=5)
     assert contents(tmp_path / "cosine") == before
 
 

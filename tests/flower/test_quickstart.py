@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import threading
@@ -104,7 +105,7 @@ def quickstart(plan: FlowerPlan) -> tuple[ServerApp, ClientApp, dict[str, Any]]:
             num_rounds=2,
             evaluate_fn=lambda _round, _arrays: MetricRecord({"seen": len(found["files"]())}),
         )
-        found["reports"] = strategy.reports
+        found["reports"], found["epsilon"] = strategy.reports, strategy.epsilon(1e-5)
 
     return server_app, client_app, found
 
@@ -143,7 +144,14 @@ def test_the_quickstart_needs_two_lines(
         assert "clients count alike: weights would tell how many examples each has" in log
         assert "Weighted by: 'nothing: all clients count alike'" in log
         assert not any(result.train_metrics_clientapp.values())
+        assert f"at most {found['epsilon']}" in log
+        assert str(found["epsilon"]).startswith("epsilon = ")
+        error = re.findall("mean of 4 vectors.* predicted relative error of ([0-9.]+): .*plan", log)
+        # Of the noise, all but the whole: a standard deviation of 2 * 2 in 8 cells of 4 messages.
+        assert [float(one) for one in error] == [pytest.approx(8 * 4**2 / 4, rel=0.05)]
         return
+    assert "epsilon" not in log
+    assert "predicted" not in log
     assert "Weighted by: 'num-examples'" in log
     assert [dict(one) for one in result.train_metrics_clientapp.values()] == [
         {"train_loss": pytest.approx(0.75)}

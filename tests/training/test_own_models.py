@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, dropout, mse_loss
 
-from diffsketch import FedAvg, Simulation, Task
+from diffsketch import Budget, FedAvg, Simulation, Task, build_method
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.methods.plain import Uncompressed
 from diffsketch.training.local import WorkerLoop, trainer_for
@@ -198,7 +198,7 @@ def test_batchnorm_keeps_its_statistics_local() -> None:
     share = (made.trained().eval()(inputs).argmax(1) == labels).double().mean()
     assert made.evaluate()[1] == float(share)
     data["devices"]["device 9"] = tuple(part[:5] for part in data["devices"]["device 9"])
-    with pytest.raises(ArgumentError, match="model must take batches of 1, as a device has"):
+    with pytest.raises(ArgumentError, match=r"model must take batches of 1.* or use GroupNorm"):
         simulation(Task("own", model=model, keep_local=True, **data)).run()
 
 
@@ -236,3 +236,73 @@ def test_half_weights_are_trained_in_float32(dtype: torch.dtype) -> None:
     trained = made.trained()
     assert {one.dtype for one in trained.parameters()} == {dtype}
     assert torch.equal(flatten(trained), made.weights.to(dtype).float())
+
+
+class Drawing(nn.Linear):
+    """Draws numbers, which no layer of it tells."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(dropout(inputs, 0.5, self.training))
+
+
+class Branching(nn.Linear):
+    """Looks at values to decide what to compute."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores = super().forward(inputs)
+        return scores if scores.sum() > 0 else 2 * scores
+
+
+@pytest.mark.parametrize("kind", [Drawing, Branching])
+@pytest.mark.parametrize("loss", [None, cross_entropy])
+def test_models_that_cannot_be_trained_at_once_are_in_a_loop(kind: Any, loss: Any) -> None:
+    model = kind(5, 3)
+    task = Task("own", model=model, loss=loss, **arrays())
+    made = simulation(task)
+    made.run()
+    close(made, textbook(task, model, seeded=True))
+    if loss is None:
+        with pytest.raises(ArgumentError, match='use trainer="loop"'):
+            simulation(task, trainer="batched").run()
+
+
+def test_wrong_arguments_are_told_in_a_line() -> None:
+    data = arrays()
+
+    def task(model: Any = None, **changed: Any) -> Task:
+        return Task("own", model=model or network(), **{**data, **changed})
+
+    whole = (np.zeros((4, 5), np.int64), np.zeros(4, np.int64))
+    skellam = {"rows": 1, "cols": 8, "clip": 1.0, "noise_multiplier": 1.0}
+    few = build_method("sketch-skellam", dim=75, cohort=2, settings=skellam)
+    makers: dict[str, Callable[[], object]] = {
+        "devices must be a map of device": lambda: task(devices=[whole]),
+        "test inputs must be torch.float32, as the devices', got torch.int64": lambda: task(
+            test=whole
+        ),
+        "model must be a module .* got model=None": lambda: Task(
+            "own", model=None, **data  # type: ignore[arg-type]
+        ),
+        "model must be a module .*torch.nn.modules.linear.Linear": lambda: task(nn.Linear),
+        "model must have its weights, got a lazy 'weight'": lambda: task(nn.LazyLinear(3)).dim,
+        "model must make a module, got model=3": lambda: Simulation(
+            task(lambda _: 3), method=few, algorithm=FedAvg(0.1, 4), rounds=1
+        ),
+        "algorithm must be DistributedSGD.* got algorithm='fedavg'": lambda: Simulation(
+            task(), method=few, algorithm="fedavg", rounds=1  # type: ignore[arg-type]
+        ),
+        "sampler must draw at most the cohort=2 .*draws 3": lambda: Simulation(
+            task(), method=few, algorithm=FedAvg(0.1, 4), rounds=1
+        ),
+        "budget must be Budget.* got budget=8": lambda: simulation(task(), budget=8),
+        "sampler must be an int, got sampler='all'": lambda: simulation(task(), sampler="all"),
+        "sampler must be in 1..3, got sampler=4": lambda: simulation(task(), sampler=4),
+        "seed must be an int, got seed='x'": lambda: simulation(task(), seed="x"),
+        "budget must allow one round at least": lambda: Simulation(
+            task(), method=few, algorithm=FedAvg(0.1, 4), rounds=1, sampler=2,
+            budget=Budget(0.1, 1e-5),
+        ).run(),
+    }  # fmt: skip
+    for message, make in makers.items():
+        with pytest.raises((ArgumentError, DataError), match=message):
+            make()

@@ -182,9 +182,17 @@ def _method(
     if "delta" in needed:
         # A claim that is made for one delta has to share the run's with all rounds of a client.
         given["delta"] = config.delta / paid
-    for name, is_needed in needed.items():
-        if is_needed and name not in given and name != "noise_multiplier":
-            raise ArgumentError(f"{name} must be given for --method {config.method}")
+    calibrated = "noise_multiplier" in fields - given.keys()
+    missing = [
+        describe(RunConfig)[name].flag
+        for name, is_needed in needed.items()
+        if is_needed and name not in given and name != "noise_multiplier"
+    ]
+    if calibrated and budget is None:
+        missing.append("--noise-multiplier (or a --budget that it is found from)")
+    if missing:
+        text = " and ".join((", ".join(missing[:-1]), missing[-1]) if missing[1:] else missing)
+        raise ArgumentError(f"{text} must be given for --method {config.method}")
 
     def method_with(settings: dict[str, Any]) -> Method:
         return build_method(config.method, dim=dim, cohort=cohort, settings=settings)
@@ -198,12 +206,7 @@ def _method(
             claim = sampler.lottery.amplified(claim)
         return claim.event
 
-    if "noise_multiplier" in fields - given.keys():
-        if budget is None:
-            raise ArgumentError(
-                f"noise_multiplier must be given for --method {config.method}, or a --budget that "
-                "it is found from"
-            )
+    if calibrated and budget is not None:
         given["noise_multiplier"] = calibrate(
             event_of, budget, rounds=paid, least=_LEAST_NOISE, tolerance=_TOLERANCE
         )

@@ -299,8 +299,8 @@ class RunDirectory:
                 half.unlink(missing_ok=True)
             yield found
 
-    def extended(self, rounds: int) -> RunDirectory:
-        """The run with so many rounds planned, without its results.
+    def extended(self, rounds: int, *, command: list[str]) -> RunDirectory:
+        """The run with so many rounds planned, by this command, without its results.
 
         Killed meanwhile, it has one number or the other, and can be continued.
         """
@@ -309,12 +309,14 @@ class RunDirectory:
         config = self.config.replaced(rounds=rounds)
         content = to_toml(config).encode()
         start = {**self.start, "config": hashlib.sha256(content).hexdigest()}
-        replace_files({self.path / CONFIG: content, self.path / START: sealed(start)})
+        said = f"{self.command}\n{shlex.join(command)}\n".lstrip().encode(errors="replace")
+        contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
+        replace_files({self.path / name: content for name, content in contents})
         return RunDirectory(self.path, config, start)
 
     @property
     def command(self) -> str:
-        """The command that began it; empty if that is lost. Nothing depends on it."""
+        """The command that began it, and those that extended it, a line each; empty if lost."""
         try:
             return (self.path / COMMAND).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:

@@ -320,7 +320,7 @@ def results_of(line: RunLine) -> dict[str, Any]:
         "Compression": raw / sent if sent else None,
         "Messages with noise, %": _mean([run.curve[-1].noised_share for run in begun], 100),
         "Saturated cells, %": _mean([one.get("saturated_share") for one in summaries], 100),
-        "Milliseconds a round": _mean([run.seconds for run in line.runs], 1000),
+        "ms a round": _mean([run.seconds for run in line.runs], 1000),
     }
 
 
@@ -364,7 +364,7 @@ def _details(lines: Sequence[RunLine], *, prefix: str) -> dict[str, Table]:
                     "Bytes up": run.sent[0],
                     "Bytes down": run.sent[1],
                     "Epsilon": run.epsilon,
-                    "Milliseconds a round": None if run.seconds is None else 1000 * run.seconds,
+                    "ms a round": None if run.seconds is None else 1000 * run.seconds,
                     "Command": run.command,
                     "Version": _pairs(run.versions),
                 }

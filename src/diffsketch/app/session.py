@@ -441,11 +441,13 @@ def start(
             return _session_on(console, built, directory)
 
 
-def resume(path: Path, console: LastingConsole, *, rounds: int | None = None) -> int:
+def resume(
+    path: Path, console: LastingConsole, *, command: list[str], rounds: int | None = None
+) -> int:
     """Continue a run until it ends, or until it has so many rounds; the exit status."""
     with RunDirectory.open(path) as directory:
         if rounds is not None and rounds != directory.config.rounds:
-            directory = _extended(directory, rounds)
+            directory = _extended(directory, rounds, command)
         summary = directory.summary()
         if summary is not None and directory.finished:
             print_line(console, f"The run in {path} is finished: there is nothing to continue.")
@@ -455,7 +457,7 @@ def resume(path: Path, console: LastingConsole, *, rounds: int | None = None) ->
             return _session_on(console, build(directory.config), directory)
 
 
-def _extended(directory: RunDirectory, rounds: int) -> RunDirectory:
+def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDirectory:
     """The run with another number of rounds, which must have been the same run so far."""
     planned, path = directory.config.rounds, directory.checkpoint
     if path.exists():
@@ -471,7 +473,7 @@ def _extended(directory: RunDirectory, rounds: int) -> RunDirectory:
                 f"rounds must be {planned}, got rounds={rounds}: these rounds would have been "
                 f"others with that many ({error})"
             ) from error
-    return directory.extended(rounds)
+    return directory.extended(rounds, command=command)
 
 
 def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:

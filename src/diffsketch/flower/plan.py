@@ -14,7 +14,8 @@ from typing import Any
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
-from diffsketch.privacy.claim import Claim, ProvenClaim, Trust
+from diffsketch.methods.forecast import Plannable, Vectors
+from diffsketch.privacy.claim import Claim, ProvenClaim, Trust, Unit
 from diffsketch.secure_sum import SigningIdentity, default_threshold
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
@@ -167,6 +168,26 @@ class FlowerPlan:
     def _least(self, members: int) -> int:
         """Lowest threshold that withstands a server with its accomplices."""
         return (members + self.corrupt) // 2 + 1
+
+
+def predicted_error(method: Method, claim: Claim, count: int) -> float | None:
+    """Predict the relative error of a round's mean of so many vectors, as long as the clip.
+
+    None where nothing is proven, or the method has no clip or no forecast.
+
+    >>> settings = {"rows": 1, "cols": 500, "clip": 1.0, "noise_multiplier": 2.0}
+    >>> method = build_method("sketch-gaussian", dim=1000, cohort=3, settings=settings)
+    >>> f"{predicted_error(method, method.claim_for(3, HashSeed(bytes(32))), 3):.0f}"
+    '5358'
+    """
+    clip, combined = getattr(method, "clip", None), getattr(method, "combine", "mean")
+    if not (isinstance(method, Plannable) and isinstance(claim, ProvenClaim)):
+        return None
+    if clip is None or combined != "mean":
+        return None
+    # A clip is of each coordinate, or of a table whose rows are each as long as the vector.
+    entries = method.dim if claim.scope.unit is Unit.COORDINATE else 1 / getattr(method, "rows", 1)
+    return method.forecast(Vectors(method.dim, count, clip * math.sqrt(entries))).total
 
 
 def find_sketch_key(

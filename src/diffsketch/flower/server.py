@@ -33,6 +33,7 @@ from diffsketch.flower.plan import (
     FlowerPlan,
     find_identities,
     find_sketch_key,
+    predicted_error,
     simulation_key,
 )
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
@@ -49,6 +50,11 @@ from diffsketch.wire import Message as WireMessage
 
 _LOG = logging.getLogger("flwr.diffsketch")
 _ANY_SEED = HashSeed(bytes(32))  # the claims of methods that are sent do not depend on it
+_DELTA = 1e-5  # of the epsilon that is logged, where no budget has one
+_TOO_NOISY = (
+    "a round's mean of %d vectors, as long as the clip, has a predicted relative error of %.3g: "
+    "above 1 it is worse than no update. `diffsketch plan` finds settings for a budget"
+)
 _OVER_BUDGET = "budget: it is a client whose budget was spent when it was asked as an unknown node"
 
 
@@ -355,7 +361,7 @@ class SketchStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds, as Flower does.
+        """Run the rounds, as Flower does, and log the epsilon at the budget's delta, or at 1e-5.
 
         Raises:
             ArgumentError: There is something to evaluate and no key to have the model with; or
@@ -373,10 +379,14 @@ class SketchStrategy(Strategy):
         self._state(initial_arrays)
         self._timeout = timeout
         with simulation_key(grid.run.run_id, self._made) if self._made else nullcontext():
-            return super().start(
+            result = super().start(
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config,
                 evaluate_fn,
             )  # fmt: skip
+        if self.claim is not None and not self.plan.is_bare:
+            delta = _DELTA if self._budget is None else self._budget.delta
+            _LOG.info("the run has cost a client at most %s", self.epsilon(delta))
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -403,6 +413,9 @@ class SketchStrategy(Strategy):
             self.ended = str(error)
             _LOG.error("no further round: %s", self.ended)
             return []
+        found = predicted_error(state.method, claim, len(nodes)) if index == 0 else None
+        if found is not None and found > 1:
+            _LOG.warning(_TOO_NOISY, len(nodes), found)
         self._index += 1
         about = RoundContext(
             self.plan, state.method, index, state.fingerprint(index), nonce, self._limit

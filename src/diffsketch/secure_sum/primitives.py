@@ -38,7 +38,7 @@ try:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "a secure sum needs the package cryptography: install diffsketch[secure]"
+        "a secure sum needs the package cryptography: pip install cryptography"
     ) from error
 
 SECRET_BYTES = 32

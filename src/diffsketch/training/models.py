@@ -29,6 +29,10 @@ class WeightLayout:
         parameters = dict(model.named_parameters())
         check(bool(parameters), "model", "have parameters", type(model).__name__)
         for name, parameter in parameters.items():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise ArgumentError(
+                    f"model must have its weights, got a lazy {name!r}: call it with a batch first"
+                )
             good = parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
             check(good, name, "be float32, float16 or bfloat16", parameter.dtype)
         return cls(tuple(parameters), tuple(p.shape for p in parameters.values()))

@@ -24,6 +24,7 @@ from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import Participation
 from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
+from diffsketch.training.local.base import NotAtOnce
 from diffsketch.training.models import load, working_copy
 from diffsketch.training.rounds import (
     CLIP_BYTES,
@@ -139,6 +140,7 @@ class Simulation:
         task: Devices, test set and model. Its examples say where to compute: CPU or CUDA.
         method: How vectors become messages.
         trainer: Of the task's model: a kind of `trainer_for`, or one made with the task's loss.
+            With `auto`, a model that cannot be trained at once is trained in a loop.
         algorithm: `DistributedSGD(...)` or `FedAvg(...)`.
         rounds: How many are planned; schedules depend on it.
         seed: Fixes weights, batches, devices and hashes; and, with all other settings, the noise.
@@ -173,18 +175,31 @@ class Simulation:
         noise_key: NoiseKey | None = None,
     ) -> None:
         check_whole("rounds", rounds, least=1)
+        check_whole("seed", seed, least=0, most=2**256 - 1)
+        for name, value, kind, wanted in (
+            ("task", task, Task, "a Task"),
+            ("method", method, Method, "a Method, such as build_method gives"),
+            ("algorithm", algorithm, Algorithm, "DistributedSGD(...) or FedAvg(...)"),
+            ("budget", budget, Budget | None, "Budget(epsilon, delta)"),
+            ("server", server, ServerRule | None, "a ServerOptimizer(...) or FetchSGD(...)"),
+        ):
+            check(isinstance(value, kind), name, f"be {wanted}", value)
         check(hashes in ("fresh", "fixed"), "hashes", "be fresh or fixed", hashes)
         self.task, self.method, self.algorithm = task, method, algorithm
         self.rounds, self.seed, self.hashes = rounds, seed, hashes
         first = task.model(seed)
+        check(isinstance(first, nn.Module), "model", "make a module", first)
+        self._may_loop = trainer == "auto"  # where the model cannot be trained at once
         if not isinstance(trainer, LocalTrainer):
             trainer = trainer_for(first, kind=trainer, loss=task.loss, keep_local=task.keep_local)
         good = trainer.loss is task.loss
         check(good, "trainer", "have the loss of the task", trainer.loss)
         self.trainer = trainer
         if not isinstance(sampler, Sampler):
-            everyone, count = AllDevices(len(task.devices)), sampler
-            sampler = everyone if count is None else UniformSampler(everyone.members, count, seed)
+            members, count = len(task.devices), sampler
+            if count is not None:
+                check_whole("sampler", count, least=1, most=members)
+            sampler = AllDevices(members) if not count else UniformSampler(members, count, seed)
         self.sampler = sampler
         self.server = ServerOptimizer() if server is None else server
         self._given_noise_key = noise_key
@@ -212,6 +227,12 @@ class Simulation:
         if sampler.members != devices:
             raise MismatchError(
                 f"the sampler must draw from the task's {devices} devices, got {sampler.members}"
+            )
+        most = method.most_messages
+        if most is not None and sampler.fixed_size and sampler.cohort > most:
+            raise ArgumentError(
+                f"sampler must draw at most the cohort={most} that method={method.name!r} was made "
+                f"for, got sampler={sampler}, which draws {sampler.cohort}"
             )
         rounded = isinstance(method, RoundedTables) and method.grid is not None
         if not sampler.fixed_size and (rounded or method.message_format.cells == "unsigned"):
@@ -346,7 +367,11 @@ class Simulation:
         return sum(one[0] for one in each) / len(each), sum(one[1] for one in each) / len(each)
 
     def trained(self) -> nn.Module:
-        """The task's model with the weights that are evaluated, in its own type."""
+        """The task's model with the weights that are evaluated, in its own type.
+
+        With `keep_local` it normalises every batch by its own statistics, in `eval()` too: predict
+        for batches of several examples.
+        """
         model = self.task.model(self.seed)
         load(model, self.averaged_weights.cpu())
         return working_copy(model, keep_local=True) if self.task.keep_local else model
@@ -355,11 +380,16 @@ class Simulation:
         """Do the rounds that are left; why it ended before the last one, if so, or else "".
 
         It ends early where one more round would exceed the budget.
+
+        Raises:
+            ArgumentError: Not even one round is within the budget; or see `step`.
         """
         try:
             while self.round_index < self.rounds:
                 self.step()
         except BudgetExceeded as error:
+            if self.round_index == 0:
+                raise ArgumentError(f"budget must allow one round at least: {error}") from error
             return str(error)
         return ""
 
@@ -473,10 +503,19 @@ class Simulation:
 
     def _vectors(self, weights: Tensor, part: Tensor, index: int) -> Tensor:
         """Compute the vectors of some devices in a round."""
-        vectors = self.algorithm.vectors(
-            weights, part, trainer=self.trainer, devices=self.task.devices,
-            seed=self.seed, round_index=index,
-        )  # fmt: skip
+        try:
+            vectors = self.algorithm.vectors(
+                weights, part, trainer=self.trainer, devices=self.task.devices,
+                seed=self.seed, round_index=index,
+            )  # fmt: skip
+        except NotAtOnce:
+            if not self._may_loop:
+                raise
+            self._may_loop, task = False, self.task
+            self.trainer = trainer_for(
+                task.model(self.seed), kind="loop", loss=task.loss, keep_local=task.keep_local
+            )
+            return self._vectors(weights, part, index)
         if self._scales is not None:
             vectors = vectors * self._scales[part].to(vectors)[:, None]
         return vectors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pkgutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
-from diffsketch.training.models import working_copy
+from diffsketch.training.models import WeightLayout, working_copy
 
 Array: TypeAlias = Tensor | npt.ArrayLike
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -95,6 +96,8 @@ class Devices:
         >>> len(devices), devices.sizes.tolist()
         (2, [2, 2])
         """
+        wanted = "be a map of device to a pair of inputs and labels"
+        check(isinstance(parts, Mapping), "devices", wanted, type(parts).__name__)
         if not parts:
             raise DataError("there are no devices: training needs one at least")
         each = [_examples(part) for part in parts.values()]
@@ -153,8 +156,9 @@ class Task:
         loss: Of scores and labels, a mean over the batch, such as `torch.nn.functional.mse_loss`;
             cross-entropy if None.
         keep_local: For models whose layers keep running statistics, BatchNorm for one: those never
-            leave a device. Each device normalises by its own batches, and what is tested by the
-            batches of the test set. The layers' weights are averaged as all others.
+            leave a device. Every batch is normalised by its own statistics, in training and in
+            prediction: so give batches of several examples. (GroupNorm has no such limit, and
+            needs no `keep_local`.) The layers' weights are averaged as all others.
 
     >>> task = Task("own", {"alice": (np.zeros((2, 3)), [0, 1])}, (np.zeros((1, 3)), [0]),
     ...             nn.Linear(3, 2))
@@ -179,10 +183,16 @@ class Task:
         loss: Loss | None = None,
         keep_local: bool = False,
     ) -> None:
+        devices = devices if isinstance(devices, Devices) else Devices.of(devices)
+        test, own = _examples(test), devices.examples.inputs.dtype
+        if test.inputs.is_floating_point() != own.is_floating_point:
+            raise DataError(f"test inputs must be {own}, as the devices', got {test.inputs.dtype}")
+        wanted = "be a module with its weights, or a function that makes one from a seed"
+        check(_takes_a_seed(model), "model", wanted, model)
         values = {
             "name": name,
-            "devices": devices if isinstance(devices, Devices) else Devices.of(devices),
-            "test": _examples(test),
+            "devices": devices,
+            "test": test,
             "model": _Copies(copy.deepcopy(model)) if isinstance(model, nn.Module) else model,
             "loss": loss,
             "keep_local": keep_local,
@@ -193,7 +203,7 @@ class Task:
     @cached_property
     def dim(self) -> int:
         """Number of weights of the model: the length of what devices send, uncompressed."""
-        return sum(parameter.numel() for parameter in self.model(0).parameters())
+        return WeightLayout.of(self.model(0)).dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +214,19 @@ class _Copies:
 
     def __call__(self, seed: int) -> nn.Module:  # noqa: ARG002
         return copy.deepcopy(self.model)
+
+
+def _takes_a_seed(model: object) -> bool:
+    """Whether it is a module, or may be called with a seed."""
+    if isinstance(model, nn.Module) or not callable(model):
+        return isinstance(model, nn.Module)
+    try:
+        inspect.signature(model).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say
+        return True
+    return True
 
 
 def _tensor(name: str, values: Array) -> Tensor:

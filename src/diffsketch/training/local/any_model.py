@@ -16,7 +16,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, log_softmax
 
 from diffsketch.errors import ArgumentError
-from diffsketch.training.local.base import LocalTrainer, clear_absent, own_places
+from diffsketch.training.local.base import (
+    LocalTrainer,
+    NotAtOnce,
+    clear_absent,
+    enough_examples,
+    own_places,
+)
 from diffsketch.training.models import WeightLayout
 from diffsketch.training.tasks import Batches, Examples, Loss, scores_of
 
@@ -124,9 +130,9 @@ class Functional(Batched):
         try:
             graph = make_fx(flat)(*arguments)
         except RuntimeError as error:
-            raise ArgumentError(
-                "model cannot be trained for all workers at once (torch.func says: "
-                f"{str(error).splitlines()[0]}); use the trainer 'loop'"
+            raise NotAtOnce(
+                "model cannot be trained for all workers at once, torch.func says "
+                f"{str(error).splitlines()[0]!r}"
             ) from error
         graph.graph.eliminate_dead_code()
         graph.recompile()
@@ -254,13 +260,8 @@ class _Replica:
                 torch.sub(self._flat, weights, out=row)
 
     def _step(self, examples: Examples, chosen: Tensor, rate: float | None, row: Tensor) -> None:
-        try:
+        with enough_examples(len(chosen)):
             given = self._model(examples.inputs.index_select(0, chosen))
-        except ValueError as error:  # BatchNorm has no use for a batch of one
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ArgumentError(
-                f"model must take batches of {len(chosen)}, as a device has: it says: {said}"
-            ) from error
         loss = self._loss(scores_of(given), examples.labels.index_select(0, chosen))
         found = torch.autograd.grad(loss, self._trained, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
@@ -292,8 +293,8 @@ class _StateWatch:
             names = ", ".join(sorted(changed | (self._buffers.keys() - versions.keys())))
             raise ArgumentError(f"model must not change its buffers while training: {names}")
         if self._generator is not None and not torch.equal(self._generator, torch.get_rng_state()):
-            raise ArgumentError(
+            raise NotAtOnce(
                 "model must not draw from torch's global generator while workers are trained at "
-                "once: use the trainer 'loop', which has a generator for each device"
+                "once"
             )
         self._generator = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,13 @@ from diffsketch.training.models import WeightLayout, working_copy
 from diffsketch.training.tasks import Batches, Examples, Loss, scores_of
 
 _EVALUATED = 4096  # examples at a time
+
+
+class NotAtOnce(ArgumentError):  # noqa: N818 - it says what happened
+    """The model draws numbers, or branches on values: workers have to be trained one by one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f'{what}: use trainer="loop", which trains one device after another')
 
 
 class LocalTrainer(ABC):
@@ -72,7 +81,8 @@ class LocalTrainer(ABC):
                 for start in range(0, len(examples), _EVALUATED):
                     labels = examples.labels[start : start + _EVALUATED]
                     inputs = examples.inputs[start : start + _EVALUATED]
-                    scores = scores_of(functional_call(self._model, state, (inputs,)))
+                    with enough_examples(len(labels)):
+                        scores = scores_of(functional_call(self._model, state, (inputs,)))
                     if self.loss is None:
                         loss += cross_entropy(scores, labels, reduction="sum")
                     else:
@@ -89,6 +99,21 @@ class LocalTrainer(ABC):
         self, weights: Tensor, examples: Examples, batches: Batches, rate: float | None
     ) -> Tensor:
         """Gradients if there is no learning rate, else updates."""
+
+
+@contextmanager
+def enough_examples(count: int) -> Iterator[None]:
+    """Say what to do where a layer, BatchNorm for one, has no use for a batch of so many."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        text = f"model must take batches of {count}, as the data gives: it says: {said}"
+        if count == 1:
+            text += "; give a batch_size that leaves no example alone, or use GroupNorm"
+        raise ArgumentError(text) from error
 
 
 def draws_numbers(module: nn.Module) -> bool:
@@ -117,9 +142,8 @@ def check_model(model: nn.Module, *, draws: bool = False) -> None:
                 "device normalises by its own batches"
             )
         if draws_numbers(module) and not draws:
-            raise ArgumentError(
-                f"{where} must not draw random numbers while workers are trained at once: use the "
-                "trainer 'loop', which has a generator for each device"
+            raise NotAtOnce(
+                f"{where} must not draw random numbers while workers are trained at once"
             )
 
 
