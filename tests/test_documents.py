@@ -18,6 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run_and_print_what_they_say(
     document: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
