@@ -250,7 +250,7 @@ def test_the_package_runs_from_a_folder_that_cannot_be_written(tmp_path: Path) -
 def test_a_folder_of_the_users_own_is_nobody_elses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read from it is run."""
+    """A folder that others can write is not used: its files are run when they are read."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"diffsketch-{os.getuid()}"
     assert private_folder() == own

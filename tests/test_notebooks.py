@@ -27,7 +27,7 @@ def cells_of(name: str) -> list[dict[str, Any]]:
 
 
 def texts_of(cells: list[dict[str, Any]]) -> str:
-    """What cells have printed."""
+    """Texts that cells have printed."""
     return "".join("".join(out.get("text", "")) for cell in cells for out in cell["outputs"])
 
 

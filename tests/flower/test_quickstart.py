@@ -303,7 +303,7 @@ FEEDBACK = {
 
 @pytest.mark.parametrize("name", FEEDBACK)
 def test_with_error_feedback_nothing_is_lost(name: str) -> None:
-    """What was applied and the mean of the memories add up to the steps, whichever rounds count."""
+    """Applied steps and the mean of the memories add up to all steps, whichever rounds count."""
     plan, rounds, arrays, wanted = FEEDBACK[name], 5, FIRST, torch.zeros(DIM)
     network = network_of(plan, 2, train=steps, error_feedback=True)
     strategy = strategy_of(plan)

@@ -105,7 +105,7 @@ def test_the_planners_sizes_are_run(shipped: Experiment) -> None:
 
 @pytest.mark.slow
 def test_the_spread_is_that_of_the_task(shipped: Experiment) -> None:
-    """Of clipped updates in the first round: the planner is told no more than clients differ."""
+    """Clipped updates of the first round: the planner is told no more than clients differ."""
     settings = next(one.settings for one in shipped.variants if one.settings["cohort"] == 1000)
     plain = {key: settings[key] for key in ("task", "workers", "learning_rate", "cohort")}
     (seen,) = observe(simulation_of({**plain, "method": "none", "rounds": 1}, seed=0), range(1))

@@ -163,12 +163,13 @@ def private_mean(
             f"{method.most_messages}, got {count}"
         )
     claim = method.claim_for(count, seed)
-    chosen = isinstance(method, RoundedTables) and method.wants_limit  # by the vectors
-    if chosen and not isinstance(claim, NoClaim):
-        raise ArgumentError(
-            "cell_limit must be given for cells of few bits where something is claimed, as the "
-            f"sizes of vectors are data, got {method} without it"
-        )
+    if isinstance(method, RoundedTables) and method.wants_limit:
+        if not isinstance(claim, NoClaim):
+            raise ArgumentError(
+                "cell_limit must be given for cells of few bits where something is claimed, as the "
+                f"sizes of vectors are data, got {method} without it"
+            )
+        method = method.at_limit_of(vectors)
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
     holders: Noise
@@ -180,8 +181,6 @@ def private_mean(
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
         holders = CohortNoise(world, range(count), round_index=round_index)
         server = CohortNoise(world, [SERVER], round_index=round_index)
-    if isinstance(method, RoundedTables) and method.wants_limit:
-        method = method.at_limit_of(vectors)
     encoded = method.encode(vectors, seed, holders)
     total = method.publish(encoded.messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)

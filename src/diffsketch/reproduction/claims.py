@@ -25,7 +25,7 @@ from diffsketch.reproduction.figures import COORDINATE, SECURE_SUM, Fact
 
 OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
 NOTHING = "Nothing."
-"""What was measured for a claim that is not."""
+"""Text in place of a measurement, of claims that nothing here measures."""
 _CLEAR = 2.0  # standard errors
 
 
