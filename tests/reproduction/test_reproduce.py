@@ -18,14 +18,9 @@ from rich.console import Console
 from diffsketch.app.files import RunBusy, locked
 from diffsketch.errors import ArgumentError
 from diffsketch.pages.exhibits import Axis, Plot, Series
-from diffsketch.reproduction.claims import (
-    ClaimVerdict,
-    Standing,
-    Statement,
-    judged,
-    statements,
-)
+from diffsketch.reproduction.claims import ClaimVerdict, Standing, judged, statements
 from diffsketch.reproduction.experiments import Experiment, Results
+from diffsketch.reproduction.facts import Statement
 from diffsketch.reproduction.figures import Figure
 from diffsketch.reproduction.reproduce import JobsFailed, reproduce
 from diffsketch.training.simulation import Simulation

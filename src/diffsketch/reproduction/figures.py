@@ -164,6 +164,15 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
+def is_reading(name: str, of: str) -> bool:
+    """Whether a line is a reading of a method: its name goes on from the method's, or is it.
+
+    >>> is_reading("DiffSketch without padding", "DiffSketch")
+    True
+    """
+    return name.startswith(of) and name.removeprefix(of)[:1] in ("", " ", ",")
+
+
 # --- distributions of gradients and model updates --------------------------------------------
 
 _LINES = 5
@@ -177,12 +186,13 @@ _NUMBERS = ("zeros", "sigma", "alpha", "ratio", "beyond", "largest", "kurtosis",
 def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     """Histograms of each vector with a Gaussian, a plot of quantiles, a table of each vector.
 
-    Option `what`: the vectors, such as "gradients".
+    Option `what`: the vectors, such as "gradients". The first measurement is the figure's; of
+    others there are facts, with their names before them, and a table.
 
     Guarantees (`tests/reproduction/test_figures.py`): densities integrate to the share of the
     vector's coordinates within the plot; facts are means over vectors and seeds.
     """
-    (measured,) = measured_of(experiment, results)
+    measured, *others = measured_of(experiment, results)
     found, data = measured.found, measured.first
     what, name = str(experiment.options.get("what", "vectors")), experiment.name
     edges, vectors = tuple(data["edges"]), data["vectors"]
@@ -213,13 +223,6 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
         for v in some
     ]
     quantiles.append(Series("Gaussian", scores, scores, dashed=True, role="reference"))
-    rows: Rows = []
-    for place in range(len(vectors)):
-        same = [one["vectors"][place] for one in found]
-        devices = {str(v["device"]) for v in same}
-        device = devices.pop() if len(devices) == 1 else "one of each seed"
-        numbers = [rounded(_mean_of(same, key)) for key in _NUMBERS]
-        rows.append((place + 1, int(same[0]["round"]) + 1, device, *numbers))
     facts, entry = _shape_facts(found), texts()["vectors"]
     chance = 1.63 / math.sqrt(data["dim"])
     far = float(facts["ks/least"] or 0.0) > chance
@@ -230,14 +233,32 @@ def draw_distributions(experiment: Experiment, results: Results) -> Figure:
     several = f"Means over {seeds}." if len(found) > 1 else "One seed."
     exhibits += [
         plot("quantiles", f"{name}-quantiles", quantiles),
-        table("vectors", f"{name}-vectors", rows, what=what, seeds=several),
+        table("vectors", f"{name}-vectors", _vector_rows(found), what=what, seeds=several),
     ]
+    for each in others:
+        facts |= {f"{each.name}/{key}": value for key, value in _shape_facts(each.found).items()}
+        exhibits.append(
+            table("vectors", f"{name}-vectors-{slug(each.name)}", _vector_rows(each.found),
+                  what=f"{what}, trained with {each.name}", seeds=several)
+        )  # fmt: skip
     return Figure(
         lead=entry["lead"].format(chance=chance, **words),
         exhibits=tuple(exhibits),
         text=(entry["text"].format(first=first, last=end, seeds=seeds),),
         facts=facts,
     )
+
+
+def _vector_rows(found: Sequence[Mapping[str, Any]]) -> Rows:
+    """A row for each vector, with the means over the seeds."""
+    rows: Rows = []
+    for place in range(len(found[0]["vectors"])):
+        same = [one["vectors"][place] for one in found]
+        devices = {str(v["device"]) for v in same}
+        device = devices.pop() if len(devices) == 1 else "one of each seed"
+        numbers = [rounded(_mean_of(same, key)) for key in _NUMBERS]
+        rows.append((place + 1, int(same[0]["round"]) + 1, device, *numbers))
+    return rows
 
 
 def density(data: Mapping[str, Any], place: int) -> list[float]:

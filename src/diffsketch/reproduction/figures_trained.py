@@ -21,6 +21,7 @@ from diffsketch.reproduction.figures import (
     Figure,
     Rows,
     banded,
+    is_reading,
     mean_and_spread,
     mean_or_none,
     measured_of,
@@ -339,10 +340,9 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
             }
             if (padding := line.config.get("padding")) is not None:
                 facts[f"padding/{place}"] = padding / line.summaries[0]["dim"]
-        # Differences of `ours`, in each of its readings, to the others, seed by seed. A reading is
-        # a line whose name goes on from that of `ours`, without a comma.
+        # Differences of `ours`, in each of its readings, to the others, seed by seed.
         ours = experiment.options.get("ours")
-        readings = [line for line in lines if f"{line.name} ".startswith(f"{ours} ")]
+        readings = [line for line in lines if ours and is_reading(line.name, ours)]
         for one, other in itertools.product(readings, lines):
             if other is not one:
                 gaps = [a - b for a, b in zip(one.accuracies, other.accuracies, strict=True)]
@@ -367,7 +367,7 @@ def _lead(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) -> st
         readings = [
             line
             for line in lines
-            if line.variant.group == "paper" and f"{line.name} ".startswith(f"{ours} ")
+            if line.variant.group == "paper" and ours and is_reading(line.name, ours)
         ]
         if not readings or baseline not in named:
             continue

@@ -42,8 +42,8 @@ from diffsketch.training.simulation import NonFiniteUpdate
 _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = (
-    "auditing", "reproduction/measurements.py", "reproduction/audits.py",
-    "reproduction/successors.py",
+    "auditing", "secure_sum", "reproduction/measurements.py", "reproduction/audits.py",
+    "reproduction/scope.py", "reproduction/successors.py",
 )  # fmt: skip
 _LONG = 0.02  # of what each process has to do: longer jobs come first
 

@@ -364,6 +364,7 @@ class LocalEpsilonSettings(MeasurementSettings):
     delta: float = 1e-5  # of what is proven
     proven_hashes: Whole = 3  # for the hashes of how many rounds it is computed; 0 for none
     fedavg_rounds: Whole | None = None  # stands for `rounds` in FedAvg
+    signed_alpha: bool = False  # whether alpha is the percentile of signed values, not of sizes
 
 
 def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) -> Found:
@@ -380,7 +381,7 @@ def measure_local_epsilon(settings: Given, *, seed: int, on_progress: Progress) 
     for seen in observe(
         simulation, range(simulation.rounds), on_progress=lambda share: on_progress(0.9 * share)
     ):
-        alpha, sigma = estimates(seen.vectors)
+        alpha, sigma = estimates(seen.vectors, signed=own.signed_alpha)
         ratios.append((alpha / sigma).numpy())
         if seen.result.summed is not None and seen.result.summed.noised is not None:
             noised.append(seen.result.summed.noised.numpy())
