@@ -3,7 +3,7 @@
 A machine of Hypothesis drives the group engine through rounds, going back to old states, new
 objects, restarts from a directory, copies of it, and rounds that fail; a test drives forks. Every
 message is taken where it leaves, in the collective, and there its round must be charged already.
-`test_flower_never_twice.py` does the same to Flower's nodes and servers.
+`tests/flower/test_never_twice.py` does the same to Flower's nodes and servers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of training runs that nobody made, and checks of what is figure from them."""
+"""Results of training runs that nobody made, and checks of what is drawn from them."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def test_a_rule_says_what_its_facts_do(flip: Flip, monkeypatch: pytest.MonkeyPat
 def test_every_rule_is_used_and_shown_to_come_out_both_ways() -> None:
     found: dict[str, set[Standing]] = {each.name: set() for each in statements() if not each.why}
     ruled = {each.rule or each.name for each in statements() if not each.why and not each.hits}
-    functions = {name for module in (rules, calculations) for name, one in vars(module).items()
-                 if isinstance(one, FunctionType) and one.__module__ == module.__name__}  # fmt: skip
+    functions = {name for each in (rules, calculations) for name, one in vars(each).items()
+                 if isinstance(one, FunctionType) and one.__module__ == each.__name__}  # fmt: skip
     assert {name.replace("-", "_") for name in ruled} == {n for n in functions if n[0] != "_"}
     for flip in FLIPS:
         found[flip.claim].add(flip.expected)

@@ -46,22 +46,27 @@ def results_of(experiment: Experiment) -> Results:
 @pytest.mark.slow
 def test_distributions() -> None:
     measurement = Measurement("gradients", "distributions", SHAPES)
-    experiment = experiment_of("gradients", "distributions", seeds=2, measurements=(measurement,),
+    other = Measurement("DiffSketch", "distributions", {**SHAPES, "rounds": 6}, seeds=1)
+    experiment = experiment_of("gradients", "distributions", seeds=2,
+                               measurements=(measurement, other),
                                options={"what": "gradients"})  # fmt: skip
-    (measured,) = results_of(replace(experiment, seeds=1)).values()
-    second = json.loads(json.dumps(measured))
+    (measured,) = results_of(replace(experiment, seeds=1, measurements=(measurement,))).values()
+    second, third = (json.loads(json.dumps(measured)) for _ in range(2))
     second["vectors"][-1]["kurtosis"] += 2.0
-    jobs = experiment.jobs_of(measurement)
-    results = dict(zip(jobs, (measured, second), strict=True))
+    for vector in third["vectors"]:
+        vector["ratio"] = 7.0
+    jobs = (*experiment.jobs_of(measurement), *experiment.jobs_of(other))
+    results = dict(zip(jobs, (measured, second, third), strict=True))
     drawn = checked(draw_distributions(experiment, results))
     last = measured["vectors"][-1]
     assert drawn.facts["kurtosis/last"] == pytest.approx(last["kurtosis"] + 1)
     assert drawn.facts["zeros"] == pytest.approx(np.mean([v["zeros"] for v in measured["vectors"]]))
     assert drawn.facts["seeds"] == 2
+    assert drawn.facts["DiffSketch/ratio"] == 7.0 != drawn.facts["ratio"]
     assert "far from Gaussian" in drawn.lead
-    table = drawn.exhibits[-1]
-    assert isinstance(table, Table)
-    assert len(table.rows) == 3
+    for table in drawn.exhibits[-2:]:
+        assert isinstance(table, Table)
+        assert len(table.rows) == 3
     width = measured["edges"][1] - measured["edges"][0]
     for place, vector in enumerate(measured["vectors"]):
         inside = sum(vector["counts"]) / 7850

@@ -60,7 +60,9 @@ def test_gaps_are_those_of_the_seeds_at_the_planners_size() -> None:
     assert facts[f"gap/100 clients/{cells - 1}"] == pytest.approx(-0.25)
     # At epsilon 8 with 1,000 clients nothing smaller than the vector is free.
     assert (facts["free/1,000 clients"], facts["gap/1,000 clients"]) == (7850, None)
-    assert (facts["panels"], facts["panels-free"]) == (2, 1)
+    assert (facts["panels"], facts["panels-predicted"], facts["panels-free"]) == (2, 1, 1)
+    lost = drawn({100: {None: [0.8, 0.7], cells: [0.75, 0.69]}}).facts
+    assert (lost["panels-predicted"], lost["panels-free"]) == (1, 0)
     assert facts["gap-worst"] == facts["gap-mean"] == pytest.approx(0.01)
     assert facts["gap-smallest-tables"] == pytest.approx((-0.25 - 0.1) / 2)
     assert f"100 clients: {cells:,} cells (2.56x fewer), +1.0 points" in figure.lead
@@ -74,7 +76,7 @@ def test_gaps_are_those_of_the_seeds_at_the_planners_size() -> None:
     assert first.series[-1].y == pytest.approx((0.76,))
     assert first.series[1].y == pytest.approx((0.75, 0.75))  # the line to reach
     assert together.series[0].x[1] == 1
-    assert sizes.rows[1][5:8] == (7850, None, None)
+    assert sizes.rows[1][5:9] == (7850, 7850, None, None)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from diffsketch.app.files import sealed
 from diffsketch.errors import ArgumentError, DiffSketchError
 from diffsketch.reproduction import jobs
-from diffsketch.reproduction.experiments import Job, load
+from diffsketch.reproduction.experiments import MEASUREMENTS, Job, load
 from diffsketch.reproduction.jobs import (
     State,
     Store,
@@ -129,6 +129,10 @@ def test_source_of_measurements_does_not_matter_to_runs() -> None:
     package = Path(jobs.__file__).parents[1]
     for part in (*jobs._COMPUTING, *jobs._MEASURING):
         assert (package / part).exists(), part
+    # Nor may a measurement be left out.
+    modules = {place.partition(":")[0].rpartition(".")[2] for place in MEASUREMENTS.values()}
+    modules -= {"tiny"}
+    assert {f"reproduction/{module}.py" for module in modules} <= set(jobs._MEASURING)
 
 
 @pytest.mark.parametrize("damage", ["version", "checkpoint", "no run"])

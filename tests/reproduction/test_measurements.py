@@ -192,16 +192,19 @@ OWN = {"table_rows": 7, "widths": "15", "paddings": "2", "requirements": "0.1, 4
        "proven_hashes": 1}  # fmt: skip
 
 
-def test_claims_are_those_of_the_method() -> None:
+@pytest.mark.parametrize("signed", [False, True])
+def test_claims_are_those_of_the_method(signed: bool) -> None:
     """Those that the method itself states about its messages, at the padding that it had."""
-    simulation = simulation_of(RUN, seed=3)
+    run = {**RUN, "percentile": "signed"} if signed else RUN
+    simulation = simulation_of(run, seed=3)
     seed, noise = SketchKey.from_integer(0).seed(0), FastNoise(0)
     said = [
         simulation.method.encode(each.vectors, seed, noise).claimed
         for each in observe(simulation, range(4))
     ]
     claimed = torch.cat([one for one in said if one is not None]).numpy()
-    found = measure_local_epsilon({**RUN, **OWN}, seed=3, on_progress=lambda _: None)
+    given = {**run, **OWN, "signed_alpha": signed}
+    found = measure_local_epsilon(given, seed=3, on_progress=lambda _: None)
     json.dumps(found, allow_nan=False)
     (table,) = found["tables"]
     assert found["messages"] == len(claimed) == 40

@@ -38,9 +38,9 @@ _COLOURED = ("Laplace on sketches", "Laplace on raw gradients", "DiffSketch")
 _KINDS = ("Theorem", "Figure", "Table")
 _SHOWN = 6  # plots of a figure that are not folded away
 _FURTHER, _PROVEN, _TABLES = "Further plots", "What is true: proven and measured", "Numbers"
-_NOT_SAID = ("evaluate_every",)  # not less of anything
+_NO_REDUCTION = ("evaluate_every",)  # settings whose change makes nothing smaller
 _NAMED = {"fedavg_rounds": "rounds"}
-_SAID = {"seeds": 0, "rounds": 1, "panels": 2}  # first
+_ORDER = {"seeds": 0, "rounds": 1, "panels": 2}  # in which reductions are told
 _DEVIATIONS = "Where this is not as in the paper"
 _COMMANDS = "Commands"
 _FOLDER, _DETAILS = "images/reproduction", "reproduction"
@@ -173,7 +173,7 @@ def notice_of(
         what = {name: text for found in reversed(less) for name, text in found.items()}
         named = "; ".join(
             f"{name} ({text})" if all(found.get(name, text) == text for found in less) else name
-            for name, text in sorted(what.items(), key=lambda item: _SAID.get(item[0], 9))
+            for name, text in sorted(what.items(), key=lambda item: _ORDER.get(item[0], 9))
         )
         fewer = f"There are fewer {named}. How many is said with each experiment."
         said = fewer if named else "What is shown here is not reduced."
@@ -202,7 +202,7 @@ def reductions(full: Experiment, less: Experiment) -> dict[str, str]:
     changed: dict[str, tuple[list[Any], list[Any]]] = {}
     for old, new in pairs:
         for key, value in new.items():
-            if value != old.get(key) and key not in _NOT_SAID:
+            if value != old.get(key) and key not in _NO_REDUCTION:
                 olds, news = changed.setdefault(_NAMED.get(key, key), ([], []))
                 olds.append(old.get(key))
                 news.append(value)

@@ -307,7 +307,7 @@ def _checked(found: Experiment, path: Path) -> Experiment:
             raise DataError(f"{path}: {text}")
 
     hint = nearest(drawing, FIGURES)
-    require(drawing in FIGURES, f"drawing must be one of them, got {drawing=!r}; {hint}")
+    require(drawing in FIGURES, f"drawing must be the name of a figure, got {drawing=!r}; {hint}")
     for number, one in enumerate(measurements, start=1):
         kind, hint = one.kind, nearest(one.kind, MEASUREMENTS)
         where = f"[[measure]] {number}: kind must be the name of a measurement"

@@ -517,7 +517,8 @@ def draw_privacy_communication(experiment: Experiment, results: Results) -> Figu
         }
         exhibits.append(plot("over-ratio", f"{place}-claimed", claimed, **fields))
         exhibits.append(plot("without", f"{place}-without", without, **fields))
-        proven.append(plot("proven-over-ratio", f"{place}-proven", series, **fields))
+        if series:
+            proven.append(plot("proven-over-ratio", f"{place}-proven", series, **fields))
     return Figure(
         lead=_ratio_lead(runs[0], audits),
         exhibits=(*exhibits, _claims_table(experiment, runs)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diffsketch.errors import check
 from diffsketch.pages.exhibits import Axis, Exhibit, Mark, Plot, Series
@@ -194,7 +194,8 @@ def _sizes(name: str, every: Sequence[Sized]) -> Exhibit:
         rows.append((
             one.cohort, one.dense.epsilon, one.free.request.paying_rounds,
             None if one.dense.accuracy is None else round(one.dense.accuracy, 4),
-            round(one.free.theory), one.free.cells,
+            round(one.free.theory), free_size(replace(one.free.request, spread=0.0)).cells,
+            one.free.cells,
             None if chosen is None or chosen.accuracy is None else round(chosen.accuracy, 4),
             None if gap is None else round(gap, 4), None if spread is None else round(spread, 4),
             None if chosen is None else round(chosen.compression / one.dense.compression, 2),
