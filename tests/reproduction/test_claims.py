@@ -138,7 +138,7 @@ def test_distinct_claims_are_counted_and_the_rest_apart(verdicts: Verdicts) -> N
     assert sum(counts.values()) == len(statements()) - asides.total()
     said = summary_text(verdicts)
     assert said.startswith(f"Of {sum(counts.values())} distinct claims of the paper: ")
-    assert f"{counts['not measured']} are not measured (counted apart: 3 slips of" in said
+    assert f"{counts['not measured']} are not measured (counted apart: slips of the text 3" in said
 
 
 def test_a_reduced_run_judges_nothing() -> None:

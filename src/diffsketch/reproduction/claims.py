@@ -211,10 +211,10 @@ def _content() -> dict[str, Any]:
 
 _ASIDES = {
     "slip": "slips of the text",
-    "disclaimer": "claims that a footnote takes back",
-    "setup": "facts of the setup that we took over",
+    "disclaimer": "claims taken back by a footnote",
+    "setup": "facts of the setup",
 }
-_REPEATS = "sentences that repeat another claim"
+_REPEATS = "repetitions of another claim"
 
 
 def statements() -> tuple[Statement, ...]:
@@ -233,14 +233,14 @@ def summary_text(verdicts: Verdicts) -> str:
     """The counts as a sentence, and what is counted apart.
 
     >>> verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.HOLDS, ""))
-    >>> summary_text(verdicts).partition(" the text, ")[0]
-    'Of 54 distinct claims of the paper: 54 hold (counted apart: 3 slips of'
+    >>> summary_text(verdicts).partition(" (")[0]
+    'Of 52 distinct claims of the paper: 52 hold'
     """
     words = {"holds": "hold", "holds in part": "hold in part", "fails": "fail"}
     counts = count_standings(verdicts)
     parts = [f"{count} {words.get(name, f'are {name}')}" for name, count in counts.items()]
     apart = Counter(_ASIDES.get(one.aside, _REPEATS) for one in verdicts if one.aside)
-    kinds = [f"{apart[kind]} {kind}" for kind in (*_ASIDES.values(), _REPEATS) if apart[kind]]
+    kinds = [f"{kind} {apart[kind]}" for kind in (*_ASIDES.values(), _REPEATS) if apart[kind]]
     return (
         f"Of {sum(counts.values())} distinct claims of the paper: {', '.join(parts)} (counted "
         f"apart: {', '.join(kinds)})."
