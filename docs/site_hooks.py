@@ -34,9 +34,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         ("README", "index"),
         ("CONTRIBUTING", "contributing"),
         ("CHANGELOG", "changelog"),
+        ("SECURITY", "security"),
     ):
         text = Path(f"{name}.md").read_text(encoding="utf-8").replace("](docs/", "](")
-        text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG)", lambda found: found[0].lower(), text)
+        text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG|SECURITY)", lambda f: f[0].lower(), text)
         files.append(File.generated(config, f"{page}.md", content=text))
     source = griffe.load("diffsketch", search_paths=["src"])
     for package in PACKAGES:
@@ -52,7 +53,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name files outside of this folder without a link: the site does not have them."""
     return re.sub(
-        r"\[([^\]]+)\]\((?:\.\./)+(?:examples|benchmarks|src|tests)[^)]*\)", r"\1", markdown
+        r"\[([^\]]+)\]\((?:(?:\.\./)+(?:examples|benchmarks|src|tests)[^)]*|CITATION\.cff)\)",
+        r"\1",
+        markdown,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from diffsketch import PlanRequest, plan
 from diffsketch.cli import app
 from tests.helpers.documents import DOCUMENTS, ROOT, blocks, run_blocks
 
@@ -33,6 +34,28 @@ def test_examples_run_and_print_what_they_say(
 def test_a_wrong_comment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="planted"):
         run_blocks("planted", ["print(1 + 1)\n# 3\n"], monkeypatch)
+
+
+def test_blocks_of_the_readme_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ["import math\n", "print(math.floor(2.5))\n# 2\n"]
+    run_blocks("planted", two, monkeypatch)
+    with pytest.raises(NameError, match="math"):
+        run_blocks("README.md", two, monkeypatch)
+    with pytest.raises(NameError, match="optimizer"):  # which other documents may speak of
+        run_blocks("README.md", ["optimizer.step()\n"], monkeypatch)
+
+
+def test_the_readme_has_the_plan_that_its_command_finds() -> None:
+    wanted = PlanRequest(
+        dim=7850, cohort=1000, rounds=10, target_epsilon=8.0, message_bytes=12_000, vector_norm=0.3
+    )
+    best, text = plan(wanted).best, " ".join(README.split())
+    assert "--dim 7850 --workers 1000 --rounds 10 --epsilon 8 --bytes 12000 --norm 0.3" in text
+    assert f'"{best.method.name}", settings' in text
+    for name, value in best.settings.items():
+        shown = f'"{value}"' if isinstance(value, str) else value
+        assert f'"{name}": {shown}' in text or f'["{name}"] = {shown}' in text
+    assert str(best.total) in text
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", *PAGES])
@@ -60,7 +83,7 @@ def test_a_wrong_option_is_noticed() -> None:
         parsed(["run", "--cleap", "1"])
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", *PAGES])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
 def test_relative_links_exist(document: str) -> None:
     path = ROOT / document
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
@@ -69,5 +92,7 @@ def test_relative_links_exist(document: str) -> None:
 
 def test_map_names_what_exists() -> None:
     tree = README.split("## Map")[1].split("```")[1]
-    for name in re.findall(r"^ *([\w/]+(?:\.py|/))\s", tree, flags=re.MULTILINE):
+    names = re.findall(r"(?<=\s)[\w/]+(?:\.py|/)(?=\s)", tree)
+    assert {"src/diffsketch/", "wire/", "cli.py", "docs/"} <= set(names)
+    for name in names:
         assert (ROOT / name).exists() or any(SOURCE.rglob(name)), name

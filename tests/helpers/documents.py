@@ -48,7 +48,12 @@ def given() -> dict[str, Any]:
 
 
 def run_blocks(document: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run blocks in one namespace; lines of comment are what it has to print."""
+    """Run blocks; lines of comment are what they have to print.
+
+    Those of the README are copied one by one, so each has an empty namespace, and makes and ends
+    its own process group. Other documents continue from block to block.
+    """
+    alone = document == "README.md"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,13 +61,14 @@ def run_blocks(document: str, found: list[str], monkeypatch: pytest.MonkeyPatch)
     for name, value in one.items():
         monkeypatch.setenv(name, value)
     names = given()
-    if not any("init_process_group" in block for block in found):
+    if not alone and not any("init_process_group" in block for block in found):
         distributed.init_process_group("gloo")
     try:
         for block in found:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                exec(compile(block, document, "exec"), names)  # noqa: S102
+                exec(compile(block, document, "exec"), {} if alone else names)  # noqa: S102
+            assert not (alone and distributed.is_initialized()), "a process group is left"
             said = " ".join(re.findall(r"^# (.*)$", block, flags=re.MULTILINE))
             if said:
                 assert printed.getvalue().split() == said.split(), document
