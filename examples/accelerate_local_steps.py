@@ -67,6 +67,7 @@ def work(rank: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     try:
         train()
+        dist.barrier()  # no process leaves while another still receives
     finally:
         dist.destroy_process_group()
 

@@ -72,6 +72,7 @@ def work(rank: int, folder: str) -> None:
     )
     try:
         train(STEPS)
+        dist.barrier()  # no process leaves while another still receives
     finally:
         dist.destroy_process_group()
 

@@ -144,6 +144,7 @@ def work(rank: int, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     try:
         train(folder)
+        dist.barrier()  # no process leaves while another still receives
     finally:
         dist.destroy_process_group()
 
