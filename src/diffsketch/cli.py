@@ -520,12 +520,14 @@ def audit(
     from diffsketch.auditing.audits import check_settings
     from diffsketch.auditing.cases import select
     from diffsketch.auditing.releases import own_release
-    from diffsketch.files import prepare_output
 
     console = LastingConsole()
-    if show_list:
+    if show_list:  # which needs no pictures
         console.print(reports.listing())
         return
+    from diffsketch.auditing.pictures import write_results
+    from diffsketch.files import prepare_output
+
     shared: dict[str, Any] = {
         "trials": trials, "confidence": confidence, "delta": delta, "seed": seed,
     }  # fmt: skip
@@ -539,7 +541,7 @@ def audit(
     prepare_output(output)
     with console.progress("Auditing") as on_progress:
         suite = reports.run_suite(selection, on_progress=on_progress, **shared)
-    paths = reports.write_results(suite, output)
+    paths = write_results(suite, output)
     console.show(*reports.report(suite), wrote=paths)
 
 

@@ -504,7 +504,7 @@ def test_nothing_is_overwritten(here: Path) -> None:
 def test_a_missing_extra_is_said_in_a_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pages.charts", "pages.page", "auditing.report", "reproduction.reproduce"):
+    for name in ("pages.charts", "pages.page", "auditing.pictures", "reproduction.reproduce"):
         package, _, module = f"diffsketch.{name}".rpartition(".")
         monkeypatch.delitem(sys.modules, f"diffsketch.{name}", raising=False)
         monkeypatch.delattr(importlib.import_module(package), module, raising=False)
