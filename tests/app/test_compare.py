@@ -362,6 +362,8 @@ def test_file_with_tables(here: Path) -> None:
         (["--method", "nonne"], "got --method='nonne'; did you mean none?"),
         (["--method", "sketch:row=7"], "'row=7' is no setting; did you mean rows"),
         (["--method", "sketch:rows"], "'rows' is no setting"),
+        (["--method", "sketch:x=1"], "'x=1' is no setting; see diffsketch compare --help for all"),
+        (["--method", "x"], "got --method='x'; see diffsketch compare --help for all of them"),
         (["--method", "sketch:rows=7,rows=8"], "--method must have rows once"),
         (["--method", "sketch:rows=x"], "--rows must be a whole number >= 1, got --rows='x'"),
         (["--method", "none", "--method", "none"], "--method must differ from run to run"),
@@ -373,7 +375,7 @@ def test_file_with_tables(here: Path) -> None:
             ["--method", "none", "--seed", str(2**63 - 1), "--seeds", "2"],
             "--seeds must be at most 1, so that all are below",
         ),
-        (["--resume", "none"], "none: not the directory of a comparison"),
+        (["--resume", "none"], "none: no such directory; it must be that of a comparison"),
         (["--resume", "none", "--method", "none"], "--resume takes everything from none"),
     ],
 )

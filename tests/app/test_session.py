@@ -188,7 +188,7 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
             ["--device", "cuda"], "--device must be cpu where PyTorch finds no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        (["--resume", "none"], "none: not the directory of a run"),
+        (["--resume", "none"], "none: no such directory; it must be that of a run"),
         (["--resume", "none", "--seed", "1"], "--resume takes all settings but --rounds from none"),
     ],
 )  # fmt: skip

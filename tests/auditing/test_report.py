@@ -213,7 +213,8 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--case", "nonsense"], "--case must be one of bare-known"),
+        (["--case", "bare-know"], "got --case='bare-know'; did you mean bare-known"),
+        (["--case", "x"], "one that diffsketch audit --list names, got --case='x'; see that list"),
         (["--plant", "nonsense"], "--plant must be one of leaked-key, key-twice, float-noise"),
         (["--method", "nonsense"], "--method must be one of none, sketch"),
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),

@@ -199,9 +199,7 @@ def _planted(results: Sequence[AuditResult]) -> Table:
         stated = min(float(result.claimed), math.inf if result.limit is None else result.limit)
         colour, word = ("green", "found") if result.is_wrong else ("bold red", "missed")
         shown = result.measured.lower_bound.shown(2)
-        table.add_row(
-            *result.case.name.split("+"), f"{stated:.2g}", shown, f"[{colour}]{word}[/]"
-        )
+        table.add_row(*result.case.name.split("+"), f"{stated:.2g}", shown, f"[{colour}]{word}[/]")
     return table
 
 
