@@ -320,8 +320,8 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["bytes"] else "-",
-            # One part a line: "eps 8 / at 1e-05 / proven; / client, / replace, / central".
-            re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", epsilon).rstrip(")"),
+            # One part a line: epsilon 8 / delta 1e-05; / proven; / client, / replace, / central.
+            re.sub(r"(?<=[,;]) | (?=per |over )| \(", "\n", epsilon).rstrip(")"),
             end_section=True,
         )
         for text in row["assumes"]:
