@@ -55,10 +55,11 @@ class SketchedGaussian:
     exact epsilon. Its Theorems 2.2 and 3.1 are about the *model*, though, and get there by
     "post-processing": but the step is `R' (R sum(x) + noise)` (its Algorithm 2), and `R'` is not
     independent of what it decodes. Along the client's own direction `v`, the others' vectors being
-    zero, the step is `|R v|**2 <x, v>` plus noise: the plain Gaussian mechanism's shift of
-    `clip / (std sqrt(members))`, whether or not `R` is known. No choice of its constants mends that: with `std**2` of the order of `1 / sqrt(size)`
-    the shift grows without bound as `size` does. (The claim does not depend on the members. Where
-    they are so many that the shift is small, it may be above the Gaussian mechanism's epsilon.)
+    zero, the step is `|R v|**2 <x, v>` plus noise: the plain Gaussian mechanism's shift of `clip /
+    (std sqrt(members))`, whether or not `R` is known. No choice of its constants mends that: with
+    `std**2` of the order of `1 / sqrt(size)` the shift grows without bound as `size` does. (The
+    claim does not depend on the members. Where they are so many that the shift is small, it may be
+    above the Gaussian mechanism's epsilon.)
 
     *Repaired* (`projected_clip`): projections are clipped as well, and the claim is the Gaussian
     mechanism's, for whoever knows all but the vectors and the noise.
