@@ -93,6 +93,17 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_without_a_command_there_is_help_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["diffsketch"])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capfd.readouterr()
+    assert "Train models over many workers" in printed.out + printed.err
+    assert "error:" not in printed.out + printed.err
+
+
 def test_what_lacks_its_value_is_named(here: Path) -> None:
     said = invoke("run", "--resume", "--rounds", "5").stderr
     assert "--resume" in said
@@ -335,5 +346,7 @@ def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:
     first = SketchKey(bytes.fromhex(path.read_text()))
     assert "File exists" in refused(invoke("key", path))
     assert SketchKey(bytes.fromhex(path.read_text())) == first
-    printed = done("key").stdout.strip()
-    assert SketchKey(bytes.fromhex(printed)) != first
+    printed = done("key")
+    assert SketchKey(bytes.fromhex(printed.stdout.strip())) != first
+    said = "on every client, and on the server if it must reconstruct the model"
+    assert f"set DIFFSKETCH_KEY to it {said}" in printed.stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from tests.helpers.documents import ROOT
 
 pytestmark = pytest.mark.slow
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +44,31 @@ def test_it_is_small_and_has_what_it_needs(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
 
 
+@pytest.mark.skipif(not WORKFLOW.exists(), reason="a source distribution has no workflow")
+def test_only_versions_that_are_run_are_declared() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = re.findall(r"Python :: (3\.\d+)", " ".join(declared["project"]["classifiers"]))
+    (matrix,) = re.findall(r"python: \[(.*?)\]", WORKFLOW.read_text(encoding="utf-8"))
+    assert listed == re.findall(r"[\d.]+", matrix)
+
+
 def test_it_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    """Our dependencies are taken from here, our own sources are not: they come from the wheel."""
+    """Our dependencies are taken from here; our own sources and command come from the wheel."""
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    zipfile.ZipFile(wheel).extractall(site)
+    installing = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    done = run([*installing, "--no-deps", "--no-index", str(wheel)], tmp_path)
+    assert done.returncode == 0, done.stderr
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     empty = tmp_path / "empty"
     empty.mkdir()
     where = run([str(python), "-c", "import diffsketch; print(diffsketch.__file__)"], empty)
     assert where.stdout.startswith(str(site)), where.stderr
-    done = run([str(python), "-m", "diffsketch", "run", "--rounds", "2", "--method", "none"], empty)
+    script = str(tmp_path / "venv" / "bin" / "diffsketch")
+    helped = run([script, "--help"], empty)
+    assert "Usage: diffsketch" in helped.stdout, helped.stderr
+    assert list(empty.iterdir()) == []
+    done = run([script, "run", "--rounds", "2", "--method", "none"], empty)
     assert done.returncode == 0, done.stderr
     assert (empty / "runs").is_dir()

@@ -22,7 +22,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-from pydantic import create_model
+from pydantic import ValidationError, create_model
 from pydantic_core import PydanticUndefined
 from typer.core import TyperCommand, TyperGroup
 
@@ -53,7 +53,10 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 # beginning, and before each value.
 _RENAMED = {"target_epsilon": "epsilon", "vector_norm": "norm"}
 _ARGUMENT = re.compile(r"^\w+(?: \* \w+)*(?= (?:must|needs) )|(?<= )\w+(?==)")
-_PAGES = ("jinja2", "markupsafe", "matplotlib", "plotly")  # packages of the extra `pages`
+_EXTRAS = {
+    **dict.fromkeys(("jinja2", "markupsafe", "matplotlib", "plotly"), "pages"),
+    "cryptography": "secure",
+}
 _NO_MEMORY = re.compile("can't allocate memory|out of memory")  # as PyTorch says it
 _WIDE = 20  # letters of a list of choices that leave no room for the text beside it
 
@@ -105,11 +108,12 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in _PAGES:
+        extra = _EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
             raise
         typer.echo(
-            f"error: {context.command_path} needs the extra pages ({', '.join(_PAGES)}): "
-            'python -m pip install ".[pages]" in the clone',
+            f"error: {context.command_path} needs the extra {extra}: "
+            f'python -m pip install ".[{extra}]" in the clone',
             err=True,
         )
         raise typer.Exit(EXIT_ERROR) from None
@@ -381,8 +385,8 @@ def demo(
 
 
 @command(
-    "Examples: [bold]diffsketch plan --dim 7850 --workers 1000 --rounds 100 --epsilon 4 "
-    "--bytes 2000[/bold], [bold]diffsketch plan --dim 7850 --population 6000 --cohort 1000 "
+    "Examples: [bold]diffsketch plan --dim 40 --cohort 5000 --rounds 1 --epsilon 1 "
+    "--bytes 200[/bold], [bold]diffsketch plan --dim 7850 --population 6000 --cohort 1000 "
     "--rounds 60 --epsilon 8 --bytes 500[/bold]"
 )
 def plan(
@@ -494,8 +498,7 @@ def audit(
     ),
     case: list[str] = option("Only this case (see --list); may be repeated.", default=[]),
     plant: list[str] = option(
-        "Only cases that this error applies to, with it and without: small-noise, row-blind, "
-        "no-clip, reused-noise, no-draw or float-noise; may be repeated.",
+        "Only cases that this error applies to (see --list), with it and without; may be repeated.",
         default=[],
     ),
     method: str | None = option("Only this method, with the settings that follow."),
@@ -520,12 +523,14 @@ def audit(
     from diffsketch.auditing.audits import check_settings
     from diffsketch.auditing.cases import select
     from diffsketch.auditing.releases import own_release
-    from diffsketch.files import prepare_output
 
     console = LastingConsole()
-    if show_list:
+    if show_list:  # which needs no pictures
         console.print(reports.listing())
         return
+    from diffsketch.auditing.pictures import write_results
+    from diffsketch.files import prepare_output
+
     shared: dict[str, Any] = {
         "trials": trials, "confidence": confidence, "delta": delta, "seed": seed,
     }  # fmt: skip
@@ -539,7 +544,7 @@ def audit(
     prepare_output(output)
     with console.progress("Auditing") as on_progress:
         suite = reports.run_suite(selection, on_progress=on_progress, **shared)
-    paths = reports.write_results(suite, output)
+    paths = write_results(suite, output)
     console.show(*reports.report(suite), wrote=paths)
 
 
@@ -632,10 +637,10 @@ def key(
 ) -> None:
     """Make a secret key of a sketch's hashes, for clients of a Flower network to share.
 
-    Every client has it, and a server that is to have the model.
+    Every client has it, and the server if it must reconstruct the model.
     """
     secret = secrets.token_hex(32)
-    whom = "for every client, and for a server that is to have the model"
+    whom = "on every client, and on the server if it must reconstruct the model"
     if file is None:
         typer.echo(secret)
         typer.echo(f"set DIFFSKETCH_KEY to it {whom}", err=True)
@@ -647,6 +652,17 @@ def key(
     LastingConsole().show(wrote=[file])
     typer.echo(f"copy it and set DIFFSKETCH_KEY_FILE {whom}, such as by")
     typer.echo(f"export DIFFSKETCH_KEY_FILE={shlex.quote(str(file.absolute()))}")
+
+
+def _usage_text(error: Any) -> str:
+    """Say what was wrong with the arguments; nothing if there were none and help was printed."""
+    said, cause = " ".join(error.format_message().split()), error.__cause__
+    if not said:
+        return ""
+    if isinstance(cause, ValidationError):  # of which Typer may leave out the value
+        got = repr(cause.errors()[0]["input"])
+        said += "" if got in said else f", got {got}"
+    return f"{said} (see {f'{error.ctx.command_path} ' if error.ctx else 'diffsketch '}--help)"
 
 
 def main() -> None:
@@ -663,9 +679,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except UsageError as error:
-        used: Any = error
-        where = f"{used.ctx.command_path} --help" if used.ctx else "diffsketch --help"
-        typer.echo(f"error: {' '.join(used.format_message().split())} (see {where})", err=True)
+        if said := _usage_text(error):
+            typer.echo(f"error: {said}", err=True)
         sys.exit(EXIT_ERROR)
     finally:
         gc.freeze()

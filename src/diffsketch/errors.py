@@ -7,10 +7,14 @@ argument, the requirement and the value.
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
+from collections.abc import Iterable
 from enum import Enum, StrEnum
 from typing import TypeVar
+
+_LISTED = 12  # names in an error
 
 
 class DiffSketchError(Exception):
@@ -108,3 +112,17 @@ def check_choice(name: str, value: str, kind: type[_Choice]) -> _Choice:
     """
     check(value in list(kind), name, f"be one of {', '.join(kind)}", value)
     return kind(value)
+
+
+def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
+    """Hint at what an unknown name may have meant.
+
+    >>> nearest("round", ["rounds", "rows", "seed"])
+    'did you mean rounds?'
+    """
+    known = {one.replace("-", "_"): one for one in names}
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=2, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(known[one] for one in close)}?"
+    few = len(known) <= _LISTED
+    return f"there are {', '.join(known.values())}" if few else f"see {see} for all of them"

@@ -256,9 +256,14 @@ def test_other_versions_are_shown_and_not_continued(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(DataError, match="not the directory of a run"), RunDirectory.open(path):
+    (tmp_path / "file").touch()
+    for path, said in (
+        (tmp_path, "not the directory of a run"), (tmp_path / "none", "none: no such directory"),
+        (tmp_path / "file", "file: is no directory; it must be that of a run"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said), RunDirectory.open(path):
             pass
+    (tmp_path / "file").unlink()
     begin(tmp_path)
     for name, said in (("config.toml", "No such file"), ("run.json", "missing")):
         (tmp_path / name).unlink()

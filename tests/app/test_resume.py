@@ -120,6 +120,9 @@ class LastLine(Moments):
         super().note(label)
 
 
+NOT_BEGUN = re.compile("no such directory|not the directory of a")
+
+
 def run(config: RunConfig, path: Path, moments: Moments) -> None:
     """Continue the run, or begin it."""
     console = LastingConsole(file=io.StringIO())
@@ -127,7 +130,7 @@ def run(config: RunConfig, path: Path, moments: Moments) -> None:
         try:
             session.resume(path, console, command=[])
         except DataError as error:
-            if "not the directory of a run" not in str(error):
+            if not NOT_BEGUN.search(str(error)):
                 raise
             session.start(config, path, console, command=["diffsketch", "run"])
 
@@ -141,7 +144,7 @@ def run_comparison(path: Path, moments: Moments) -> None:
         try:
             compare.resume(path, console, **common)  # type: ignore[arg-type]
         except DataError as error:
-            if "not the directory of a comparison" not in str(error):
+            if not NOT_BEGUN.search(str(error)):
                 raise
             compare.start({**SMALL, "rounds": 1}, each, path, console, seeds=1, **common)  # type: ignore[arg-type]
 
@@ -153,7 +156,7 @@ def run_extended(path: Path, moments: Moments) -> None:
         try:
             session.resume(path, console, command=["more"], rounds=6)
         except DataError as error:
-            if "not the directory of a run" not in str(error):
+            if not NOT_BEGUN.search(str(error)):
                 raise
             session.start(LONGER.replaced(rounds=3), path, console, command=["diffsketch", "run"])
             session.resume(path, console, command=["more"], rounds=6)

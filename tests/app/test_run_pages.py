@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from diffsketch.app import demo
 from diffsketch.app import files as directory
 from diffsketch.app.files import locked
 from diffsketch.app.run_pages import page_of_runs, plots_of, results_of, table_of
@@ -23,7 +24,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Page, Plot, Series, Table
 from diffsketch.pages.page import render
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
-from tests.app.commands import interrupted_in_round, invoke, read_lines, refused
+from tests.app.commands import done, interrupted_in_round, invoke, read_lines, refused
 from tests.training.reference import write_images
 
 SMALL = ["--workers", "3", "--samples", "20", "--rounds", "4", "--evaluate-every", "2"]
@@ -504,7 +505,7 @@ def test_nothing_is_overwritten(here: Path) -> None:
 def test_a_missing_extra_is_said_in_a_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pages.charts", "pages.page", "auditing.report", "reproduction.reproduce"):
+    for name in ("pages.charts", "pages.page", "auditing.pictures", "reproduction.reproduce"):
         package, _, module = f"diffsketch.{name}".rpartition(".")
         monkeypatch.delitem(sys.modules, f"diffsketch.{name}", raising=False)
         monkeypatch.delattr(importlib.import_module(package), module, raising=False)
@@ -513,6 +514,19 @@ def test_a_missing_extra_is_said_in_a_line(
     given = [tmp_path] if command == "report" else ["--output", tmp_path / "new"]
     result = invoke(command, *given)
     said = refused(result)
-    assert "needs the extra pages (" in said
-    assert 'python -m pip install ".[pages]" in the clone' in said
+    assert f' {command} needs the extra pages: python -m pip install ".[pages]" in the' in said
     assert list(tmp_path.iterdir()) == []
+    if command != "report":
+        done(command, "--list")
+
+
+def test_a_missing_package_of_secure_sums_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def need(**_: object) -> None:
+        importlib.reload(importlib.import_module("diffsketch.secure_sum.primitives"))
+
+    importlib.import_module("diffsketch.secure_sum.primitives")
+    monkeypatch.setattr(demo, "run_demo", need)
+    for name in [one for one in sys.modules if one.partition(".")[0] == "cryptography"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    said = refused(invoke("demo"))
+    assert 'needs the extra secure: python -m pip install ".[secure]" in the clone' in said

@@ -106,8 +106,9 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     assert summary["versions"]["torch"] == torch.__version__
     assert set(read(path / "times.json")) == {"training", "total"}
     for text in (
-        "round 30/30", "eps 1 per round at 1e-05 (claimed; coordinate, replace, local)",
-        "compression 50.6x", "620 B for 7,850 numbers", "noise needed", "so this is no guarantee",
+        "round 30/30", "epsilon 1 per round (delta 1e-05; claimed; coordinate, replace, local)",
+        "compression 50.6x", "620 B for 7,850 numbers", "so this is no guarantee",
+        "added noise", "of the messages needed it",
         "Simulated: the noise follows from the seed", "do not publish it as a private release",
         f"Wrote {path / 'summary.json'}",
     ):  # fmt: skip
@@ -188,7 +189,7 @@ def test_existing_run_is_kept_unless_told(here: Path) -> None:
             ["--device", "cuda"], "--device must be cpu where PyTorch finds no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        (["--resume", "none"], "none: not the directory of a run"),
+        (["--resume", "none"], "none: no such directory; it must be that of a run"),
         (["--resume", "none", "--seed", "1"], "--resume takes all settings but --rounds from none"),
     ],
 )  # fmt: skip
@@ -211,7 +212,7 @@ def test_budget_stops_the_run(here: Path) -> None:
     assert summary["epsilon"]["basis"] == "proven"
     printed = plain(result.output)
     assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
-    assert "at 1e-05 (proven, simulated; client, replace, local)" in printed
+    assert "(delta 1e-05; proven, simulated; client, replace, local)" in printed
     assert "Who takes part in which round is taken as public. Simulated: " in printed
 
 
@@ -249,7 +250,7 @@ def test_proven_rounds_that_add_up_to_nothing(here: Path) -> None:
     whole = dataclasses.replace(built.simulation.method, delta=1e-5)  # type: ignore[call-arg]
     lost = whole.claim_for(4, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=3)
     assert float(lost) == math.inf
-    assert lost.text("short").startswith("proven per round, nothing at 1e-05 over 3 rounds")
+    assert lost.text("short").startswith("proven per round, nothing over 3 rounds (delta 1e-05")
 
 
 def test_full_disk_is_one_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,14 +468,14 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(shown(force_terminal=True).split())
     assert "round 10/10" in text
     assert "━" in text
-    assert "at 1e-05 (proven; client, replace, distributed)" in text
+    assert "epsilon 3.21 (delta 1e-05; proven; client, replace, distributed)" in text
     assert "…" not in text
 
 
 def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown().splitlines() == [
         "round 10/10 | loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
-        "eps 3.21 at 1e-05 (proven; client, replace, distributed)"
+        "epsilon 3.21 (delta 1e-05; proven; client, replace, distributed)"
     ]
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     assert len(shown().splitlines()) == 10

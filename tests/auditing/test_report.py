@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from diffsketch.auditing import report
 from diffsketch.auditing.cases import EXPLOITS, INVERSION, cases, select
@@ -156,6 +160,30 @@ def test_inversion_is_written(
     assert set(one["guaranteed"]) == WORDS
 
 
+def test_80_columns_are_enough() -> None:
+    """The widest cases, basis, verdict and planted errors, with nothing cut off."""
+    names = ["bare-known", "sketch-gaussian-distributed", "sgm-secret"]
+    selection = select(names=names, plants=["reused-noise", "small-noise"])
+    suite = run_suite(selection, trials=100, confidence=0.9)
+    recovery = fake_inversion(per_class=1)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*report.report(replace(suite, inversion=recovery)))
+    printed = console.export_text()
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    for result in suite.results:
+        planted = result.case.planted is not None
+        bound, stated = result.measured.lower_bound, result.claimed
+        shown = [bound.shown(2)] if planted else [f">= {bound.shown()}", stated.shown()]
+        name, _, error = result.case.name.partition("+")
+        (line,) = re.findall(rf"^{name} +[│|] {error}\b.*", printed, re.M) if planted else [""]
+        for number in shown:
+            assert number in (line or printed)
+    words = "client, add-or-remove, secret-key", "contradicts", "simulated noise: engines refuse it"
+    for text in (*words, "(proven; client, replace, local)"):
+        assert text in printed, text
+
+
 def test_too_few_trials_are_blamed(tmp_path: Path) -> None:
     arguments = ["--case", "laplace", "--plant", "small-noise", "--trials", "100",
                  "--output", str(tmp_path)]  # fmt: skip
@@ -185,7 +213,8 @@ def test_list_names_every_case_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--case", "nonsense"], "--case must be one of bare-known"),
+        (["--case", "bare-know"], "got --case='bare-know'; did you mean bare-known"),
+        (["--case", "x"], "one that diffsketch audit --list names, got --case='x'; see that list"),
         (["--plant", "nonsense"], "--plant must be one of leaked-key, key-twice, float-noise"),
         (["--method", "nonsense"], "--method must be one of none, sketch"),
         (["--method", "sketch", "--settings", "rows"], "--settings must be name=value"),

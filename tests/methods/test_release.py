@@ -6,7 +6,9 @@ import math
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from diffsketch import SketchKey, build_method, private_mean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
 from diffsketch.methods.plain import SaturatedCells
+from diffsketch.methods.release import ClippedVectors
 from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim, SimulatedClaim, Trust
 from tests.methods.cases import CASES, WORKERS, Case
 from tests.methods.cases import VECTORS as CASE_VECTORS
@@ -114,6 +117,89 @@ def test_one_vector_that_is_far_larger_is_not_cut(size: float) -> None:
     found = [private_mean(vectors, method, key=KEY, round_index=i).mean for i in range(40)]
     mean = torch.stack(found).double().mean(dim=0) / size
     assert float(mean @ truth / (truth @ truth)) == pytest.approx(1, abs=6 * (2 / 400 / 40) ** 0.5)
+
+
+CLIPPED: dict[str, tuple[dict[str, object], str]] = {
+    "gaussian": ({"clip": 1.0, "noise_multiplier": 1.0}, "clip=1"),
+    "skellam": ({"clip": 1.0, "noise_multiplier": 1.0, "trust": "local"}, "clip=1"),
+    "sketch-gaussian": ({"rows": 3, "cols": 20, "clip": 2.0, "noise_multiplier": 1.0}, "clip=2"),
+    "laplace": ({"per_round": 1.0, "clip": 0.5}, "clip=0.5"),
+    "cpsgd": ({"levels": 16, "trials": 4, "clip": 2.0}, "clip=2, limit=1"),
+    "projunit": ({"size": 10, "per_round": 1.0, "clip": 1.0}, "clip=1"),
+    "sgm": ({"size": 10, "clip": 9.0, "std": 1.0, "projected_clip": 1.0},
+            "clip=9, projected_clip=1"),
+    "diffsketch-proven": (
+        {"rows": 3, "cols": 9, "clip": 0.5, "padding": 50, "std": 1.0}, "clip=0.5"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_vectors_that_are_far_too_long_are_told_of(name: str) -> None:
+    """Norms of 1 are within what each method is made for; a hundred times as long are not."""
+    settings, limits = CLIPPED[name]
+    method = build_method(name, dim=DIM, cohort=50, settings=settings)
+    fitting = VECTORS / VECTORS.norm(dim=1, keepdim=True)
+    private_mean(fitting, method, key=KEY, simulation_seed=1)  # without a warning
+    few = torch.cat([100 * fitting[:25], fitting[25:]])
+    private_mean(few, method, key=KEY, simulation_seed=1)
+    most = torch.cat([100 * fitting[:26], fitting[26:]])
+    told = rf"26 of 50 vectors \(52%\) are longer than the method allows \({limits}\)"
+    with pytest.warns(ClippedVectors, match=told) as found:
+        private_mean(most, method, key=KEY, simulation_seed=1)
+    assert found[0].filename == __file__  # where the user called
+
+
+def test_a_clip_that_the_planner_chooses_is_not_told_of() -> None:
+    """It may clip half of the tables, by a little: the best balance of clipping and noise."""
+    for key in map(SketchKey.from_integer, range(20)):
+        method = SketchGaussian(DIM, 1, 20, clip=1.0, noise_multiplier=1.0, trust=Trust.CENTRAL)
+        private_mean(VECTORS / VECTORS.norm(dim=1, keepdim=True), method, key=key)
+
+
+class Frame:
+    """As a data frame: not an array, but says how to become one."""
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return VECTORS.double().numpy()
+
+
+READ_ONLY = np.broadcast_to(VECTORS.numpy(), VECTORS.shape)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [VECTORS.tolist(), list(VECTORS), list(VECTORS.numpy()), Frame(), VECTORS.double(), READ_ONLY,
+     VECTORS.flip(1).numpy()[:, ::-1], VECTORS.numpy().astype(">f8")],
+)  # fmt: skip
+def test_whatever_holds_numbers_is_taken(same: Any) -> None:
+    found = private_mean(same, Uncompressed(DIM), key=KEY).mean
+    torch.testing.assert_close(found, VECTORS.mean(dim=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.int64])
+def test_other_types_become_float32(dtype: torch.dtype) -> None:
+    numbers = torch.arange(4 * DIM).reshape(4, DIM) % 100
+    found = private_mean(numbers.to(dtype), Uncompressed(DIM), key=KEY).mean
+    torch.testing.assert_close(found, numbers.float().mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (VECTORS > 0, "torch.bool"), (VECTORS + 1j, "torch.complex64"),
+        (VECTORS.numpy() > 0, "ndarray of dtype bool"), (VECTORS.numpy() + 1j, "dtype complex64"),
+        (VECTORS.numpy().astype(object), "dtype object"), (["a", "b"], "list of dtype <U1"),
+        ([[1.0, 2.0], [3.0]], "list: .*inhomogeneous"), (None, "NoneType of dtype object"),
+        (VECTORS.to_sparse(), "layout torch.sparse_coo"),
+        (np.ma.masked_less(VECTORS.numpy(), 0), "must not be masked.* got a MaskedArray"),
+        (list(np.ma.masked_less(VECTORS.numpy(), 0)), "must not be masked"),
+        (np.full((2, DIM), 1e300), "in rows 0, 1$"),
+    ],
+)  # fmt: skip
+def test_what_are_no_numbers_is_refused(bad: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        private_mean(bad, Uncompressed(DIM), key=KEY)
 
 
 def test_bad_input() -> None:

@@ -6,8 +6,10 @@ import json
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -56,7 +58,25 @@ def test_no_warning_where_there_is_nothing_to_warn_of() -> None:
     printed = plain(run(EASY))
     assert "Warning" not in printed
     assert "What would help" not in printed
-    assert "def run_round(vectors, round_index)" in run([*EASY, "--code"], columns=20)
+    assert "In Python: --code prints a program." in printed
+    rounds = [*EASY, "--rounds", "2"]
+    assert "In Python: --code prints the functions of a round." in plain(run(rounds))
+    assert "def run_round(vectors, round_index)" in run([*rounds, "--code"], columns=20)
+
+
+def test_code_of_one_round_is_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = run([*EASY, "--code"], columns=20)
+    assert "from_integer" not in source
+    monkeypatch.chdir(tmp_path)
+    np.save("vectors.npy", np.full((300, 500), 500**-0.5))
+    names: dict[str, Any] = {}
+    exec(source, names)  # noqa: S102
+    assert names["found"].count == 300
+    assert float(abs(names["found"].mean - 500**-0.5).mean()) < 0.02  # a standard deviation: 0.003
+    printed = capsys.readouterr().out
+    assert re.search(r"epsilon = [78]\S* at delta = 1e-05 over 1 round \(proven; client", printed)
 
 
 @pytest.mark.slow
@@ -126,7 +146,7 @@ def test_messages_that_are_larger_are_called_so() -> None:
     printed = plain(run(few))
     assert "times larger than the vector" in printed
     assert "times less than the vector" not in printed
-    assert "count as equal" in printed
+    assert "ties within 1% are broken by weaker trust, then fewer bytes" in printed
 
 
 def test_names_are_those_of_the_library() -> None:
@@ -170,6 +190,18 @@ def test_bad_input_is_one_line(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+def test_a_value_of_another_type_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["diffsketch", *ARGUMENTS, "--rounds", "1e3"])
+    with pytest.raises(SystemExit):
+        main()
+    said = capfd.readouterr().err
+    assert "--rounds" in said
+    assert "'1e3'" in said
+    assert said.endswith("--help)\n")
 
 
 def test_without_an_epsilon_it_is_about_bare_sketches() -> None:

@@ -412,6 +412,11 @@ def test_flower_takes_the_plan() -> None:
         assert found.build(request.dim) == option.method
 
 
+def test_a_request_of_another_type_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"request must be of type PlanRequest, got request=\{"):
+        plan({"dim": 40})  # type: ignore[arg-type]
+
+
 CODES: list[dict[str, Any]] = [
     {"trust": "distributed", "population": 60, "rounds": 6},
     {**POISSON, "population": 80, "rounds": 2},
@@ -427,6 +432,7 @@ def test_code_runs_until_the_budget_is_spent(changes: dict[str, Any]) -> None:
     request = wanted(**{**few, **changes, "target_epsilon": 100.0})
     for option in all_options(planned(request)):
         source = python_code(option, request)
+        assert "from_integer" not in source  # a secret key, of which two programs have another
         assert all(len(line) <= 100 for line in source.splitlines())
         names: dict[str, Any] = {}
         exec(source, names)  # noqa: S102

@@ -162,12 +162,35 @@ def test_mixing_of_data() -> None:
     error = 6 * float(covariance.max()) * math.sqrt(2 / mixing.size)
     assert float((found - covariance).abs().max()) < error
     assert float((found - 0.9 * covariance).abs().max()) > error  # the control
-    with pytest.raises(ArgumentError, match="least_eigenvalue must be <= 6"):
-        mixing.release(data[:18], FastNoise(1))
     assert isinstance(GaussianMixing(10**6, 1.0, 1.1).claim, NoClaim)
     nothing = GaussianMixing(64, 1.0, 0.9).claim
     assert isinstance(nothing, NoClaim)
     assert "gamma > 1, and gamma = 0.81" in nothing.reason
+
+
+def test_the_smaller_neighbour_is_released_like_the_larger() -> None:
+    """The promise is about the data with the example: without it, an eigenvalue is smaller.
+
+    Variances along the example are within 6 standard errors of those of the claim's ratio.
+    """
+    data = torch.eye(3, dtype=torch.float64).repeat(7, 1)
+    mixing = GaussianMixing(40_000, 1.0, 0.5, 7.0)
+    without = data[1:]
+    assert float(torch.linalg.eigvalsh(without.T @ without)[0]) < mixing.least_eigenvalue
+    large, small = (
+        float(mixing.release(part, FastNoise(2))[:, 0].square().mean()) for part in (data, without)
+    )
+    ratio, error = mixing.gamma / (mixing.gamma - 1), 6 * math.sqrt(4 / mixing.size)
+    assert large / small == pytest.approx(ratio, rel=error)
+    assert large / small != pytest.approx(1 + 1 / (2 * mixing.gamma), rel=error)  # the control
+
+
+def test_a_small_promise_is_a_bound() -> None:
+    """An example has `clip**2` along its direction: with less promised, no data reaches it."""
+    mixing = GaussianMixing(64, 1.0, 2.0)
+    alone = GaussianMixing(64, 1.0, 2.0, 1.0)  # a data set of the example only
+    assert alone.gamma / (alone.gamma - 1) == 1 + 1 / mixing.gamma
+    assert epsilon_of(alone.claim) < epsilon_of(mixing.claim)
 
 
 def test_secret_keys_are_a_trust_of_their_own() -> None:

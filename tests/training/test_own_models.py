@@ -107,6 +107,16 @@ def test_arrays_and_tensors_are_the_same_task() -> None:
                          (np.zeros(1), [0]), network()),
             "inputs of device 'c' must have the shape",
         ),
+        (
+            lambda: Task("a", {"b": (np.zeros((1, 2)), [0])},
+                         (np.array([[0.0, 1.0], [2.0, np.nan]]), [0, 1]), network()),
+            "test inputs must be finite, got NaN or infinity in examples 1$",
+        ),
+        (
+            lambda: Task("a", {"b": (np.zeros((1, 2)), [0.0])},
+                         (np.zeros((9, 2)), [np.inf] * 9), network(), loss=mse_loss),
+            "test labels must be finite, got .* in examples 0, 1, 2, 3, 4 and 4 more",
+        ),
         (lambda: simulation(Task("a", model=network(), **arrays(real=True))), "for cross-entropy"),
         (
             lambda: simulation(

@@ -22,6 +22,7 @@ from rich.table import Table
 from diffsketch.app.build import build, settings_of_methods
 from diffsketch.app.files import (
     RunDirectory,
+    check_directory,
     free_name,
     locked,
     read_metrics,
@@ -53,6 +54,7 @@ from diffsketch.errors import ArgumentError, DataError, DiffSketchError, Mismatc
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
 
+_HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
 _LONGEST, _KEPT = 80, 60  # letters of a directory's name
 _SEED_END = 2**63
@@ -98,7 +100,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     known = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
     method, _, rest = text.partition(":")
     if method not in METHOD_NAMES:
-        hint = nearest(method, METHOD_NAMES)
+        hint = nearest(method, METHOD_NAMES, see=_HELP)
         raise ArgumentError(f"method must be the name of one, got method={text!r}; {hint}")
     settings: dict[str, Value] = {"method": method}
     for part in rest.split(",") if rest else ():
@@ -107,7 +109,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
         if not equals or key not in known:
             raise ArgumentError(
                 f"method must be NAME:key=value,..., got method={text!r}: {part!r} is no setting; "
-                f"{nearest(key, known)}"
+                f"{nearest(key, known, see=_HELP)}"
             )
         if key in settings:
             raise ArgumentError(f"method must have {key} once, got method={text!r}")
@@ -195,6 +197,7 @@ def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) ->
 
 def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
     """The rows and the seeds that `write_plan` wrote, all of whose settings are allowed."""
+    check_directory(directory, "a comparison")
     path = directory / _PLAN
     try:
         data = read_sealed(path)
@@ -317,8 +320,8 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
             f"{row['compression']:.3g}x" if row["bytes"] else "-",
-            # One part a line: "eps 8 / at 1e-05 / proven; / client, / replace, / central".
-            re.sub(r"(?<=[,;]) | (?=at |over )| \(", "\n", epsilon).rstrip(")"),
+            # One part a line: epsilon 8 / delta 1e-05; / proven; / client, / replace, / central.
+            re.sub(r"(?<=[,;]) | (?=per |over )| \(", "\n", epsilon).rstrip(")"),
             end_section=True,
         )
         for text in row["assumes"]:

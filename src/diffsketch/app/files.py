@@ -287,6 +287,7 @@ class RunDirectory:
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunDirectory]:
         """The directory of a run that was begun by this version, to go on with it."""
+        check_directory(path, "a run")
         if not (path / CONFIG).is_file() or not recovered(path):
             raise DataError(
                 f"{path}: not the directory of a run: {CONFIG} or {START} is missing; a run that "
@@ -429,6 +430,13 @@ def is_locked(path: Path) -> bool:
         return any(wanted in line.split() for line in _LOCKS.read_text().splitlines())
     except OSError:
         return False
+
+
+def check_directory(path: Path, whose: str) -> None:
+    """Raise a `DataError` unless there is a directory of this name."""
+    if not path.is_dir():
+        what = "is no directory" if path.exists() else "no such directory"
+        raise DataError(f"{path}: {what}; it must be that of {whose}")
 
 
 def recovered(path: Path) -> bool:

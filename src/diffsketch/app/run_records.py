@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffsketch.app.compare import has_plan, members_of, read_plan
-from diffsketch.app.files import START, SUMMARY, has_run, is_locked, look, read_metrics, unpack
+from diffsketch.app.files import (
+    START,
+    SUMMARY,
+    check_directory,
+    has_run,
+    is_locked,
+    look,
+    read_metrics,
+    unpack,
+)
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, Value
 from diffsketch.errors import DataError
@@ -116,9 +125,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[dict[Path, str | None], list[str]]
     notes: list[str] = []
     seen = set[Path]()
     for path in paths:
-        if not path.is_dir():
-            what = "is no directory" if path.exists() else "no such directory"
-            raise DataError(f"{path}: {what}; it must be that of a run or of a comparison")
+        check_directory(path, "a run or of a comparison")
         below = list(_below(path, notes, depth=_DEPTH))
         if not below:
             raise DataError(

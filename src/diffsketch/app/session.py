@@ -396,7 +396,7 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     rows["message"] = f"{summary['message_bytes']:,} B for {summary['dim']:,} numbers"
     rows["epsilon"] = epsilon_from_data(summary["epsilon"]).text("short")
     if summary["noised_share"] is not None:
-        rows["noise needed"] = f"{summary['noised_share']:.1%} of messages"
+        rows["added noise"] = f"{summary['noised_share']:.1%} of the messages needed it"
     if summary.get("saturated_share") is not None:
         rows["saturated"] = f"{summary['saturated_share']:.2%} of cells"
     if summary["left_out"]:

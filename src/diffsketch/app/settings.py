@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from diffsketch.errors import ArgumentError, DataError
+from diffsketch.errors import nearest as nearest  # for those who read settings
 
 Value: TypeAlias = bool | int | float | str | None
 MethodName: TypeAlias = Literal[
@@ -42,7 +42,6 @@ SamplingName: TypeAlias = Literal["weighted", "uniform", "shuffled", "poisson"]
 
 METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
 _TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-_LISTED = 12  # names in an error
 
 
 def option(
@@ -301,20 +300,6 @@ def parse_setting(name: str, text: str) -> Value:
         kind: Any = RunConfig.model_fields[name].annotation
         value = TypeAdapter(kind).validate_strings(text)
     return cast(Value, getattr(RunConfig(**{name: value}), name))  # type: ignore[arg-type]
-
-
-def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
-    """A hint at what an unknown name may have meant.
-
-    >>> nearest("round", ["rounds", "rows", "seed"])
-    'did you mean rounds?'
-    """
-    names = list(names)
-    close = difflib.get_close_matches(name.replace("-", "_"), names, n=2, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    few = len(names) <= _LISTED
-    return f"there are {', '.join(names)}" if few else f"see {see} for all of them"
 
 
 def read_settings(path: Path) -> dict[str, Value]:

@@ -34,7 +34,7 @@ from diffsketch.auditing.audits import PURE_DELTA, Adversary, Case, Game, Neighb
 from diffsketch.auditing.projections import PROJECTIONS
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_numbers, planted
 from diffsketch.ddp.group import GroupMean
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, nearest
 from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting import events
@@ -331,8 +331,10 @@ def select(
         return Selection(_with_errors(release, plants), is_quick=is_quick)
     for name in names:
         if name not in known and name != INVERSION:
-            options = ", ".join([*known, INVERSION])
-            raise ArgumentError(f"case must be one of {options}, got case={name!r}")
+            raise ArgumentError(
+                f"case must be one that diffsketch audit --list names, got case={name!r}; "
+                f"{nearest(name, [*known, INVERSION], see='that list')}"
+            )
     if names or plants:
         chosen = set(names)
         for name in known:

@@ -211,6 +211,7 @@ def _sgm_secret(error: str = "") -> Case:
 def _mixing(error: str = "") -> Case:
     """Make the case of one example among others, in the release or not.
 
+    The others' eigenvalue is 6.5 and the example's own 1: with it, just the 7.5 that are promised.
     With the error `key-twice` there is a second release, of the others alone in both worlds. Only
     the direction of the example is seen: the other one tells nothing.
     """

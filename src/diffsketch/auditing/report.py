@@ -1,20 +1,12 @@
-"""Several audits and the gradient inversion in one run, and their tables, JSON and pictures."""
+"""Several audits and the gradient inversion in one run, as tables for a terminal."""
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from rich.table import Table
 
 from diffsketch.auditing.audits import (
@@ -24,23 +16,19 @@ from diffsketch.auditing.audits import (
     audit,
     check_settings,
 )
-from diffsketch.auditing.cases import EXPLOITS, INVERSION, Selection, cases
-from diffsketch.auditing.inversion import SIDE, ImageRecovery, InversionResult, invert
-from diffsketch.files import replace_files
+from diffsketch.auditing.cases import INVERSION, Selection, cases
+from diffsketch.auditing.inversion import ImageRecovery, InversionResult, invert
 from diffsketch.privacy.claim import ProvenClaim
 
 _INVERSION_COST = 10**8  # as of trials and numbers in them
 _MANY_IMAGES = 100
-# On a terminal, and in a picture.
 _STYLES = {
-    Verdict.CONTRADICTED: ("bold red", "#c0392b"),
-    Verdict.LESS_NOISE: ("bold red", "#c0392b"),
-    Verdict.CONSISTENT: ("green", "#2e6f9e"),
-    Verdict.NOTHING_CLAIMED: ("dim", "#8a8a8a"),
+    Verdict.CONTRADICTED: "bold red",
+    Verdict.LESS_NOISE: "bold red",
+    Verdict.CONSISTENT: "green",
+    Verdict.NOTHING_CLAIMED: "dim",
 }
-_TICKS = (0, 0.1, 0.4, 1, 2, 4, 8, 16, 32, 64, 128)
-_BESIDE = 2.4  # the axis over the largest value on it, which leaves space for the text there
-_SHOWN = 10  # images in a row
+_WORD = 11  # letters of the longest word of a verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,21 +104,6 @@ def run_suite(
     return Suite(tuple(results), found, confidence, seed)
 
 
-def write_results(suite: Suite, directory: Path) -> list[Path]:
-    """Write `audit.json` and the pictures; all of them or none."""
-    text = json.dumps(suite.to_json(), indent=2, allow_nan=False)
-    contents = {"audit.json": text.encode() + b"\n"}
-    if suite.results:
-        drawn = [
-            each for each in suite.results if not each.case.planted or each.case.name in EXPLOITS
-        ]
-        contents["audit.png"] = audit_picture(drawn, confidence=suite.confidence)
-    if suite.inversion is not None:
-        contents["inversion.png"] = inversion_picture(suite.inversion)
-    replace_files({directory / name: content for name, content in contents.items()})
-    return [directory / name for name in contents]
-
-
 def report(suite: Suite) -> tuple[Table | str, ...]:
     """Make what to print: the tables, and how to read them."""
     parts: list[Table | str] = []
@@ -182,69 +155,63 @@ def listing() -> Table:
     return table
 
 
-def _table(title: str, first: str, right: Sequence[str], **more: Any) -> Table:
-    table = Table(title=title, title_justify="left", **more)
-    table.add_column(first, no_wrap=True)
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    """Make a table with texts to the left and numbers to the right, which are never cut off."""
+    # Without its edges there is room for all columns of an audit in 80 letters.
+    table = Table(title=title, title_justify="left", pad_edge=False, show_edge=False)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
     for heading in right:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
 def _audits(results: Sequence[AuditResult], confidence: float) -> Table:
     table = _table(
         f"Lower bounds on epsilon, each with {confidence:.4g} confidence",
-        "case, adversary and\nwhat is protected",
-        ("delta", "epsilon\nstated", "epsilon\nmeasured"),
-        pad_edge=False,
+        ["case, adversary and\nwhat is protected"],
+        ["delta", "epsilon\nstated", "epsilon\nmeasured"],
     )
-    table.add_column("verdict", min_width=11)
+    table.add_column("verdict", width=_WORD)
     for result in results:
         case, stated = result.case, result.claimed
         rounds = f", {case.rounds} rounds" if case.rounds > 1 else ""
         lines = [f"[bold]{case.name}[/bold]", str(case.game.adversary), case.scope.short + rounds]
         lines += ["simulated noise: engines refuse it"] if case.simulated else []
-        unlimited = math.isinf(float(stated))
+        basis = stated.basis_text.replace(", ", ",\n")
         table.add_row(
             "\n".join(lines),
             f"{stated.delta:g}",
-            "none" if unlimited else f"{stated.shown()}\n{stated.basis_text}",
-            _measured(result, ("\nexact:\n", "")),
-            f"[{_STYLES[result.verdict][0]}]{result.verdict}[/]",
+            "none" if math.isinf(float(stated)) else f"{stated.shown()}\n{basis}",
+            measured_text(result, ("\nexact:\n", "")),
+            f"[{_STYLES[result.verdict]}]{result.verdict}[/]",
             end_section=True,
         )
     return table
 
 
 def _planted(results: Sequence[AuditResult]) -> Table:
-    """Make a row for each case, a column for each error: stated, measured, whether it was found."""
-    found = {tuple(result.case.name.split("+")): result for result in results}
-    errors = list(dict.fromkeys(error for _, error in found))
+    """Make a row for each error in each case: what is stated, measured, and whether it shows."""
     title = "Planted errors: epsilon stated, and measured"
-    table = _table(title, "case", [error.replace("-", "\n") for error in errors], pad_edge=False)
-    for name in dict.fromkeys(name for name, _ in found):
-        cells = []
-        for error in errors:
-            result = found.get((name, error))
-            if result is None:
-                cells.append("")
-                continue
-            stated = min(float(result.claimed), math.inf if result.limit is None else result.limit)
-            colour, word = ("green", "") if result.is_wrong else ("bold red", "\nmissed")
-            shown = result.measured.lower_bound.shown(2)
-            cells.append(f"{stated:.2g}\n[{colour}]{shown}{word}[/]")
-        table.add_row(name, *cells)
+    table = _table(title, ["case", "error"], ["stated", "measured"])
+    table.add_column("", no_wrap=True)
+    for result in results:
+        stated = min(float(result.claimed), math.inf if result.limit is None else result.limit)
+        colour, word = ("green", "found") if result.is_wrong else ("bold red", "missed")
+        shown = result.measured.lower_bound.shown(2)
+        table.add_row(*result.case.name.split("+"), f"{stated:.2g}", shown, f"[{colour}]{word}[/]")
     return table
 
 
 def _inversion(result: InversionResult) -> Table:
     table = _table(
         f"What a server recovers of {len(result.labels)} images from their gradients",
-        "message, and what limits it",
-        ("similarity\nmean", "least", "labels\nright"),
+        ["message, and what limits it"],
+        ["similarity\nmean", "least", "labels\nright"],
     )
     for recovery in result.recoveries:
         table.add_row(
-            f"[bold]{recovery.name}[/bold]\n{_limits(recovery, nothing='nothing')}",
+            f"[bold]{recovery.name}[/bold]\n{limits_text(recovery, nothing='nothing')}",
             f"{recovery.similarities.mean():.2f}",
             f"{recovery.similarities.min():.2f}",
             f"{recovery.labels_right:.0%}",
@@ -253,7 +220,7 @@ def _inversion(result: InversionResult) -> Table:
     return table
 
 
-def _limits(recovery: ImageRecovery, *, nothing: str) -> str:
+def limits_text(recovery: ImageRecovery, *, nothing: str) -> str:
     """Say what limits a recovery: the guarantee of the sender, and what the paper claims."""
     lines = []
     for prefix, epsilon, none in (
@@ -270,99 +237,10 @@ def _limits(recovery: ImageRecovery, *, nothing: str) -> str:
     return "\n".join(lines)
 
 
-def _measured(result: AuditResult, around: tuple[str, str]) -> str:
+def measured_text(result: AuditResult, around: tuple[str, str]) -> str:
     """Format the lower bound, and the exact limit between the two texts, where it is known."""
     text = f">= {result.measured.lower_bound.shown()}"
     if result.limit is None:
         return text
     exact = "infinite" if math.isinf(result.limit) else f"{result.limit:.3g}"
     return f"{text}{around[0]}{exact}{around[1]}"
-
-
-def audit_picture(results: Sequence[AuditResult], *, confidence: float) -> bytes:
-    """Draw, as a PNG, the claimed epsilon and the measured lower bound of each case."""
-    figure = Figure(figsize=(11, 1.6 + 0.5 * len(results)), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(results))[::-1]
-    measured = [float(result.measured.lower_bound) for result in results]
-    axes.barh(places, measured, height=0.55, color=[_STYLES[r.verdict][1] for r in results])
-    labels = []
-    for place, result in zip(places, results, strict=True):
-        case, stated, bound = result.case, result.claimed, float(result.measured.lower_bound)
-        basis, taken = "no claim", [bound]
-        if math.isfinite(float(stated)):
-            basis = stated.basis_text
-            axes.vlines(float(stated), place - 0.38, place + 0.38, color="black", linewidth=2.5)
-            taken.append(float(stated))
-        if result.limit is not None and math.isfinite(result.limit):
-            axes.plot(result.limit, place, "D", color="0.4", markersize=5)
-            taken.append(result.limit)
-        # To the right of what is nearby.
-        far = 1.4 * bound + 0.6 if result.limit is None else math.inf
-        axes.annotate(
-            _measured(result, (" (exact: ", ")")), (max(x for x in taken if x < far), place),
-            xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
-        )  # fmt: skip
-        rounds = f" over {case.rounds} rounds" if case.rounds > 1 else ""
-        error = f": {case.planted}" if case.planted else ""
-        labels.append(
-            f"{case.name}{rounds}{error}\n{basis}; {case.scope.short}; delta {stated.delta:g}; "
-            f"{case.game.adversary}"
-        )
-    axes.set_yticks(places, labels, fontsize=8)
-    # Both 0.2 and 10 are to be seen; a logarithm would have no place for 0.
-    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-    stated_too = [float(each) for r in results for each in (r.claimed, r.limit) if each is not None]
-    end = _BESIDE * max(1.0, *measured, *(each for each in stated_too if math.isfinite(each)))
-    axes.set_xlim(0, end)
-    ticks = [tick for tick in _TICKS if tick <= end]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_ylim(-0.6, len(results) - 0.4)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("epsilon, at the delta and unit that each line names")
-    axes.set_title(f"Measured lower bounds ({confidence:.4g} confidence each) against claims")
-    handles: list[Patch | Line2D] = [
-        Patch(color=colour, label=f"measured lower bound: {verdict}")
-        for verdict, (_, colour) in _STYLES.items()
-    ]
-    handles += [
-        Line2D([], [], color="black", linewidth=2.5, label="claimed or proven epsilon"),
-        Line2D([], [], color="0.4", marker="D", linestyle="", label="exact, best attack"),
-    ]
-    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=3)
-    return _png(figure)
-
-
-def inversion_picture(result: InversionResult) -> bytes:
-    """Draw, as a PNG, private images and those recovered from each kind of message."""
-    rows = [("the client's image", "", result.images)]
-    for each in result.recoveries:
-        found = f"similarity {each.similarities.mean():.2f}, labels right {each.labels_right:.0%}"
-        caption = f"{_limits(each, nothing='nothing proven')}\n{found}"
-        rows.append((each.name, caption, each.images))
-    guess = np.broadcast_to(result.average, result.images.shape)
-    rows.append(("no message", "the average of public images", guess))
-    shown = min(_SHOWN, len(result.images))
-    figure = Figure(figsize=(4.2 + 0.78 * shown, 0.86 * len(rows) + 0.7), dpi=130)
-    figure.suptitle("What a server that knows the hashes sees of one image's gradient", fontsize=12)
-    grid = figure.add_gridspec(
-        len(rows), shown + 1, width_ratios=[4.6, *[1] * shown], wspace=0.06, hspace=0.1,
-        left=0.01, right=0.99, bottom=0.01, top=0.93,
-    )  # fmt: skip
-    for index, (name, caption, images) in enumerate(rows):
-        text = figure.add_subplot(grid[index, 0])
-        text.axis("off")
-        text.text(0, 0.78, name, fontsize=10, fontweight="bold", va="bottom")
-        text.text(0, 0.7, caption, fontsize=7.5, va="top", linespacing=1.3)
-        for column in range(shown):
-            axes = figure.add_subplot(grid[index, column + 1])
-            axes.imshow(images[column].reshape(SIDE, SIDE), cmap="gray", vmin=0, vmax=1)
-            axes.axis("off")
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
-    stream = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(stream, format="png")
-    return stream.getvalue()

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,7 +26,7 @@ from diffsketch.ddp.agreement import (
     handshake,
     read_reports,
 )
-from diffsketch.ddp.weights import check_between, local_part, sharded_kinds
+from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
@@ -39,13 +38,11 @@ from diffsketch.privacy.accounting.ledger import Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS, WORD_BITS, SumPacking
-from diffsketch.training.clients import Participation
+from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import difference
 from diffsketch.training.simulation import NonFiniteUpdate
 
 _PROTOCOL = 2  # what ranks send each other; another number for another meaning
-_EVERYONE = np.zeros(1, np.int64)  # all ranks take part in each round: one account
-_ACCOUNTS = "participation."  # begins the names of the accounts in a state
 
 
 Reports: TypeAlias = dict[int, RankReport | None]
@@ -351,7 +348,7 @@ class GroupMean(SavedByState):
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
             claim = self.method.claim_for(self.world, seed)
-            accounts = self._accounts.after(claim, _EVERYONE)
+            accounts = self._accounts.after(claim, EVERYONE)
             scale = self._next_scale(claim)
             own_vector = vector if scale == 1 else vector / scale
             mixed = own_vector if feedback is None else feedback.mixed(own_vector)
@@ -452,7 +449,7 @@ class GroupMean(SavedByState):
         }
         if self._feedback is not None and self._feedback.memory is not None:
             found["memory"] = self._feedback.memory.clone()
-        return found | self._accounts.state(_ACCOUNTS)
+        return found | self._accounts.state(ACCOUNTS)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
@@ -518,8 +515,8 @@ class GroupMean(SavedByState):
             "limit_agreed",
             "sent",
             "account",
-            f"{_ACCOUNTS}rounds",
-            f"{_ACCOUNTS}claim",
+            f"{ACCOUNTS}rounds",
+            f"{ACCOUNTS}claim",
         )
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
@@ -530,7 +527,7 @@ class GroupMean(SavedByState):
             sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise MismatchError(f"sent must be what a state has, got {error}") from error
-        return sent, self._accounts.restored(state, _ACCOUNTS)
+        return sent, self._accounts.restored(state, ACCOUNTS)
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
@@ -723,7 +720,7 @@ def all_reduce_mean(
                     f"{tensor.dtype} tensor with the layout {tensor.layout}"
                 )
             if isinstance(tensor, sharded_kinds()[1]):
-                check_between(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
+                check_disjoint(mean.group, tensor.device_mesh.get_all_groups())  # type: ignore[attr-defined]
         parts = [local_part(tensor) for tensor in tensors]
         flat = [part.reshape(-1).to(torch.float32) for part in parts]
         vector = torch.cat(flat) if flat else torch.zeros(0)

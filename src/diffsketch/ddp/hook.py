@@ -380,24 +380,13 @@ def sketch_state(
         group = model.process_group
     try:
         check_averaged(model)
-        if (seed is None) == (key is None):
-            raise ArgumentError("seed or key must be given, and not both")
-        if seed is not None:
-            check_whole("seed", seed, least=0)
-        if isinstance(method, str):
-            dim = sum(parameter.numel() for parameter in trained(model).values())
-            started = dist.is_available() and dist.is_initialized()  # or the group will say so
-            cohort = dist.get_world_size(group) if started else 1
-            if compression is not None:
-                settings = with_compression(
-                    method, settings, compression, dim=dim, cohort=cohort,
-                    control=control_bytes(cohort),
-                )  # fmt: skip
-            method = build_method(method, dim=dim, cohort=cohort, settings=settings)
-        elif settings or compression is not None:
-            raise ArgumentError("settings must not be given with a method that has its own")
-        secret = SketchKey.from_integer(seed) if seed is not None else key
-        assert secret is not None  # noqa: S101 (for the type checker)
+        secret = key_from(seed, key)
+        started = dist.is_available() and dist.is_initialized()  # or the group will say so
+        cohort = dist.get_world_size(group) if started else 1
+        method = method_from(
+            method, settings, compression, cohort=cohort, control=control_bytes(cohort),
+            dim=sum(parameter.numel() for parameter in trained(model).values()),
+        )  # fmt: skip
     except Exception as error:
         fail_together(group, error)
     mean = GroupMean(
@@ -405,6 +394,35 @@ def sketch_state(
         budget=budget, trusted_group=trusted_group, scaler=scaler, account_file=account_file,
     )  # fmt: skip
     return HookState(model, mean)
+
+
+def key_from(seed: int | None, key: SketchKey | None) -> SketchKey:
+    """The key of the hashes, from the one of the two arguments that is given."""
+    if seed is not None and key is None:
+        check_whole("seed", seed, least=0)
+        return SketchKey.from_integer(seed)
+    if key is None or seed is not None:
+        raise ArgumentError("seed or key must be given, and not both")
+    return key
+
+
+def method_from(
+    method: str | Method, settings: dict[str, object], compression: float | None, *, dim: int,
+    cohort: int, control: int,
+) -> Method:  # fmt: skip
+    """The method as given, or built from its name, its settings and a compression.
+
+    To be called right where a user's call arrives, which warnings are about.
+    """
+    if isinstance(method, str):
+        if compression is not None:
+            settings = with_compression(
+                method, settings, compression, dim=dim, cohort=cohort, control=control
+            )
+        return build_method(method, dim=dim, cohort=cohort, settings=settings)
+    if settings or compression is not None:
+        raise ArgumentError("settings must not be given with a method that has its own")
+    return method
 
 
 def with_compression(

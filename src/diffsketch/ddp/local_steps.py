@@ -30,12 +30,13 @@ from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import (
     check_nothing_else_is_sent,
     keeps_own_gradients,
-    with_compression,
+    key_from,
+    method_from,
 )
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
-from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_between
+from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_disjoint
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
-from diffsketch.methods.base import Method, build_method, is_finite, settings_of
+from diffsketch.methods.base import Method, is_finite, settings_of
 from diffsketch.privacy.accounting.accountant import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
@@ -202,27 +203,26 @@ class LocalSteps(SavedByState):
             check(outer_lr < 100, "outer_lr", "be in (0, 100)", outer_lr)
             good = isinstance(outer_momentum, int | float) and 0 <= outer_momentum < 1
             check(good, "outer_momentum", "be in [0, 1)", outer_momentum)
-            if (seed is None) == (key is None):
-                raise ArgumentError("seed or key must be given, and not both")
-            if seed is not None:
-                check_whole("seed", seed, least=0)
-            secret = SketchKey.from_integer(seed) if seed is not None else key
+            secret = key_from(seed, key)
             dims = [pieces[-1].places.stop for pieces in self._weights.pieces(fragments)]
             methods: list[Method] = []
             if self._sends:
-                methods = [self._method_for(method, dim, compression, settings) for dim in dims]
-                self._check_between(model, methods[0], fragments)
+                compression = _compression_of(method, compression, settings)
+                for dim in dims:  # here, so that warnings are about the user's line
+                    methods.append(  # noqa: PERF401
+                        method_from(method, settings, compression, dim=dim, **self._cohort())
+                    )
+                self._check_exchange(model, methods, dims)
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
         between = self._group
         if self._inside and not isinstance(between, StoreGroup) and dist.get_rank(between) >= 0:
-            check_between(between, self._inside)  # all ranks see it: no collective would go well
+            check_disjoint(between, self._inside)  # all ranks see it: no collective would go well
         means: list[GroupMean] = []
         if self._sends:
             try:
                 if failure is not None:
                     self._refuse(failure)
-                assert secret is not None  # noqa: S101 (for the type checker)
                 options: dict[str, Any] = {
                     "error_feedback": error_feedback, "immediate": immediate, "budget": budget,
                     "trusted_group": trusted_group, "account_file": account_file,
@@ -407,34 +407,24 @@ class LocalSteps(SavedByState):
             )
         self._behind = self._loaded = True  # the others may be further: a store tells
 
-    def _method_for(
-        self, method: str | Method, dim: int, compression: float | None,
-        settings: Mapping[str, object],
-    ) -> Method:  # fmt: skip
-        """The method for a fragment of so many numbers."""
-        if not isinstance(method, str):
-            if settings or compression is not None:
-                raise ArgumentError("settings must not be given with a method that has its own")
-            if method.dim != dim:
+    def _cohort(self) -> dict[str, int]:
+        """Ranks of an exchange, and the bytes beside the cells of a message."""
+        if isinstance(self._group, StoreGroup):
+            return {"cohort": self._group.world, "control": 0}
+        cohort = dist.get_world_size(self._group)
+        return {"cohort": cohort, "control": control_bytes(cohort)}
+
+    def _check_exchange(
+        self, model: nn.Module, methods: Sequence[Method], dims: Sequence[int]
+    ) -> None:
+        """Raise unless methods fit, this object alone averages over its group, and claims hold."""
+        method, fragments = methods[0], len(methods)
+        for one, dim in zip(methods, dims, strict=True):
+            if one.dim != dim:
                 raise MismatchError(
                     f"the method must have dim={dim}, as this rank sends at a time, got "
-                    f"dim={method.dim}"
+                    f"dim={one.dim}"
                 )
-            return method
-        known, chosen = settings_of(method), dict(settings)
-        if compression is None and "cols" in known and "cols" not in chosen:
-            compression = COMPRESSION
-        group = self._group
-        cohort = group.world if isinstance(group, StoreGroup) else dist.get_world_size(group)
-        if compression is not None:
-            control = 0 if isinstance(group, StoreGroup) else control_bytes(cohort)
-            chosen = with_compression(
-                method, chosen, compression, dim=dim, cohort=cohort, control=control
-            )
-        return build_method(method, dim=dim, cohort=cohort, settings=chosen)
-
-    def _check_between(self, model: nn.Module, method: Method, fragments: int) -> None:
-        """Raise unless this object alone averages over its group, and a claim would hold."""
         if isinstance(self._group, StoreGroup):
             if self._inside and not self._weights.replicas:
                 raise ArgumentError(
@@ -714,3 +704,12 @@ def _fragment_key(key: SketchKey, index: int) -> SketchKey:
     digest = hashlib.blake2b(index.to_bytes(8, "little"), key=key.secret, digest_size=32,
                              person=b"ds-fragment")  # fmt: skip
     return SketchKey(digest.digest())
+
+
+def _compression_of(
+    method: str | Method, compression: float | None, settings: Mapping[str, object]
+) -> float | None:
+    """The compression that is given, or the usual one where nothing else says how many columns."""
+    if compression is None and isinstance(method, str) and "cols" not in settings:
+        return COMPRESSION if "cols" in settings_of(method) else None
+    return compression

@@ -66,7 +66,7 @@ def local_part(tensor: Tensor, name: str = "a tensor") -> Tensor:
     return local
 
 
-def check_between(group: dist.ProcessGroup | None, inside: Sequence[dist.ProcessGroup]) -> None:
+def check_disjoint(group: dist.ProcessGroup | None, inside: Sequence[dist.ProcessGroup]) -> None:
     """Raise an `ArgumentError` unless a group has no rank but this one in common with others.
 
     Ranks among which a model is sharded hold different numbers, and those of one DDP average by

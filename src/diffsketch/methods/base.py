@@ -190,6 +190,14 @@ class Method(ABC):
             check_sums(encoded.messages)
         return encoded if values.dim() == 2 else encoded[0]
 
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return vectors `(workers, dim)` as clipping leaves them: for methods without it, as are.
+
+        Without roundings, and where tables are clipped, as if none were longer or shorter than
+        they are on average over the hashes. It is as private as the vectors.
+        """
+        return vectors
+
     def publish(self, total: Tensor, noise: Noise) -> Tensor:
         """Make the sum known, as the server does: with `central_noise`, and `reduced`.
 

@@ -23,7 +23,14 @@ from diffsketch.methods.forecast import (
 )
 from diffsketch.methods.plain import MANY, LinearMethod, TableMethod
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit, rounded_up
-from diffsketch.privacy.clipping import MAX_BITS, Encode, FlaggedBound, NormBound, Quantizer
+from diffsketch.privacy.clipping import (
+    MAX_BITS,
+    Encode,
+    FlaggedBound,
+    NormBound,
+    Quantizer,
+    clip_norm,
+)
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     IntegerMechanism,
@@ -246,6 +253,11 @@ class ClientNoise(LinearMethod, Plannable):
         within = (bound.share - int(self._centred(total[-1:])) * step / count) / apart
         error = math.hypot(spread, math.sqrt(count) * step / 2) / (apart * count)
         return self.at_clip(next_clip(self.clip, within, self.clip_quantile, error=error))
+
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors clipped to a norm: tables are `sqrt(rows)` times as long, about."""
+        rows = math.prod(self._shape) // self._shape[-1]
+        return clip_norm(vectors, self.clip / math.sqrt(rows))
 
     def _inputs(self, batch: Tensor, seed: HashSeed) -> tuple[Tensor, Encode | None]:
         # In clips, where the clip moves.

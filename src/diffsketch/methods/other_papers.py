@@ -31,6 +31,7 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
+from diffsketch.privacy.clipping import clip_coordinates, clip_norm
 from diffsketch.privacy.mechanisms.other_papers import (
     MAX_PER_MESSAGE,
     PAPER_SETTINGS,
@@ -191,6 +192,11 @@ class CpSgd(Plannable):
         """Norm of the numbers that the cells stand for, less the noise's mean."""
         return float(torch.linalg.vector_norm(self._unrotated.centred(total, count)))
 
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors clipped to a norm, and to the range of coordinates unless rotated."""
+        clipped = clip_norm(vectors, self._unrotated.clip)
+        return clipped if self.rotate else clip_coordinates(clipped, self.limit)
+
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))
 
@@ -277,6 +283,10 @@ class ProjUnitMean(Plannable):
 
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         return self._claim
+
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors clipped to a norm."""
+        return clip_norm(vectors, self.clip)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism.release(batch, noise, seed=seed))
@@ -382,6 +392,10 @@ class SketchedGaussianMean(Method):
 
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
         return self.mechanism.claim_for(present)
+
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors clipped to the smaller norm: projections are about as long."""
+        return clip_norm(vectors, min(self.clip, self.projected_clip or self.clip))
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism.release(batch, noise, seed=seed))

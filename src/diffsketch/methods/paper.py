@@ -36,7 +36,7 @@ from diffsketch.privacy.claim import (
     rounded_down,
     rounded_up,
 )
-from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer
+from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, clip_coordinates
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
 from diffsketch.privacy.mechanisms.padding import (
     PaddedGaussian,
@@ -225,6 +225,10 @@ replace, local trust)
     def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
         return self.mechanism(seed).claim
 
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors with clipped coordinates."""
+        return clip_coordinates(vectors, self.clip)
+
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         return Encoded(self.mechanism(seed).release(batch, noise))
 
@@ -297,6 +301,10 @@ class LaplaceBaseline(LinearMethod, Plannable):
             return self.mechanism.claim
         sent = "sketches" if len(self._shape) == 2 else "raw vectors"
         return _paper_claim(self.per_round, f"the paper's Laplace noise on {sent}")
+
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors with clipped coordinates; as they are in the paper's reading."""
+        return vectors if self.clip is None else clip_coordinates(vectors, self.clip)
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         encoded, rows, per_round = super()._encode(batch, seed, noise), self._rows, self.per_round

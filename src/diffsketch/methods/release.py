@@ -12,19 +12,26 @@ import hashlib
 import secrets
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_whole
-from diffsketch.methods.base import Method
+from diffsketch.methods.base import Encoded, Method
 from diffsketch.methods.plain import RoundedTables, SaturatedCells
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
+
+_WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
+_SHORTER = 0.9  # of its length: a vector that keeps less of it counts as clipped
+_WHOLE = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
 
 
 def check_release(method: Method, claim: Claim) -> None:
@@ -98,8 +105,12 @@ class PrivateMean:
         return self.count * self.message_bytes
 
 
+class ClippedVectors(UserWarning):
+    """Most vectors are much longer than the method's clip, so that a mean is far too small."""
+
+
 def private_mean(
-    vectors: Tensor | np.ndarray[Any, Any],
+    vectors: Tensor | npt.ArrayLike,
     method: Method,
     *,
     key: SketchKey | None = None,
@@ -113,7 +124,8 @@ def private_mean(
     call, and is exact where the claim is proven.
 
     Args:
-        vectors: One in each row, finite: a tensor, or an array of NumPy. The mean is a tensor.
+        vectors: One in each row, finite numbers: a tensor, or what NumPy makes an array of (an
+            array, a list of rows, a data frame). Taken as float32. The mean is a tensor.
         method: How vectors become messages. If it has cells of few bits and no `cell_limit`, that
             is the limit of these vectors; where something is claimed it must be given.
         key: The holders' common secret, which the round's hashes come from; made up if not given.
@@ -121,10 +133,15 @@ def private_mean(
         simulation_seed: A number from which the noise follows, for experiments that are to be
             repeated. The claim is then a `SimulatedClaim`: whoever knows the seed has the vectors.
 
+    Warns where most vectors are much longer than the method's clip (`ClippedVectors`), or most
+    cells are beyond their limit (`SaturatedCells`): the mean is then too small. Warnings follow
+    from private data and are for whoever holds the vectors: claims do not cover them, so do not
+    publish them with the mean.
+
     Raises:
-        ArgumentError: A value is not finite (the error names the rows), or of another type; or the
-            method is one for simulation only, and there is no `simulation_seed`; or it claims
-            something, and has no limit of its cells of few bits.
+        ArgumentError: A value is not finite (the error names the rows), masked, or of another type;
+            or the method is one for simulation only, and there is no `simulation_seed`; or it
+            claims something, and has no limit of its cells of few bits.
         MismatchError: The vectors have another length than the method's.
 
     >>> import torch
@@ -148,15 +165,9 @@ def private_mean(
         key = SketchKey(secrets.token_bytes(32))
     if not isinstance(key, SketchKey):
         raise ArgumentError(f"key must be a SketchKey, got {type(key).__name__}")
-    if isinstance(vectors, np.ndarray) and vectors.dtype.kind in "fiu":
-        vectors = torch.from_numpy(vectors.astype(np.float32, copy=False))
-    if not isinstance(vectors, Tensor) or vectors.dim() != 2:
-        found = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ArgumentError(
-            f"vectors must be a tensor or array of numbers (holders, dim), got {found}"
-        )
-    count, seed = len(vectors), key.seed(round_index)
-    check(count >= 1, "vectors", "have one row or more", tuple(vectors.shape))
+    batch = _tensor_of(vectors)
+    count, seed = len(batch), key.seed(round_index)
+    check(count >= 1, "vectors", "have one row or more", tuple(batch.shape))
     if method.most_messages is not None and count > method.most_messages:
         raise ArgumentError(
             "vectors must have at most as many rows as the cohort that the method was made for, "
@@ -169,7 +180,7 @@ def private_mean(
                 "cell_limit must be given for cells of few bits where something is claimed, as the "
                 f"sizes of vectors are data, got {method} without it"
             )
-        method = method.at_limit_of(vectors)
+        method = method.at_limit_of(batch)
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
     holders: Noise
@@ -181,20 +192,80 @@ def private_mean(
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
         holders = CohortNoise(world, range(count), round_index=round_index)
         server = CohortNoise(world, [SERVER], round_index=round_index)
-    encoded = method.encode(vectors, seed, holders)
+    encoded = method.encode(batch, seed, holders)
+    _warn_if_clipped(batch, method)
     total = method.publish(encoded.messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
-    form, saturated = method.message_format, None
-    if encoded.saturated is not None:
-        cut = int((2 * encoded.saturated > form.cell_count).sum())
-        saturated = float(encoded.saturated.sum()) / (count * form.cell_count)
-        if cut:
-            warnings.warn(
-                f"most cells of {cut} of {count} messages were beyond their limit of "
-                f"{method.round_clip:.3g}, so that the mean is too small: give a larger cell_limit",
-                SaturatedCells,
-                stacklevel=2,
-            )
+    saturated = _saturated_share(encoded, method)
     return PrivateMean(
-        mean, claim, count, form.wire_bytes, method.total_format.sum_bytes, saturated
+        mean, claim, count, method.wire_bytes, method.total_format.sum_bytes, saturated
     )
+
+
+def _tensor_of(vectors: Tensor | npt.ArrayLike) -> Tensor:
+    """Make a tensor `(holders, dim)` of real numbers of whatever holds them; or raise."""
+    if not isinstance(vectors, Tensor):
+        vectors = _from_numpy(vectors)
+    if not (vectors.dtype.is_floating_point or vectors.dtype in _WHOLE):
+        raise ArgumentError(f"{_WANTED}, got {vectors.dtype}")
+    if vectors.dim() != 2:
+        raise ArgumentError(f"{_WANTED}, got the shape {tuple(vectors.shape)}")
+    if vectors.layout != torch.strided:
+        raise ArgumentError(f"{_WANTED}, got the layout {vectors.layout}: see its to_dense")
+    if vectors.dtype in (torch.float32, torch.float64):
+        return vectors
+    return vectors.to(torch.float32)
+
+
+def _from_numpy(vectors: npt.ArrayLike) -> Tensor:
+    rows = vectors if isinstance(vectors, list | tuple) else [vectors]
+    if any(isinstance(row, np.ma.MaskedArray) for row in rows):
+        raise ArgumentError(
+            "vectors must not be masked, as a mean cannot leave out single numbers of a vector, "
+            "got a MaskedArray: fill it, or leave out whole rows"
+        )
+    try:
+        array = np.asarray(vectors)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{_WANTED}, got {type(vectors).__name__}: {error}") from error
+    if array.dtype.kind not in "fiu":
+        kind = type(vectors).__name__
+        raise ArgumentError(f"{_WANTED}, got {kind} of dtype {array.dtype}")
+    with np.errstate(over="ignore"):  # what is too large for float32 is refused with its row
+        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
+
+
+def _warn_if_clipped(vectors: Tensor, method: Method) -> None:
+    """Warn if more than half of the vectors keep less than nine tenths of their length."""
+    before, after = (
+        torch.linalg.vector_norm(values.detach(), dim=1, dtype=torch.float64)
+        for values in (vectors, method.after_clipping(vectors))
+    )
+    cut, count = int((after < _SHORTER * before).sum()), len(vectors)
+    if 2 * cut <= count:
+        return
+    limits = {name: getattr(method, name, None) for name in ("clip", "limit", "projected_clip")}
+    named = ", ".join(f"{name}={limit:.4g}" for name, limit in limits.items() if limit is not None)
+    warnings.warn(
+        f"{cut} of {count} vectors ({cut / count:.0%}) are longer than the method allows ({named}) "
+        f"and were clipped, all together to {float(after.sum() / before.sum()):.2g} of their "
+        "length, so that the mean is too small: scale them down, or give a larger clip",
+        ClippedVectors,
+        stacklevel=3,
+    )
+
+
+def _saturated_share(encoded: Encoded, method: Method) -> float | None:
+    """Share of all cells that are beyond their limit, with a warning if most of a message are."""
+    if encoded.saturated is None:
+        return None
+    cells, count = method.message_format.cell_count, len(encoded.saturated)
+    cut = int((2 * encoded.saturated > cells).sum())
+    if cut:
+        warnings.warn(
+            f"most cells of {cut} of {count} messages were beyond their limit of "
+            f"{method.round_clip:.3g}, so that the mean is too small: give a larger cell_limit",
+            SaturatedCells,
+            stacklevel=3,
+        )
+    return float(encoded.saturated.sum()) / (count * cells)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffsketch.errors import ArgumentError, check
+from diffsketch.errors import ArgumentError, check, check_type
 from diffsketch.methods import build_method
 from diffsketch.planning.free import FreeSize, free_size
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
@@ -57,7 +57,7 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
         alternatives: How many others to list, at most.
 
     Raises:
-        ArgumentError: No method can do it.
+        ArgumentError: No method can do it, or `request` is not a `PlanRequest`.
 
     >>> wanted = PlanRequest(
     ...     dim=1000, cohort=500, rounds=1, target_epsilon=4.0, message_bytes=5000
@@ -66,6 +66,7 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     >>> found.best.method.name, float(found.best.total) <= 4.0, found.best.error.total < 1
     ('gaussian', True, True)
     """
+    check_type("request", request, PlanRequest)
     check(alternatives >= 0, "alternatives", "be >= 0", alternatives)
     options = list(search(request))
     options = [option for option in options if option.method.exact] or options

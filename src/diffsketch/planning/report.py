@@ -47,10 +47,10 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
     reading = (
         "noise: multiplier of the sensitivity, epsilon of a round (laplace, projunit) or trials "
         "(cpsgd). ratio: the vector in float32 over the message. error: of one round, over the "
-        "squared norm of the mean; those within 1% of each other count as equal, and then less "
-        f"trust, then fewer bytes, decide. epsilon: {total.basis}, for the {total.scope.unit} unit "
-        f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
-        f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
+        "squared norm of the mean; ties within 1% are broken by weaker trust, then fewer bytes. "
+        f"epsilon: {total.basis}, for the {total.scope.unit} unit ({total.scope.relation}) and the "
+        f"trust of its line, at delta = {request.delta:g} over {total.rounds:,} "
+        f"round{'s' if total.rounds > 1 else ''}."
     )
     parts: list[Table | Text] = [table, Text(reading, style="dim"), Text()]
     parts.append(Text.assemble(("Best: ", "bold"), explain(plan.best, request)))
@@ -67,7 +67,8 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
         parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
     if (flower := flower_plan(plan.best, request)) is not None:
         parts.append(Text.assemble(("In Flower: ", "bold"), flower))
-    parts.append(Text("In Python: --code prints a program."))
+    printed = "a program" if _in_one_call(plan.best, request) else "the functions of a round"
+    parts.append(Text(f"In Python: --code prints {printed}."))
     return tuple(parts)
 
 
@@ -130,18 +131,51 @@ def flower_plan(option: Option, request: PlanRequest) -> str | None:
     return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
-def python_code(option: Option, request: PlanRequest) -> str:
-    """Write source that defines `send(vector, round_index)` and `receive(messages, round_index)`.
+def _in_one_call(option: Option, request: PlanRequest) -> bool:
+    """Whether `private_mean` does all of it: one round, exact noise, and no secret sample."""
+    return request.rounds == 1 and option.method.exact and request.sampler is None
 
+
+def python_code(option: Option, request: PlanRequest) -> str:
+    """Write source that runs the plan.
+
+    For one round it is a program that computes the mean of the user's vectors by `private_mean`.
+    For more it defines `send(vector, round_index)` and `receive(messages, round_index)`;
     `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
     Poisson's), and charges an accountant first. The noise is exact where the method's is.
     """
-    settings = "".join(f"        {key!r}: {value!r},\n" for key, value in option.settings.items())
-    first, setup, body, start, count = "", "", "", "", "len(messages)"
+    given = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
+    lines = wrap(given, _WIDTH, break_on_hyphens=False)
+    inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else given
+    method = (
+        f"settings = {{{inside}}}\n"
+        f"method = build_method({option.method.name!r}, dim={request.dim}, "
+        f"cohort={request.cohort}, settings=settings)\n"
+    )
+    if _in_one_call(option, request):
+        return _code_of_one_call(method, request)
+    return _code_of_rounds(method, option, request)
+
+
+def _code_of_one_call(method: str, request: PlanRequest) -> str:
+    return f"""import numpy as np
+
+from diffsketch import build_method, private_mean
+
+{method}vectors = np.load("vectors.npy")  # {request.cohort} rows, of norm {request.vector_norm:g}
+found = private_mean(vectors, method)  # with a new key and new noise in each call
+print(found.mean)
+print(found.claim.epsilon(delta={request.delta!r}, rounds=1))
+"""
+
+
+def _code_of_rounds(method: str, option: Option, request: PlanRequest) -> str:
+    setup, body, start, count, more = "", "", "", "len(messages)", ""
     noise, imports = "SecureNoise()", ["Accountant", "Budget", "SecureNoise"]
+    title = "Rounds of a private mean: call run_round with the clients' vectors and a number."
     if request.sampler is not None:
         imports.insert(2, "PoissonSampler")
-        first, count = "import torch\n\n", str(request.cohort)
+        more, count = "import torch\n\n", str(request.cohort)
         setup = f"sampler = {request.sampler!r}\n".replace(f", unit={request.sampler.unit!r}", "")
         setup += "claim = sampler.amplified(claim)\n"
         body = "    vectors = vectors[sampler.draw(SecureNoise())]\n"
@@ -150,9 +184,8 @@ def python_code(option: Option, request: PlanRequest) -> str:
     if not option.method.exact:
         noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
         imports[2:] = ["CohortNoise", "NoiseKey"]
-        first = (
-            "# For simulation only: its proof is about real numbers, and engines refuse it.\n"
-            "from secrets import token_bytes\n\n"
+        title += (
+            "\n\nFor simulation only: its proof is about real numbers, and engines refuse it.\n"
         )
     charge, passes = "    accountant.spend(claim)\n", request.members // request.cohort
     if request.sampling == "shuffled" and passes > 1:
@@ -160,17 +193,14 @@ def python_code(option: Option, request: PlanRequest) -> str:
             f"    if round_index % {passes} == 0:  # each client is in one of so many rounds\n"
             "        accountant.spend(claim)\n"
         )
-    return f'''{first}from diffsketch import SketchKey, build_method
+    return f'''"""{title}"""
+
+from secrets import token_bytes
+
+{more}from diffsketch import SketchKey, build_method
 from diffsketch.privacy import {", ".join(imports)}
 
-method = build_method(
-    "{option.method.name}",
-    dim={request.dim},
-    cohort={request.cohort},
-    settings={{
-{settings}    }},
-)
-key = SketchKey.from_integer(0)  # of the hashes; the same for all clients
+{method}key = SketchKey(token_bytes(32))  # of the hashes; to be shared by all clients, and kept
 claim = method.claim_for({request.cohort}, key.seed(0))
 {setup}budget = Budget(epsilon={request.target_epsilon!r}, delta={request.delta!r})
 accountant = Accountant(claim.scope, budget)  # of any one client

@@ -188,7 +188,7 @@ class Epsilon:
     >>> epsilon.text("symbols")
     'ε = 7.99 at δ = 1e-05 over 100 rounds (proven; client unit, replace, central trust)'
     >>> epsilon.text("short")
-    'eps 7.99 at 1e-05 (proven; client, replace, central)'
+    'epsilon 7.99 (delta 1e-05; proven; client, replace, central)'
     >>> Epsilon(7.9892, 1e-5, 100, Basis.MEASURED, scope).shown()
     '7.98'
     """
@@ -223,16 +223,16 @@ class Epsilon:
 
         >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         >>> Epsilon(1.0, 1e-5, 1, Basis.CLAIMED, scope).text("short")
-        'eps 1 per round at 1e-05 (claimed; client, replace, local)'
+        'epsilon 1 per round (delta 1e-05; claimed; client, replace, local)'
         >>> Epsilon(math.inf, 1e-5, 100, Basis.PROVEN, scope).text("short")
-        'proven per round, nothing at 1e-05 over 100 rounds (client, replace, local)'
+        'proven per round, nothing over 100 rounds (delta 1e-05; client, replace, local)'
         """
-        if style == "short" and self.basis is Basis.NONE:
+        if style != "short":
+            return f"{quantity or self.quantity(style, digits=digits)} ({self.terms(style)})"
+        if self.basis is Basis.NONE:
             return "no claim"
-        quantity = quantity or self.quantity(style, digits=digits)
-        if style == "short" and math.isinf(self.value):
-            return f"{quantity} ({self.scope.short})"
-        return f"{quantity} ({self.terms(style)})"
+        terms = self.scope.short if math.isinf(self.value) else self.terms(style)
+        return f"{quantity or self._short(digits)} (delta {self.delta:g}; {terms})"
 
     def quantity(self, style: Style = "plain", *, digits: int = 3) -> str:
         """The half of it that is numbers: value, delta and rounds.
@@ -242,17 +242,16 @@ class Epsilon:
         'ε = 1 per round'
         >>> Epsilon(2.5, 0.0, 1, Basis.MEASURED, scope).quantity("symbols")
         'ε ≥ 2.5 after 1 round'
+        >>> Epsilon(8.0, 1e-5, 100, Basis.PROVEN, scope).quantity("short")
+        'epsilon 8 (delta 1e-05)'
         """
+        if style == "short":
+            return f"{self._short(digits)} (delta {self.delta:g})"
         measured, unlimited = self.basis is Basis.MEASURED, math.isinf(self.value)
-        rounds = "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
+        rounds = self._rounds
         if style == "plain":
             sign = ">=" if measured else "="
             return f"epsilon {sign} {self.shown(digits)} at delta = {self.delta:g} over {rounds}"
-        if style == "short":
-            if unlimited:
-                return f"{self.basis_text} per round, nothing at {self.delta:g} over {rounds}"
-            times = " per round" if self.basis is Basis.CLAIMED else ""
-            return f"eps {self.shown(digits)}{times} at {self.delta:g}"
         if self.basis is Basis.NONE:
             return "ε unlimited"
         head = "ε unlimited" if unlimited else f"ε {'≥' if measured else '='} {self.shown(digits)}"
@@ -260,6 +259,17 @@ class Epsilon:
         if self.rounds == 1 and not measured:
             return f"{head}{delta} per round"
         return f"{head}{delta} {'after' if measured else 'over'} {rounds}"
+
+    def _short(self, digits: int) -> str:
+        """The value alone, for a terminal line."""
+        if math.isinf(self.value):
+            return f"{self.basis_text} per round, nothing over {self._rounds}"
+        times = " per round" if self.basis is Basis.CLAIMED else ""
+        return f"epsilon {self.shown(digits)}{times}"
+
+    @property
+    def _rounds(self) -> str:
+        return "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
 
     def to_json(self) -> dict[str, Any]:
         """The epsilon as plain data with everything that it means; null where it is infinite."""

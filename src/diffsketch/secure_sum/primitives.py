@@ -38,7 +38,8 @@ try:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "a secure sum needs the package cryptography: pip install cryptography"
+        'a secure sum needs the extra secure: python -m pip install ".[secure]" in the clone',
+        name=error.name,
     ) from error
 
 SECRET_BYTES = 32

@@ -34,6 +34,11 @@ from diffsketch.privacy.claim import (
 _Array: TypeAlias = npt.NDArray[Any]
 _Places: TypeAlias = npt.NDArray[np.int64]
 
+EVERYONE: _Places = np.zeros(1, np.int64)
+"""The one account where every round counts for all."""
+ACCOUNTS = "participation."
+"""Beginning of the names of the accounts in a state."""
+
 
 class Columns:
     """Arrays by name with a column for each client. A value: `changed` gives the next one.

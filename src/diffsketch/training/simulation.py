@@ -21,7 +21,7 @@ from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
-from diffsketch.training.clients import Participation
+from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
 from diffsketch.training.local.base import NotAtOnce
@@ -44,8 +44,6 @@ Hashes: TypeAlias = Literal["fresh", "fixed"]
 
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
-_ACCOUNTS = "participation."  # begins the names of the accounts in a state
-_EVERYONE = np.zeros(1, np.int64)  # the one account where every round counts for all
 
 
 class NonFiniteUpdate(UserWarning):
@@ -429,7 +427,7 @@ class Simulation:
                 f"the sampler must draw devices once each, in ascending order, got {members}"
             )
         claim = self._claim_of(len(members), seed)
-        payers = members if self.sampler.fixed_size else _EVERYONE
+        payers = members if self.sampler.fixed_size else EVERYONE
         participation = state.participation.after(claim, payers)  # or it stops here
         proven = isinstance(claim, ProvenClaim)
         agreed = 0
@@ -678,7 +676,7 @@ class Simulation:
             found["average"] = state.average.clone()
         if state.clip is not None:
             found["clip"] = state.clip
-        return found | state.participation.state(_ACCOUNTS)
+        return found | state.participation.state(ACCOUNTS)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` gave, in a simulation with the same arguments.
@@ -690,7 +688,7 @@ class Simulation:
         if state.get("settings") != self.identity:
             why = difference(self.identity, str(state.get("settings")))
             raise MismatchError(f"the state must be that of the same simulation, but {why}")
-        paid = f"{_ACCOUNTS}paid."  # by claims that may not be made here yet
+        paid = f"{ACCOUNTS}paid."  # by claims that may not be made here yet
         own = {name: value for name, value in self.state().items() if not name.startswith(paid)}
         if missing := sorted(own.keys() - state.keys()):
             raise MismatchError(f"the state must have {', '.join(missing)}")
@@ -707,7 +705,7 @@ class Simulation:
             **{name: state[name] for name in _PLAIN},
             model=ModelState(weights, dict(zip(before.model.memory, memory, strict=True))),
             average=None if before.average is None else state["average"].to(weights).clone(),
-            participation=before.participation.restored(state, _ACCOUNTS),
+            participation=before.participation.restored(state, ACCOUNTS),
             synced=state["synced"].cpu().numpy().copy(),
             clip=None if before.clip is None else state["clip"],
         )

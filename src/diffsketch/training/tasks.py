@@ -24,6 +24,7 @@ from diffsketch.training.models import WeightLayout, working_copy
 
 Array: TypeAlias = Tensor | npt.ArrayLike
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+_NAMED = 5  # examples that an error lists
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -148,7 +149,7 @@ class Task:
     Args:
         name: For reports.
         devices: Who trains on what: `Devices`, or a map of device to a pair of inputs and labels.
-        test: What accuracy is measured on: `Examples`, or such a pair.
+        test: What accuracy is measured on: `Examples`, or such a pair; finite.
         model: A module, whose weights are the first ones; or a function that makes one from a seed,
             without global random state. It maps inputs `(batch, ...)` to scores, `(batch, classes)`
             for the usual loss, or to something with `logits`, as Hugging Face's models do. Weights
@@ -187,6 +188,7 @@ class Task:
         test, own = _examples(test), devices.examples.inputs.dtype
         if test.inputs.is_floating_point() != own.is_floating_point:
             raise DataError(f"test inputs must be {own}, as the devices', got {test.inputs.dtype}")
+        _check_finite(test)
         wanted = "be a module with its weights, or a function that makes one from a seed"
         check(_takes_a_seed(model), "model", wanted, model)
         values = {
@@ -249,6 +251,20 @@ def _examples(part: Examples | tuple[Array, Array]) -> Examples:
     good = isinstance(part, tuple | list) and len(part) == 2
     check(good, "examples", "be a pair of inputs and labels", type(part).__name__)
     return Examples(*part)
+
+
+def _check_finite(test: Examples) -> None:
+    """Raise unless all of a test set is finite: one NaN would make its loss NaN in every round."""
+    for name, values in (("inputs", test.inputs), ("labels", test.labels)):
+        if bool(torch.isfinite(values).all()):
+            continue
+        good = torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+        bad = (~good).nonzero().flatten().tolist()
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        raise DataError(
+            f"test {name} must be finite, got NaN or infinity in examples "
+            f"{', '.join(map(str, bad[:_NAMED]))}{more}"
+        )
 
 
 def scores_of(output: Any) -> Tensor:

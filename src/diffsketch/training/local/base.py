@@ -137,9 +137,9 @@ def check_model(model: nn.Module, *, draws: bool = False) -> None:
         where = f"model's layer {name or 'itself'!r} ({type(module).__name__})"
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise ArgumentError(
-                f"{where} must not keep running statistics, which only weights' owners could "
-                "average: use GroupNorm or LayerNorm, or give keep_local=True, with which each "
-                "device normalises by its own batches"
+                f"{where} must not keep running statistics: they are of a device's private data, "
+                "and are not averaged with the weights. Use GroupNorm or LayerNorm, or give "
+                "keep_local=True, with which each device normalises by its own batches"
             )
         if draws_numbers(module) and not draws:
             raise NotAtOnce(
