@@ -27,7 +27,13 @@ from diffsketch.privacy import (
     SketchedGaussian,
     Unit,
 )
-from diffsketch.privacy.accounting.events import gaussian_epsilon, variance_epsilon
+from diffsketch.privacy.accounting.events import (
+    epsilon_for,
+    gaussian_epsilon,
+    poisson_sampled,
+    repeated,
+    variance_epsilon,
+)
 from diffsketch.privacy.claim import SecretScope
 from diffsketch.sketch import SketchKey
 
@@ -210,6 +216,15 @@ def test_secret_keys_are_a_trust_of_their_own() -> None:
     for projected in (None, 1.0):  # whoever decodes has the key
         method = SketchedGaussianMean(dim=6, size=100, clip=1.0, std=1.0, projected_clip=projected)
         assert type(method.claim_for(3, SketchKey.from_integer(0).seed(0)).scope) is Scope
+
+
+@pytest.mark.parametrize(("std", "whole"), [(0.0883, 164.5), (0.2265, 10.43)])
+def test_a_repaired_run_of_the_papers_size(std: float, whole: float) -> None:
+    """The epsilons of `docs/privacy.md`: 500 rounds, each with a sample of 4 of 625 clients."""
+    repaired = SketchedGaussian(1, 400_000, clip=1.0, std=std, projected_clip=1.0).claim_for(4)
+    assert isinstance(repaired, SimulatedClaim)
+    event = repeated(poisson_sampled(4 / 625, repaired.event), 500)
+    assert epsilon_for(event, 1e-5) == pytest.approx(whole, rel=1e-3)
 
 
 def test_bad_arguments() -> None:
