@@ -12,7 +12,10 @@ from tests.ddp.processes import WORLD, Results, run_checks
 from tests.helpers.contract import CASES, Case, simulated
 from tests.helpers.silent import silence
 
-pytestmark = pytest.mark.slow  # processes are started
+pytestmark = [  # processes are started, and vectors are longer than the clip
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*and were clipped:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,7 @@ def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) ->
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*and were clipped:UserWarning")
 def test_forecasts_for_settings_that_no_plan_has(name: str, settings: dict[str, Any]) -> None:
     """More rows, a clip that cuts or is wide, coarse grids: within 15%, as above."""
     known = Vectors(400, 8, spread=0.5)

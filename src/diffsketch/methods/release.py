@@ -27,7 +27,7 @@ from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, Noise
 from diffsketch.sketch.hashing import SketchKey
 
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
-_SHORTER = 0.9  # of its length: a vector that keeps less of it counts as clipped
+_SHORTER = 0.8  # of its length: less than any clip leaves that the planner chooses
 _WHOLE = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -236,7 +236,7 @@ def _from_numpy(vectors: npt.ArrayLike) -> Tensor:
 
 
 def _warn_if_clipped(vectors: Tensor, method: Method) -> None:
-    """Warn if more than half of the vectors keep less than nine tenths of their length."""
+    """Warn if more than half of the vectors lose a fifth of their length or more."""
     before, after = (
         torch.linalg.vector_norm(values.detach(), dim=1, dtype=torch.float64)
         for values in (vectors, method.after_clipping(vectors))
