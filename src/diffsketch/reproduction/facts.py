@@ -311,7 +311,7 @@ def panels_in(facts: Facts, experiment: str, *names: str) -> list[Panel]:
 
 @dataclass(frozen=True)
 class BestReading:
-    """Of all panels and readings of one task, compression and epsilon, the largest lead."""
+    """The largest lead of all panels and readings of one task, compression and epsilon."""
 
     panel: Panel
     pair: tuple[str, str]

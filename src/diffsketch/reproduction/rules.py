@@ -70,7 +70,7 @@ def gaussian(claim: Statement, facts: Facts) -> Graded:
 
 
 def similar(claim: Statement, facts: Facts) -> Cases:
-    """With DiffSketch, shapes must be within 25% of those without compression, on average.
+    """Shapes with DiffSketch must be within 25% of those without compression, on average.
 
     Shapes are alpha / sigma and the Kolmogorov-Smirnov distance to a Gaussian, over all vectors
     that were looked at.
@@ -376,7 +376,7 @@ def shakespeare_diverging(claim: Statement, facts: Facts) -> Graded:
 
 
 def correction_helps(_: Statement, facts: Facts) -> Graded:
-    """With one kind of hashes and masks, it must be a point better than the sketch without it."""
+    """One kind of hashes and masks must be a point better than the sketch without masks."""
     cases, hits = [], []
     plain, masked = "sketch", ("sketch, shared masks", "sketch, own masks")
     for panel in panels_in(facts, "correction", plain, masked[0]):
