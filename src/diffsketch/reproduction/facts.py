@@ -232,14 +232,18 @@ class Panel:
     def readings(self, ours: str, other: str) -> list[tuple[str, str]]:
         """Each reading of `ours` with the line to compare it with.
 
-        That is the same reading of `other` where it was run, and else `other` itself.
+        That is the same reading of `other` where it was run, and else `other` itself; without
+        compression, the reading that does best, whatever serves the sketch.
         """
         pairs = []
         for name in self.lines:
             if is_reading(name, ours) and "proven" not in name:
                 same = f"{other}{name.removeprefix(ours)}"
-                like = same in self.lines and other != UNCOMPRESSED
-                pairs.append((name, same if like else other))
+                pairs.append((name, same if same in self.lines else other))
+        if other == UNCOMPRESSED:
+            whole = [name for name in self.lines if is_reading(name, other)]
+            best = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=other)
+            pairs = [(name, best) for name, _ in pairs]
         return [pair for pair in pairs if pair[1] in self.lines]
 
     def lead(self, ours: str, other: str) -> float:

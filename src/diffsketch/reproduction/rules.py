@@ -532,9 +532,15 @@ def free(_: Statement, facts: Facts) -> Graded:
 
 
 def most_rounds(_: Statement, facts: Facts) -> Graded:
-    """At every ratio, less than half of the messages must need Laplace noise for epsilon 1."""
+    """At every ratio, less than half of the messages must need noise for epsilon 1.
+
+    In part if they need no Laplace noise at some ratio, with appended noise that serves best.
+    """
     cases = _at_best(facts, "noised", least=True)
-    return cases, [case["value"] < 0.5 for case in cases], {}
+    few = [case["value"] < 0.5 for case in cases]
+    bare = [case["value"] < 0.5 for case in _at_best(facts, "noised", least=True, bare=True)]
+    counts = {"few": sum(few), "bare": sum(bare), "ratios": len(few)}
+    return cases, [any(few), all(bare)] if few else [], counts
 
 
 def averages(_: Statement, facts: Facts) -> Graded:
