@@ -344,7 +344,7 @@ def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:
     assert f"DIFFSKETCH_KEY_FILE={path}" in plain(done("key", path).output).replace("\n", "")
     assert path.stat().st_mode & 0o777 == 0o600
     first = SketchKey(bytes.fromhex(path.read_text()))
-    assert "File exists" in refused(invoke("key", path))
+    assert "FILE must be new (a key is never replaced)" in refused(invoke("key", path))
     assert SketchKey(bytes.fromhex(path.read_text())) == first
     printed = done("key")
     assert SketchKey(bytes.fromhex(printed.stdout.strip())) != first

@@ -647,6 +647,8 @@ def key(
         return
     if file.is_dir():
         raise ArgumentError(f"FILE must be the name of a new file, got the directory {str(file)!r}")
+    if file.exists():
+        raise ArgumentError(f"FILE must be new (a key is never replaced), got {str(file)!r}")
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
         target.write(secret)
     LastingConsole().show(wrote=[file])

@@ -349,7 +349,7 @@ FLIPS = [
         {PANELS[0]: {SKETCH: 0.3, RAW: 0.3}, PANELS[1]: {SKETCH: None, RAW: None}},
         diverged={(PANELS[0], SKETCH): 0, (PANELS[0], RAW): 1, (PANELS[1], SKETCH): 5})}),
     Flip("correction-helps", HOLDS, masks(0.8, 0.9)),
-    Flip("correction-helps", HOLDS, masks(0.89, 0.87)),
+    Flip("correction-helps", PART, masks(0.89, 0.87)),
     Flip("correction-helps", FAILS, masks(0.89, 0.87, fixed=0.88)),
     Flip("correction-private", FAILS, masks(0.89, 0.82)),
     Flip("correction-private", HOLDS, masks(0.89, 0.12)),

@@ -155,12 +155,16 @@ def test_a_figure_in_one_row() -> None:
     panel = "50x, epsilon 0.1"
     facts["mnist"] |= {
         f"accuracy/{panel}/{OURS}, least": 0.8,
+        f"compression/{panel}/{OURS}, least": 50.0,
         f"accuracy/{panel}/{OURS}, proven": 0.6,
+        f"compression/{panel}/{OURS}, proven": 50.0,
+        f"accuracy/{panel}/{RAW}, proven": 0.7,  # which sends far more
+        f"compression/{panel}/{RAW}, proven": 1.0,
     }
     row = figure_row("mnist", facts)
     assert row["letter"] == "not measured"  # with the error correction, which choices has
     assert row["best"].splitlines()[0] == f"{panel}: 80% (least) against 70%;"
-    assert row["proven"].splitlines()[0] == f"{panel}: 60%;"
+    assert row["proven"].splitlines()[0] == f"{panel}: 60% ({OURS}, proven);"
     assert figure_row("gradients", facts)["letter"] == "not measured"
     assert figure_row("cpsgd", cpsgd(0.9, 0.8))["letter"].splitlines() == [
         "4 bits (10x), epsilon 5: 90% against 80%;", "4 bits (10x), epsilon 10: 90% against 80%",

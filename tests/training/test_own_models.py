@@ -244,6 +244,7 @@ def test_half_weights_are_trained_in_float32(dtype: torch.dtype) -> None:
         one.run()
     assert torch.equal(made.weights, same.weights)
     trained = made.trained()
+    assert not trained.training
     assert {one.dtype for one in trained.parameters()} == {dtype}
     assert torch.equal(flatten(trained), made.weights.to(dtype).float())
 

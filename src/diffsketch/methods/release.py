@@ -106,7 +106,7 @@ class PrivateMean:
 
 
 class ClippedVectors(UserWarning):
-    """Most vectors are much longer than the method's clip, so that a mean is far too small."""
+    """Vectors are much longer than the method's clip, so that a mean is far too small."""
 
 
 def private_mean(
@@ -133,7 +133,7 @@ def private_mean(
         simulation_seed: A number from which the noise follows, for experiments that are to be
             repeated. The claim is then a `SimulatedClaim`: whoever knows the seed has the vectors.
 
-    Warns where most vectors are much longer than the method's clip (`ClippedVectors`), or most
+    Warns where vectors are much longer than the method's clip (`ClippedVectors`), or most
     cells are beyond their limit (`SaturatedCells`): the mean is then too small. Warnings follow
     from private data and are for whoever holds the vectors: claims do not cover them, so do not
     publish them with the mean.
@@ -236,20 +236,21 @@ def _from_numpy(vectors: npt.ArrayLike) -> Tensor:
 
 
 def _warn_if_clipped(vectors: Tensor, method: Method) -> None:
-    """Warn if more than half of the vectors lose a fifth of their length or more."""
+    """Warn if more than half of the vectors, or all together, lose a fifth of their length."""
     before, after = (
         torch.linalg.vector_norm(values.detach(), dim=1, dtype=torch.float64)
         for values in (vectors, method.after_clipping(vectors))
     )
     cut, count = int((after < _SHORTER * before).sum()), len(vectors)
-    if 2 * cut <= count:
+    if 2 * cut <= count and float(after.sum()) >= _SHORTER * float(before.sum()):
         return
     limits = {name: getattr(method, name, None) for name in ("clip", "limit", "projected_clip")}
     named = ", ".join(f"{name}={limit:.4g}" for name, limit in limits.items() if limit is not None)
     warnings.warn(
         f"{cut} of {count} vectors ({cut / count:.0%}) are longer than the method allows ({named}) "
         f"and were clipped, all together to {float(after.sum() / before.sum()):.2g} of their "
-        "length, so that the mean is too small: scale them down, or give a larger clip",
+        "length, so that the mean is too small: scale them down, or give a larger clip "
+        "(vector_norm of PlanRequest, --norm of diffsketch plan)",
         ClippedVectors,
         stacklevel=3,
     )

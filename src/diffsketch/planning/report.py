@@ -162,7 +162,9 @@ def _code_of_one_call(method: str, request: PlanRequest) -> str:
 
 from diffsketch import build_method, private_mean
 
-{method}vectors = np.load("vectors.npy")  # {request.cohort} rows, of norm {request.vector_norm:g}
+{method}vectors = np.load("vectors.npy")  # a row for each holder
+# {request.cohort} rows: fewer raise epsilon. Norms of {request.vector_norm:g} at most: longer
+# vectors are clipped.
 found = private_mean(vectors, method)  # with a new key and new noise in each call
 print(found.mean)
 print(found.claim.epsilon(delta={request.delta!r}, rounds=1))

@@ -32,6 +32,7 @@ from diffsketch.reproduction.facts import (
     Statement,
     meaning,
     panels_in,
+    percent,
 )
 from diffsketch.reproduction.figures import COORDINATE, SECURE_SUM, Fact
 
@@ -90,7 +91,7 @@ _LIMITS: dict[str, Callable[[float, float], bool]] = {
 
 
 class _Text(string.Formatter):
-    """Fills in `{share:percent}`, `{ratio:times}`, `{gap:points}` and `{bound:epsilon}`."""
+    """Fills in `{share:percent}`, `{ratio:times}`, `{gap:points}`, `{bound:epsilon}`, ..."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         known = SPECS.get(format_spec)
@@ -292,8 +293,14 @@ def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
         pair = best if column == "best" or OURS not in panel.lines else (OURS, other)
         text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**panel.compared(*pair)))
         if column == "proven":
-            lines = [line for one, line in panel.lines.items() if ", proven" in one]
-            most = max(lines, key=lambda line: line.accuracy or 0.0, default=None)
-            text = "not run" if most is None else str(most).partition(" ±")[0]
+            least = 0.9 * (panel.lines[best[0]].number("compression") or 0.0)
+            lines = {
+                line.accuracy or 0.0: one
+                for one, line in panel.lines.items()
+                if ", proven" in one and (line.number("compression") or 0.0) >= least
+            }
+            text = "not run"
+            if lines:
+                text = f"{percent(max(lines))} ({lines[max(lines)]})"
         parts.append(f"{panel.name}: {text}")
     return ";\n".join(parts)

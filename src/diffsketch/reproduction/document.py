@@ -150,7 +150,11 @@ def section_of(
         row={_ROW["says"]: experiment.says, **{_ROW[key]: text for key, text in row.items()}},
         exhibits=tuple(shown),
         verdicts=_entries(verdicts),
-        notes=(figure.lead, *figure.text, *([panels_note()] if experiment.variants else [])),
+        notes=(
+            figure.lead,
+            *figure.text,
+            *([panels_note()] if experiment.variants and experiment.drawing != "free" else []),
+        ),
         details={
             **{heading: tuple(some) for heading, some in folded.items() if some},
             **{heading: (one,) for heading, one in details_of(experiment).items()},

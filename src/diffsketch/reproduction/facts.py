@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from diffsketch.errors import DiffSketchError
-from diffsketch.privacy.claim import Basis, Scope, rounded_up
+from diffsketch.privacy.claim import Basis, Scope, rounded_down, rounded_up
 from diffsketch.reproduction.figures import COORDINATE, Fact, is_reading
 
 OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
@@ -141,6 +141,7 @@ SPECS: dict[str, Callable[[float], str]] = {
     "times": times,
     "points": lambda difference: f"{100 * difference:+.1f} points",
     "epsilon": lambda value: "no claim" if math.isinf(value) else rounded_up(value),
+    "lower": rounded_down,
 }
 
 

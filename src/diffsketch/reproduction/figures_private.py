@@ -9,7 +9,7 @@ from typing import Any
 
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
-from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from diffsketch.privacy.claim import Basis, Epsilon, Unit, rounded_down
 from diffsketch.reproduction.experiments import Experiment, Results
 from diffsketch.reproduction.figures import (
     COORDINATE,
@@ -380,7 +380,9 @@ def draw_local_epsilon(experiment: Experiment, results: Results) -> Figure:
     lead = entry["lead"].format(shares="; ".join(shares), claimed=_CLAIMED)
     if refuted := [case for case in audits if case.refuted]:
         worst = max(refuted, key=lambda case: case.excess)
-        lead += entry["refuted"].format(measured=float(worst.measured), stated=float(worst.stated))
+        lead += entry["refuted"].format(
+            measured=rounded_down(float(worst.measured)), stated=float(worst.stated)
+        )
     ratios = ", ".join(f"{run.ratio:.3g} in {run.name}" for run in runs)
     text = entry["text"].format(ratios=ratios)
     if noised := [f"{run.noised:.1%} in {run.name}" for run in runs if run.noised is not None]:

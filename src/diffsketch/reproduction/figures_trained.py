@@ -315,8 +315,8 @@ def facts_of(experiment: Experiment, panels: Mapping[str, list[TrainedLine]]) ->
     """The numbers of all panels and variants, by name."""
     facts: dict[str, Fact] = {"seeds": experiment.seeds}
     for panel, lines in panels.items():
-        whole = [line.accuracy for line in lines if line.method == "none"]
-        target = _TARGET * whole[0] if whole and whole[0] is not None else None
+        whole = [line.accuracy or 0.0 for line in lines if line.method == "none"]
+        target = _TARGET * max(whole) if any(whole) else None
         fewest = min(line.up for line in lines)
         facts[f"rounds/{panel}"] = max(line.points[-1].round for line in lines)
         facts[f"target/{panel}"] = target

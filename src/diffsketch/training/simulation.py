@@ -365,14 +365,16 @@ class Simulation:
         return sum(one[0] for one in each) / len(each), sum(one[1] for one in each) / len(each)
 
     def trained(self) -> nn.Module:
-        """The task's model with the weights that are evaluated, in its own type.
+        """The task's model with the weights that are evaluated, in its own type and in eval mode.
 
-        With `keep_local` it normalises every batch by its own statistics, in `eval()` too: predict
-        for batches of several examples.
+        With `keep_local` it normalises every batch by its own statistics all the same: predict for
+        batches of several examples.
         """
         model = self.task.model(self.seed)
         load(model, self.averaged_weights.cpu())
-        return working_copy(model, keep_local=True) if self.task.keep_local else model
+        if self.task.keep_local:
+            model = working_copy(model, keep_local=True)
+        return model.eval()
 
     def run(self) -> str:
         """Do the rounds that are left; why it ended before the last one, if so, or else "".
