@@ -291,8 +291,8 @@ def _shape_facts(found: Sequence[Mapping[str, Any]]) -> dict[str, Fact]:
         }
     # One by one: those that a test at 1% does not tell from Gaussian.
     chance = 1.63 / math.sqrt(int(found[0]["dim"]))
-    facts["gaussian-vectors"] = sum(float(v["ks"]) <= chance for v in vectors)
-    facts["other-vectors"] = len(vectors) - facts["gaussian-vectors"]
+    near = sum(float(v["ks"]) <= chance for v in vectors)
+    facts |= {"gaussian-vectors": near, "other-vectors": len(vectors) - near}
     for place, vector in enumerate(found[0]["vectors"], start=1):
         facts |= {f"vector/{place}/{name}": float(vector[key]) for name, key in _SHAPES.items()}
     for end in ("first", "last"):
