@@ -44,13 +44,12 @@ from diffsketch.app.settings import (
     RunConfig,
     Value,
     checked_table,
-    nearest,
     parse_setting,
     read_toml,
     with_task_defaults,
 )
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, nearest
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.training.simulation import NonFiniteUpdate
 

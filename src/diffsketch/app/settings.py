@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from diffsketch.errors import ArgumentError, DataError
-from diffsketch.errors import nearest as nearest  # for those who read settings
+from diffsketch.errors import ArgumentError, DataError, nearest
 
 Value: TypeAlias = bool | int | float | str | None
 MethodName: TypeAlias = Literal[

@@ -29,6 +29,7 @@ from diffsketch.reproduction.facts import (
     Facts,
     Graded,
     MissingFactError,
+    Panel,
     Statement,
     meaning,
     panels_in,
@@ -172,22 +173,14 @@ def _rule(statement: Statement) -> Callable[[Statement, Facts], Cases | Graded] 
 
 def _by_conditions(statement: Statement, facts: Facts) -> Graded:
     """Grade a claim by the conditions that are written beside it."""
-
-    def hits(given: Mapping[str, Any]) -> list[bool]:
-        known, found = {**statement.values, **given}, []
-        for condition in statement.hits:
-            value = known[condition["fact"]]
-            value -= known[condition["less"]] if "less" in condition else 0.0
-            (limit,) = [name for name in condition if name in _LIMITS]
-            found.append(bool(_LIMITS[limit](value, condition[limit])))
-        return found
-
-    if statement.each:
-        every = facts.numbers(*statement.each.split(" ", 1))
-        cases = [{"name": name, "value": value} for name, value in every.items()]
-        return cases, [hit for case in cases for hit in hits(case)], {}
     read = {name: facts.number(*place.split(" ", 1)) for name, place in statement.read.items()}
-    return [], hits(read), read
+    known, found = {**statement.values, **read}, []
+    for condition in statement.hits:
+        value = known[condition["fact"]]
+        value -= known[condition["less"]] if "less" in condition else 0.0
+        (limit,) = [name for name in condition if name in _LIMITS]
+        found.append(bool(_LIMITS[limit](value, condition[limit])))
+    return [], found, read
 
 
 # --- the claims, by figure -------------------------------------------------------------------
@@ -287,20 +280,27 @@ def _panels_text(facts: Facts, name: str, other: str, column: str) -> str:
     """DiffSketch against another line in each panel: as it is, at its best, or proven."""
     parts = []
     for panel in panels_in(facts, name, OURS, other):
-        best = panel.best(OURS, other) or (OURS, other)
         if column == "letter" and OURS not in panel.lines:
             continue  # no panel of the paper's
-        pair = best if column == "best" or OURS not in panel.lines else (OURS, other)
-        text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**panel.compared(*pair)))
+        best = panel.best(OURS, other) or (OURS, other)
         if column == "proven":
-            least = 0.9 * (panel.lines[best[0]].number("compression") or 0.0)
-            lines = {
-                line.accuracy or 0.0: one
-                for one, line in panel.lines.items()
-                if ", proven" in one and (line.number("compression") or 0.0) >= least
-            }
-            text = "not run"
-            if lines:
-                text = f"{percent(max(lines))} ({lines[max(lines)]})"
+            text = _proven_text(panel, best[0])
+        else:
+            compared = panel.compared(*(best if column == "best" else (OURS, other)))
+            text = re.sub(r" ± [\d.]+", "", "{ours} against {other}".format(**compared))
         parts.append(f"{panel.name}: {text}")
     return ";\n".join(parts)
+
+
+def _proven_text(panel: Panel, ours: str) -> str:
+    """The most accurate of the proven lines that send about as little as ours, with its name."""
+    least = 0.9 * (panel.lines[ours].number("compression") or 0.0)
+    found = [
+        (line.accuracy or 0.0, name)
+        for name, line in panel.lines.items()
+        if ", proven" in name and (line.number("compression") or 0.0) >= least
+    ]
+    if not found:
+        return "not run"
+    accuracy, name = max(found, key=lambda each: each[0])
+    return f"{percent(accuracy)} ({name})"

@@ -153,7 +153,7 @@ def section_of(
         notes=(
             figure.lead,
             *figure.text,
-            *([panels_note()] if experiment.variants and experiment.drawing != "free" else []),
+            *([panels_note()] if any(one.group != "proven" for one in experiment.variants) else []),
         ),
         details={
             **{heading: tuple(some) for heading, some in folded.items() if some},

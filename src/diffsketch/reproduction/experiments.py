@@ -51,11 +51,10 @@ from diffsketch.app.settings import (
     TASK_DEFAULTS,
     Value,
     checked_table,
-    nearest,
     read_toml,
     with_task_defaults,
 )
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError
+from diffsketch.errors import ArgumentError, DataError, DiffSketchError, nearest
 
 FORMAT = "diffsketch reproduction 1"
 SETTINGS = Path(__file__).parent / "settings"

@@ -37,7 +37,6 @@ class Statement:
     values: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""  # nothing measures it; empty if something does
     read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
-    each: str = ""  # in place of `read`: "experiment prefix", each fact that begins so as `value`
     hits: Sequence[Mapping[str, Any]] = ()  # conditions on them, in place of a rule
     measured: str = ""
     case: str = ""  # one case of those in `measured`
@@ -223,12 +222,15 @@ class Panel:
         unpaired = gap_of(self.lines[ours], self.lines[other], self.seeds)
         return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
 
-    def leads(self, upper: str, lower: str, least: float) -> bool:
-        """Whether a line leads another by so much; one that diverged is below all others."""
+    def leads(self, upper: str, lower: str, least: float, *, tried: int = 1) -> bool:
+        """Whether a line leads another by so much, as the best of so many pairs that were tried.
+
+        One that diverged is below all others.
+        """
         gap = self.gap(upper, lower)
         if gap is None:
             return self.lines[upper].accuracy is not None
-        return gap.above(least)
+        return gap.above(least, tried=tried)
 
     def readings(self, ours: str, other: str) -> list[tuple[str, str]]:
         """Each reading of `ours` with the line to compare it with.
@@ -329,10 +331,7 @@ class BestReading:
 
     def leads(self, least: float) -> bool:
         """Whether it is a lead by so much, and clearly so for the best of so many."""
-        gap = self.gap
-        if gap is None:
-            return self.panel.lines[self.pair[0]].accuracy is not None
-        return gap.above(least, tried=self.tried)
+        return self.panel.leads(*self.pair, least, tried=self.tried)
 
     @property
     def case(self) -> Case:
