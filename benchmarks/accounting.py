@@ -27,14 +27,14 @@ from dp_accounting.pld import PLDAccountant
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import (
+from diffsketch.privacy.accounting.account import (
     Accountant,
     Budget,
     BudgetExceeded,
     gaussian_multiplier,
 )
 from diffsketch.privacy.accounting.events import epsilon_for
-from diffsketch.privacy.accounting.ledger import Ledger
+from diffsketch.privacy.accounting.account import Ledger
 from diffsketch.privacy.accounting.losses import as_dp_event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 

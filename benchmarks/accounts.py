@@ -27,8 +27,8 @@ from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.files import replace_file, synchronise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.accounting.ledger import Ledger
+from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.account import Ledger
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.training.clients import Participation
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from diffsketch.methods import Method, build_method, private_mean
     from diffsketch.planning import PlanRequest, plan
     from diffsketch.privacy import (
-        Accountant,
+        Account,
         Budget,
         Claim,
         Epsilon,
-        Ledger,
         MeasuredClaim,
         NoClaim,
         NoiseKey,
+        OpenClaim,
         PaperClaim,
         ProvenClaim,
         SecureNoise,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Accountant",
+    "Account",
     "ArgumentError",
     "Budget",
     "Claim",
@@ -47,12 +47,12 @@ __all__ = [
     "Epsilon",
     "FedAvg",
     "HashSeed",
-    "Ledger",
     "MeasuredClaim",
     "Method",
     "MismatchError",
     "NoClaim",
     "NoiseKey",
+    "OpenClaim",
     "PaperClaim",
     "PlanRequest",
     "ProvenClaim",
@@ -71,7 +71,7 @@ __all__ = [
 
 _ROOMS = {
     "sketch": "CountSketch HashSeed Sketch SketchKey",
-    "privacy": "Accountant Budget Claim Epsilon Ledger MeasuredClaim NoClaim NoiseKey PaperClaim "
+    "privacy": "Account Budget Claim Epsilon MeasuredClaim NoClaim NoiseKey OpenClaim PaperClaim "
     "ProvenClaim SecureNoise SimulatedClaim",
     "methods": "Method build_method private_mean",
     "planning": "PlanRequest plan",

@@ -126,3 +126,41 @@ def nearest(name: str, names: Iterable[str], *, see: str = "--help") -> str:
         return f"did you mean {' or '.join(known[one] for one in close)}?"
     few = len(known) <= _LISTED
     return f"there are {', '.join(known.values())}" if few else f"see {see} for all of them"
+
+
+_DIGESTS = {
+    "data": "the data has",
+    "test": "the test data has",
+    "model": "the model has",
+    "importance": "what devices count for has",
+    "loss": "the loss has",
+    "noise_key": "the key of the noise has",
+}
+
+
+def difference(own: str, other: str) -> str:
+    """A sentence about the first thing in which two identities differ: the own, and a state's.
+
+    >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
+    'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'
+    """
+    here, there = _parts(own), _parts(other)
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            if name in _DIGESTS:
+                return f"{_DIGESTS[name]} changed since the run began"
+            known, found = (parts.get(name, "missing") for parts in (here, there))
+            return f"{name} is {known} here and was {found}"
+    return "its settings are others"
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Names and values of `name=value, ...`, where values may have commas inside brackets."""
+    found, depth, begin = dict[str, str](), 0, 0
+    for place, letter in enumerate(f"{text},"):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            name, _, value = text[begin:place].strip().partition("=")
+            found[name] = value
+            begin = place + 1
+    return found

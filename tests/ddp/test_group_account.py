@@ -13,7 +13,7 @@ from diffsketch.ddp.group import GroupMean, RankAccount
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
-from diffsketch.privacy.accounting.accountant import BudgetExceeded
+from diffsketch.privacy.accounting.account import BudgetExceeded
 from diffsketch.sketch import SketchKey
 from tests.ddp.processes import alone
 

@@ -19,7 +19,7 @@ from diffsketch.flower import ClientAccount, FlowerPlan, SketchStrategy
 from diffsketch.flower.accounts import ClientLedger, ClientRegistry
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget, Claim
-from diffsketch.privacy.accounting.accountant import BudgetExceeded
+from diffsketch.privacy.accounting.account import BudgetExceeded
 from diffsketch.wire import WireError
 from tests.flower.network import (
     CENTRAL,

@@ -39,7 +39,7 @@ from diffsketch.planning import (
 )
 from diffsketch.planning.planner import bytes_needed, clients_needed, epsilon_needed
 from diffsketch.planning.search import search
-from diffsketch.privacy.accounting.accountant import BudgetExceeded
+from diffsketch.privacy.accounting.account import BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler

@@ -20,7 +20,7 @@ from scipy import stats
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
 from diffsketch.privacy.accounting import accountant as lookahead
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import (
+from diffsketch.privacy.accounting.account import (
     Accountant,
     Budget,
     BudgetExceeded,

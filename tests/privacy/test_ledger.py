@@ -18,9 +18,9 @@ from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.files import replace_file
 from diffsketch.privacy.accounting import accountant as lookahead
 from diffsketch.privacy.accounting import events, ledger
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, Spending
+from diffsketch.privacy.accounting.account import Budget, BudgetExceeded, Spending
 from diffsketch.privacy.accounting.events import epsilon_for
-from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
+from diffsketch.privacy.accounting.account import Ledger, LedgerBusy
 from diffsketch.privacy.claim import (
     NoClaim,
     ProvenClaim,

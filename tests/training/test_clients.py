@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.accountant import (
+from diffsketch.privacy.accounting.account import (
     Accountant,
     Budget,
     BudgetExceeded,

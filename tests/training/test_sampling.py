@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError
-from diffsketch.privacy.accounting.accountant import PoissonSampler
+from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training import sampling
 from diffsketch.training.sampling import (

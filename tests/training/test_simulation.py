@@ -13,7 +13,7 @@ from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, SaturatedCells, Uncompressed
-from diffsketch.privacy.accounting.accountant import (
+from diffsketch.privacy.accounting.account import (
     Accountant,
     Budget,
     BudgetExceeded,

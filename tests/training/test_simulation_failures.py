@@ -15,13 +15,14 @@ from torch import Tensor
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.rounds import ServerOptimizer
 from diffsketch.training.sampling import AllDevices, PoissonDevices, UniformSampler
-from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, Simulation
+from diffsketch.training.simulation import Diverged, DivergedRound, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, Task
 from tests.training.reference import DIM, ReferenceTrainer, make_task, updates_of
 from tests.training.reference import simulate as simulated

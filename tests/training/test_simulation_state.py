@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffsketch.errors import MismatchError
 from diffsketch.methods.base import build_method
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.training.identity import tensor_digest
 from diffsketch.training.rounds import DistributedSGD, FedAvg, FetchSGD, ServerOptimizer

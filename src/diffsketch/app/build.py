@@ -16,7 +16,8 @@ from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_t
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.base import METHODS, Method, build_method, settings_of
 from diffsketch.methods.plain import TableMethod
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded, calibrate
+from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import calibrate
 from diffsketch.privacy.accounting.events import Event
 from diffsketch.privacy.claim import Basis, Claim, ProvenClaim
 from diffsketch.privacy.simulated_noise import NoiseKey

@@ -27,10 +27,11 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.methods.client_noise import SketchSkellam
-from diffsketch.privacy.accounting.accountant import BudgetExceeded
+from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.privacy.accounting.account import BudgetExceeded
 from diffsketch.privacy.claim import Basis, Epsilon, KeyTrust, Scope, SecretScope
 from diffsketch.training.models import unflatten
-from diffsketch.training.simulation import Diverged, DivergedRound, NonFiniteUpdate, RoundResult
+from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult
 
 EXIT_DIVERGED = 2
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -29,7 +29,7 @@ from torch import Tensor
 from diffsketch.auditing.attacks import Numbers, matrix_of
 from diffsketch.auditing.audits import epsilon_to_json
 from diffsketch.errors import check
-from diffsketch.privacy.accounting.accountant import gaussian_multiplier
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.claim import Basis, Epsilon, NoClaim, Relation, Scope, Trust, Unit
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism

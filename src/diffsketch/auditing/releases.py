@@ -48,7 +48,7 @@ from diffsketch.methods import (
     parse_settings,
 )
 from diffsketch.methods.release import release_noise
-from diffsketch.privacy.accounting.accountant import PoissonSampler
+from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
 from diffsketch.privacy.mechanisms.padding import gram

@@ -27,20 +27,17 @@ from diffsketch.ddp.agreement import (
     read_reports,
 )
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
-from diffsketch.errors import ArgumentError, MismatchError, check
+from diffsketch.errors import ArgumentError, MismatchError, check, difference
 from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.methods.release import check_release, release_noise, rounding_noise
-from diffsketch.privacy.accounting.accountant import Budget
-from diffsketch.privacy.accounting.ledger import Ledger
+from diffsketch.methods.release import NonFiniteUpdate, check_release, release_noise, rounding_noise
+from diffsketch.privacy.accounting.account import Budget, Ledger
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS, WORD_BITS, SumPacking
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
-from diffsketch.training.identity import difference
-from diffsketch.training.simulation import NonFiniteUpdate
 
 _PROTOCOL = 2  # what ranks send each other; another number for another meaning
 

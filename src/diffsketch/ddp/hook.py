@@ -20,7 +20,7 @@ from diffsketch.ddp.group import GroupMean, Scaler
 from diffsketch.ddp.weights import sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
 

@@ -35,13 +35,19 @@ from diffsketch.ddp.hook import (
 )
 from diffsketch.ddp.store import RunOver, StoreGroup, StoreMean
 from diffsketch.ddp.weights import CommonWeights, LocalWeights, bits_digest, check_disjoint
-from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    MismatchError,
+    check,
+    check_positive,
+    check_whole,
+    difference,
+)
 from diffsketch.methods.base import Method, is_finite, settings_of
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
-from diffsketch.training.identity import difference
-from diffsketch.training.simulation import NonFiniteUpdate
 
 COMPRESSION = 32.0
 """Compression of an exchange if neither it nor the sizes of a table are given."""

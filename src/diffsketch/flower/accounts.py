@@ -20,7 +20,7 @@ from torch import Tensor
 from diffsketch import files
 from diffsketch.errors import DataError, MismatchError
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon
 from diffsketch.training.clients import Participation
 from diffsketch.wire import WireError

@@ -40,7 +40,7 @@ from diffsketch.flower.secure import ClientContext, SecureClientAggregation
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import RoundedTables
 from diffsketch.methods.release import release_noise
-from diffsketch.privacy.accounting.accountant import Budget
+from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage

@@ -40,7 +40,7 @@ from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Rep
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods.base import is_finite
 from diffsketch.methods.release import check_release, release_noise
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
 from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey

@@ -169,6 +169,15 @@ class Method(ABC):
         _check_round(seed)
         if not isinstance(noise, Noise):
             raise ArgumentError(f"noise must be a Noise, got {type(noise).__name__}")
+        values = self.checked(vectors)
+        batch = values if values.dim() == 2 else values[None]
+        encoded = self._encode(batch, seed, noise)
+        if encoded.messages is not batch and encoded.messages.is_floating_point():
+            check_sums(encoded.messages)
+        return encoded if values.dim() == 2 else encoded[0]
+
+    def checked(self, vectors: Tensor) -> Tensor:
+        """Return the vectors as float32; raise what `encode` raises if they are not to be sent."""
         if not isinstance(vectors, Tensor) or vectors.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(
                 f"vectors must be a float32 or float64 tensor, got {_kind(vectors)}"
@@ -184,11 +193,7 @@ class Method(ABC):
                 "vectors must be finite in float32, got NaN, infinity or too large a number"
                 f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
             )
-        batch = values if values.dim() == 2 else values[None]
-        encoded = self._encode(batch, seed, noise)
-        if encoded.messages is not batch and encoded.messages.is_floating_point():
-            check_sums(encoded.messages)
-        return encoded if values.dim() == 2 else encoded[0]
+        return values
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
         """Return vectors `(workers, dim)` as clipping leaves them: for methods without it, as are.

@@ -1,9 +1,11 @@
-"""Noise of everything that leaves a machine, and a private mean in one call.
+"""The gate: the one way by which a party's message leaves, and a private mean in one call.
 
-Engines that send (torch.distributed, Flower, `private_mean` without a seed) draw the noise of each
-message, and the server's, by `release_noise` and nowhere else: exact, from the operating system,
-never drawn twice. A source is made for one release and remembers nothing: so whatever is restarted,
-restored, copied or forked, no two releases share noise.
+`release` charges the party's account, then draws noise, then returns the message; engines have no
+other way to a message under a claim. Engines that send (torch.distributed, Flower, `private_mean`
+without a seed) draw the noise of each message, and the server's, by `release_noise` and nowhere
+else: exact, from the operating system, never drawn twice. A source is made for one release and
+remembers nothing: so whatever is restarted, restored, copied or forked, no two releases share
+noise.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +25,11 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods.base import Encoded, Method
 from diffsketch.methods.plain import RoundedTables, SaturatedCells
+from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
-from diffsketch.sketch.hashing import SketchKey
+from diffsketch.sketch.hashing import HashSeed, SketchKey
 
 _WANTED = "vectors must be a tensor or array of numbers (holders, dim)"
 _SHORTER = 0.8  # of its length: less than any clip leaves that the planner chooses
@@ -34,8 +39,13 @@ _WHOLE = (
 )
 
 
-def check_release(method: Method, claim: Claim) -> None:
-    """Refuse a proven claim of a method without an exact form, and a simulated claim."""
+def check_release(method: Method, claim: Claim, *, budget: Budget | None = None) -> None:
+    """Refuse what cannot be sent under a claim, and a budget where nothing is proven.
+
+    Raises:
+        ArgumentError: The claim is proven and the method has no exact form; or it is simulated; or
+            there is a budget and no proof.
+    """
     if isinstance(claim, ProvenClaim) and not method.exact:
         raise ArgumentError(
             f"method={method.name!r} must not be sent: its proof is about real numbers, and noise "
@@ -47,6 +57,97 @@ def check_release(method: Method, claim: Claim) -> None:
             "claim must be about exact noise for messages that are sent, got a simulated one: "
             "noise from a seed hides nothing"
         )
+    check_budget(method, claim, budget)
+
+
+def check_budget(method: Method, claim: Claim, budget: Budget | None) -> None:
+    """Refuse a budget where nothing is proven: only what is proven adds up over rounds."""
+    if budget is not None and not isinstance(claim, ProvenClaim):
+        raise ArgumentError(
+            "budget must not be given where nothing is proven: the epsilon of "
+            f"method={method.name!r} is {claim.basis} here ({claim})"
+        )
+
+
+class NonFiniteUpdate(UserWarning):
+    """A worker's vector had NaN or infinite values. The round went on without them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """Messages that may leave now.
+
+    Attributes:
+        encoded: Of all vectors of the batch, or of those that are `kept`; None if there is none.
+        kept: Whether each vector is in a message, `(workers,)`. Others could not be encoded. Under
+            a proven claim they have a message of zeros, which nobody can tell from any other.
+    """
+
+    encoded: Encoded | None
+    kept: Tensor
+
+
+def release(
+    vectors: Tensor,
+    method: Method,
+    seed: HashSeed,
+    claim: Claim,
+    *,
+    charge: Callable[[], object] | None,
+    noise_of: Callable[[Sequence[int]], Noise] | None = None,
+) -> Release:
+    """Charge, draw noise, and return the messages: the gate of every engine.
+
+    *Vectors that are not finite*, or whose messages would not be. Under a proven claim they count
+    as zeros, with their noise: to leave them out, or to fail, would tell about the data. Under any
+    other claim they have no message.
+
+    Guarantees (`tests/methods/test_release.py`): nothing is encoded before `charge` has returned;
+    under a proven claim, vectors of whatever values give messages of one law and shape.
+
+    Args:
+        vectors: `(workers, dim)`: of one party, or of all parties of a simulation.
+        method: How vectors become messages.
+        seed: The round's hashes.
+        claim: What is claimed for the messages.
+        charge: Charges the party's account, and raises if it cannot be paid. None where the
+            accounts of a whole cohort were charged before.
+        noise_of: Noise for rows of the batch, where it is simulated; else it is `release_noise`.
+
+    Raises:
+        ArgumentError: The arguments are wrong for vectors of whatever values.
+    """
+    if charge is not None:
+        charge()
+    if noise_of is None:
+        check_release(method, claim)
+
+        def noise_of(rows: Sequence[int]) -> Noise:
+            return release_noise(method, claim, messages=len(rows))
+
+    def encode(batch: Tensor, rows: Sequence[int]) -> Encoded:
+        return method.encode(batch, seed, noise_of(rows))
+
+    everyone = range(len(vectors))
+    try:
+        # Methods look for what is not finite, and refuse it before they return anything: to look
+        # here as well would take as long as all the rest.
+        return Release(encode(vectors, everyone), torch.ones(len(vectors), dtype=torch.bool))
+    except ArgumentError:
+        kept = torch.isfinite(vectors).all(dim=-1).cpu()
+        for row in kept.nonzero().flatten().tolist():  # finite, and their messages may overflow
+            try:
+                encode(vectors[row : row + 1], [row])
+            except ArgumentError:
+                kept[row] = False
+        if bool(kept.all()):
+            raise
+    # The noise anew: what a refused call has drawn must not change what others draw.
+    if isinstance(claim, ProvenClaim):
+        clean = torch.where(kept.to(vectors.device)[:, None], vectors, torch.zeros_like(vectors))
+        return Release(encode(clean, everyone), kept)
+    rows = kept.nonzero().flatten().tolist()
+    return Release(encode(vectors[rows], rows) if rows else None, kept)
 
 
 def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:
@@ -116,6 +217,7 @@ def private_mean(
     key: SketchKey | None = None,
     round_index: int = 0,
     simulation_seed: int | None = None,
+    account: Account | None = None,
 ) -> PrivateMean:
     """The mean of `(holders, dim)` vectors, as a server learns it that sees no vector.
 
@@ -132,6 +234,8 @@ def private_mean(
         round_index: Of a series of means with one key: another one has other hashes.
         simulation_seed: A number from which the noise follows, for experiments that are to be
             repeated. The claim is then a `SimulatedClaim`: whoever knows the seed has the vectors.
+        account: Charged before anything is computed; `Account.open(path)` for one in a file. Where
+            it has a budget, that is a stop.
 
     Warns where vectors are much longer than the method's clip (`ClippedVectors`), or most
     cells are beyond their limit (`SaturatedCells`): the mean is then too small. Warnings follow
@@ -183,17 +287,25 @@ def private_mean(
         method = method.at_limit_of(batch)
     if simulation_seed is not None:
         check_whole("simulation_seed", simulation_seed, least=0)
-    holders: Noise
-    server: Noise
-    if simulation_seed is None:
-        holders = release_noise(method, claim, messages=count)
-        server = release_noise(method, claim)
-    else:
+    noise_of: Callable[[Sequence[int]], Noise] | None = None
+    if simulation_seed is not None:
         claim, world = SimulatedClaim.of(claim), NoiseKey.from_integer(simulation_seed)
-        holders = CohortNoise(world, range(count), round_index=round_index)
-        server = CohortNoise(world, [SERVER], round_index=round_index)
-    encoded = method.encode(batch, seed, holders)
+
+        def noise_of(rows: Sequence[int]) -> Noise:
+            return CohortNoise(world, rows, round_index=round_index)
+
+    batch = method.checked(batch)  # tells whoever holds the vectors, before anything is charged
+    charge = None if account is None else partial(account.charge, claim)
+    released = release(batch, method, seed, claim, charge=charge, noise_of=noise_of)
+    encoded = released.encoded
+    if encoded is None or not bool(released.kept.all()):
+        rows = (~released.kept).nonzero().flatten().tolist()
+        raise ArgumentError(
+            "vectors must be small enough for float32, but sums of their coordinates overflow in "
+            f"rows {', '.join(map(str, rows[:5]))}"
+        )
     _warn_if_clipped(batch, method)
+    server = release_noise(method, claim) if noise_of is None else noise_of([SERVER])
     total = method.publish(encoded.messages.sum(dim=0), server)
     mean = method.decode(total, seed, count=count)
     saturated = _saturated_share(encoded, method)

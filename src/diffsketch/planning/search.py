@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from diffsketch.errors import ArgumentError, check, check_whole
 from diffsketch.methods import METHODS, Method, build_method, settings_of
 from diffsketch.methods.forecast import Plannable, RelativeError, Vectors
-from diffsketch.privacy.accounting.accountant import PoissonSampler
+from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Epsilon, ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.sketch import SketchKey
 from diffsketch.wire.formats import payload_within

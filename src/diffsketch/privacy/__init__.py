@@ -3,22 +3,19 @@
 * `claim`: basis, unit, relation and trust as types, and an epsilon that carries them.
 * `clipping`: bounds and rounding, with the sensitivity that is left.
 * `mechanisms`: clipping, noise and the claim, each mechanism from one object.
-* `accounting`: events, their composition, budgets, a ledger on disk.
+* `accounting`: events, their composition, and accounts with a budget, also in a file.
 * `noise`: sources of noise: fast and reproducible, or secure and exact.
 * `theorems`: the paper's theorems as calculators; what they say is claimed, not proven.
 
 `docs/privacy.md` is the introduction.
 """
 
-from diffsketch.privacy.accounting.accountant import (
-    Accountant,
-    Budget,
-    BudgetExceeded,
+from diffsketch.privacy.accounting.account import Account, AccountBusy, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import (
     PoissonSampler,
     calibrate,
     gaussian_multiplier,
 )
-from diffsketch.privacy.accounting.ledger import Ledger, LedgerBusy
 from diffsketch.privacy.claim import (
     Basis,
     Claim,
@@ -26,6 +23,7 @@ from diffsketch.privacy.claim import (
     KeyTrust,
     MeasuredClaim,
     NoClaim,
+    OpenClaim,
     PaperClaim,
     ProvenClaim,
     Relation,
@@ -55,7 +53,8 @@ from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, No
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
 
 __all__ = [
-    "Accountant",
+    "Account",
+    "AccountBusy",
     "Basis",
     "BinomialMechanism",
     "Budget",
@@ -71,13 +70,12 @@ __all__ = [
     "GaussianMixing",
     "KeyTrust",
     "LaplaceMechanism",
-    "Ledger",
-    "LedgerBusy",
     "MeasuredClaim",
     "NoClaim",
     "Noise",
     "NoiseKey",
     "NormBound",
+    "OpenClaim",
     "PaddedGaussian",
     "PaperClaim",
     "PoissonSampler",

@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from diffsketch.errors import check, check_choice, check_delta, check_type, check_whole
+from diffsketch.errors import (
+    ArgumentError,
+    check,
+    check_choice,
+    check_delta,
+    check_type,
+    check_whole,
+)
 from diffsketch.privacy.accounting.events import (
     Event,
     check_event,
     epsilon_for,
+    from_json,
     is_sampled,
     leaves,
     repeated,
+    to_json,
 )
 
 
@@ -180,6 +190,7 @@ class Epsilon:
         scope: Unit, relation and trust.
         simulated: Whether the noise came from a seed, or is on real numbers: then it says what
             exact noise would guarantee, and nothing of the numbers at hand.
+        doors: What is sent without noise beside the releases that the number is about.
 
     >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.CENTRAL)
     >>> epsilon = Epsilon(7.9812, 1e-5, 100, Basis.PROVEN, scope)
@@ -199,6 +210,7 @@ class Epsilon:
     basis: Basis
     scope: Scope
     simulated: bool = False
+    doors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.value >= 0, "value", "be >= 0", self.value)
@@ -264,7 +276,7 @@ class Epsilon:
         """The value alone, for a terminal line."""
         if math.isinf(self.value):
             return f"{self.basis_text} per round, nothing over {self._rounds}"
-        times = " per round" if self.basis is Basis.CLAIMED else ""
+        times = " per round" if self.basis is Basis.CLAIMED and not self.doors else ""
         return f"epsilon {self.shown(digits)}{times}"
 
     @property
@@ -280,6 +292,7 @@ class Epsilon:
             **{name: str(term) for name, term in asdict(self.scope).items()},
             "rounds": self.rounds,
             "simulated": self.simulated,
+            **({"doors": list(self.doors)} if self.doors else {}),
         }
 
     def terms(self, style: Style = "plain") -> str:
@@ -288,10 +301,14 @@ class Epsilon:
 
     @property
     def basis_text(self) -> str:
-        """The basis as it is printed: `proven, simulated` where noise came from a seed."""
+        """The basis as it is printed: `proven, simulated` where noise came from a seed.
+
+        Where a door was opened: `claimed, without evaluation`, for example.
+        """
         if self.basis is Basis.NONE:
             return "no claim"
-        return f"{self.basis}, simulated" if self.simulated else str(self.basis)
+        without = f", without {' and '.join(self.doors)}" if self.doors else ""
+        return f"{self.basis}{', simulated' if self.simulated else ''}{without}"
 
     def shown(self, digits: int = 3) -> str:
         """The bare number in so many digits: an upper bound rounded up, a measured one down.
@@ -339,7 +356,10 @@ class ProvenClaim:
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
         """The epsilon of so many rounds, composed."""
         check_whole("rounds", rounds, least=1)
-        value = epsilon_for(repeated(self.event, rounds), delta)
+        return self.stated(epsilon_for(repeated(self.event, rounds), delta), delta, rounds)
+
+    def stated(self, value: float, delta: float, rounds: int) -> Epsilon:
+        """An epsilon that was computed for rounds of which this is the weakest claim."""
         return Epsilon(value, delta, rounds, self.basis, self.scope)
 
     def __str__(self) -> str:
@@ -367,12 +387,52 @@ class SimulatedClaim(ProvenClaim):
             return claim
         return cls(claim.scope, claim.event, claim.mechanism)
 
-    def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
-        """The epsilon of so many rounds with exact noise, marked as simulated."""
-        return replace(super().epsilon(delta=delta, rounds=rounds), simulated=True)
+    def stated(self, value: float, delta: float, rounds: int) -> Epsilon:
+        """An epsilon that exact noise would have, marked as simulated."""
+        return replace(super().stated(value, delta, rounds), simulated=True)
 
     def __str__(self) -> str:
         return f"Simulated noise. With exact noise: {super().__str__()}"
+
+
+@dataclass(frozen=True)
+class OpenClaim(ProvenClaim):
+    """Guarantee of the messages alone, where something else is sent beside them, without noise.
+
+    A user has opened these doors, by name. The messages have the noise of the proven claim and are
+    counted and composed like it; but nobody can say what all that is sent tells, so the basis is
+    `claimed`, and every epsilon names the doors.
+
+    Args:
+        doors: What is sent beside the messages: "evaluation", "metrics".
+
+    >>> from diffsketch.privacy.accounting import events
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> claim = OpenClaim(scope, events.gaussian(2.0), "Gaussian noise", ("evaluation",))
+    >>> print(claim.epsilon(delta=1e-5, rounds=10).text("short"))
+    epsilon 7.52 (delta 1e-05; claimed, without evaluation; client, replace, local)
+    """
+
+    doors: tuple[str, ...] = ()
+    basis: ClassVar[Basis] = Basis.CLAIMED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(bool(self.doors), "doors", "name what is sent beside the messages", self.doors)
+
+    def with_doors(self, doors: Iterable[str]) -> OpenClaim:
+        """The same claim with these doors open as well."""
+        return replace(self, doors=tuple(sorted({*self.doors, *doors})))
+
+    def stated(self, value: float, delta: float, rounds: int) -> Epsilon:
+        """An epsilon of the messages alone, which names the doors."""
+        return replace(super().stated(value, delta, rounds), doors=self.doors)
+
+    def __str__(self) -> str:
+        return (
+            f"Claimed for the messages alone, as {' and '.join(self.doors)} leaves without noise, "
+            f"of which nothing can be said. {super().__str__()}"
+        )
 
 
 @dataclass(frozen=True)
@@ -484,3 +544,43 @@ def _check_parts(claim: Claim, text: str, number: str | None = None) -> None:
         check_type(number, value, Epsilon)
         check(value.basis is claim.basis, number, f"have the basis {claim.basis}", value.basis)
         check(value.scope == claim.scope, number, f"be about {claim.scope}", value.scope)
+
+
+def claim_to_json(claim: Claim) -> dict[str, Any]:
+    """The claim of a mechanism as plain data; `claim_from_json` is its inverse."""
+    scope = claim.scope
+    data: dict[str, Any] = {"scope": [str(scope.unit), str(scope.relation), str(scope.trust)]}
+    if isinstance(claim, ProvenClaim):
+        data |= {"event": to_json(claim.event), "mechanism": claim.mechanism}
+        if isinstance(claim, SimulatedClaim):
+            data["simulated"] = True
+        if isinstance(claim, OpenClaim):
+            data["doors"] = list(claim.doors)
+        return data
+    if isinstance(claim, PaperClaim):
+        number = claim.per_round
+        return {**data, "epsilon": float(number), "delta": number.delta, "source": claim.source}
+    if isinstance(claim, NoClaim):
+        return {**data, "reason": claim.reason}
+    raise ArgumentError(f"claim must be of a mechanism, not {claim.basis}, got {claim}")
+
+
+def claim_from_json(data: Mapping[str, Any]) -> Claim:
+    """The claim that `claim_to_json` wrote, checked as if it were made anew."""
+    try:
+        fields = dict(data)
+        scope = Scope(*fields.pop("scope"))
+        if "event" in fields:
+            kind: type[ProvenClaim] = (
+                SimulatedClaim if fields.pop("simulated", False) else ProvenClaim
+            )
+            event, mechanism = from_json(fields.pop("event")), fields.pop("mechanism")
+            if "doors" in fields:
+                return OpenClaim(scope, event, mechanism, tuple(fields["doors"]))
+            return kind(scope, event, mechanism, **fields)
+        if "source" in fields:
+            number = Epsilon(fields["epsilon"], fields["delta"], 1, Basis.CLAIMED, scope)
+            return PaperClaim(scope, number, fields["source"])
+        return NoClaim(scope, **fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"data must describe a claim, got {data!r} ({error!r})") from None

@@ -28,6 +28,7 @@ from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import threads
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file
+from diffsketch.methods.release import NonFiniteUpdate
 from diffsketch.reproduction.experiments import (
     MEASUREMENTS,
     RUN,
@@ -37,7 +38,6 @@ from diffsketch.reproduction.experiments import (
     function_of,
     seconds_of,
 )
-from diffsketch.training.simulation import NonFiniteUpdate
 
 _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")

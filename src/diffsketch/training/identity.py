@@ -15,14 +15,6 @@ from diffsketch.training.tasks import Loss, Task, scores_of
 _PROBED = 16  # examples that a loss is tried with
 _DIGEST_BYTES = 16  # no two things have the same one
 # Digests in an identity, and the start of a sentence about each: nobody can read a digest.
-_DIGESTS = {
-    "data": "the data has",
-    "test": "the test data has",
-    "model": "the model has",
-    "importance": "what devices count for has",
-    "loss": "the loss has",
-    "noise_key": "the key of the noise has",
-}
 
 
 def run_identity(task: Task, seed: int, settings: str, *, noise_key: NoiseKey | None) -> str:
@@ -88,31 +80,3 @@ def tensor_digest(*tensors: Tensor) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES, person=b"ds-run-content").hexdigest()
-
-
-def difference(own: str, other: str) -> str:
-    """A sentence about the first thing in which two identities differ: the own, and a state's.
-
-    >>> difference("data=a1, method=A(rows=3, cols=4)", "data=a1, method=A(rows=3, cols=5)")
-    'method is A(rows=3, cols=4) here and was A(rows=3, cols=5)'
-    """
-    here, there = _parts(own), _parts(other)
-    for name in here | there:
-        if here.get(name) != there.get(name):
-            if name in _DIGESTS:
-                return f"{_DIGESTS[name]} changed since the run began"
-            known, found = (parts.get(name, "missing") for parts in (here, there))
-            return f"{name} is {known} here and was {found}"
-    return "its settings are others"
-
-
-def _parts(text: str) -> dict[str, str]:
-    """Names and values of `name=value, ...`, where values may have commas inside brackets."""
-    found, depth, begin = dict[str, str](), 0, 0
-    for place, letter in enumerate(f"{text},"):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            name, _, value = text[begin:place].strip().partition("=")
-            found[name] = value
-            begin = place + 1
-    return found

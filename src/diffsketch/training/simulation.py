@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
@@ -14,15 +14,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check, check_whole
-from diffsketch.methods.base import Encoded, Method
+from diffsketch.errors import (
+    ArgumentError,
+    DiffSketchError,
+    MismatchError,
+    check,
+    check_whole,
+    difference,
+)
+from diffsketch.methods.base import Method
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.privacy.accounting.accountant import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Basis, Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
-from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, NoiseKey
+from diffsketch.methods.release import NonFiniteUpdate, check_budget, release
+from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
+from diffsketch.privacy.simulated_noise import SERVER, CohortNoise, Noise, NoiseKey
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
-from diffsketch.training.identity import difference, run_identity, run_noise_key, tensor_digest
+from diffsketch.training.identity import run_identity, run_noise_key, tensor_digest
 from diffsketch.training.local import LocalTrainer, TrainerKind, trainer_for
 from diffsketch.training.local.base import NotAtOnce
 from diffsketch.training.models import load, working_copy
@@ -44,10 +52,6 @@ Hashes: TypeAlias = Literal["fresh", "fixed"]
 
 PART_CELLS = 1 << 23  # numbers of the vectors that are encoded at a time: 32 MiB
 _PLAIN = ("round_index", "bytes_up", "bytes_down", "ended")  # of `RunState`, as they are in a state
-
-
-class NonFiniteUpdate(UserWarning):
-    """A worker's vector had NaN or infinite values. The round went on without them."""
 
 
 class Diverged(DiffSketchError):  # noqa: N818 - it says what happened
@@ -204,15 +208,11 @@ class Simulation:
         self._key = SketchKey.from_integer(seed)
         self._fixed_seed = self._key.seed(0)
         self._saturation = SaturationWatch()
-        self._amplified: tuple[ProvenClaim, ProvenClaim] | None = None  # the last: they repeat
+        self._amplified: tuple[ProvenClaim, Claim] | None = None  # the last: they repeat
         self._scales = _device_scales(importance, len(task.devices))
         self._check_options()
         planned = self._claim_of(max(1, round(self.sampler.expected)), self._fixed_seed)
-        if budget is not None and not isinstance(planned, ProvenClaim):
-            raise ArgumentError(
-                "budget must not be given where nothing is proven: the epsilon of "
-                f"method={method.name!r} is {planned.basis} here ({planned})"
-            )
+        check_budget(method, planned, budget)
         target = task.devices.examples.labels.device
         self._test = Examples(task.test.inputs.to(target), task.test.labels.to(target))
         self._message_bytes, self._round_bytes = method.wire_bytes, self.server.round_bytes(method)
@@ -343,15 +343,14 @@ class Simulation:
         """The weakest claim of the rounds so far (`Participation.claim`), or what is planned."""
         claim = self._state.participation.claim
         assert claim is not None  # noqa: S101 (it has what is planned)
-        return SimulatedClaim.of(claim)
+        return claim
 
     def epsilon(self, delta: float) -> Epsilon:
         """Cost of the run for the client who paid most, with the basis of that number.
 
         If that is `proven`, it is about the same run with exact noise, and says `simulated`.
         """
-        epsilon = self._state.participation.epsilon(delta)
-        return replace(epsilon, simulated=epsilon.basis is Basis.PROVEN)
+        return self._state.participation.epsilon(delta)
 
     def evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test set; of drifting models, on average over them.
@@ -441,7 +440,7 @@ class Simulation:
             state = replace(state, clip=method.round_clip)
             agreed = CLIP_BYTES * len(members)
 
-        summed = self._sum(method, state.model.weights, cohort, seed, index, proven=proven)
+        summed = self._sum(method, state.model.weights, cohort, seed, index, claim=claim)
         left_out: tuple[str, ...] = ()
         if summed.broken:
             left_out = tuple(self.task.devices.names[device] for device in summed.broken)
@@ -477,9 +476,8 @@ class Simulation:
             ended = str(error)
         result = RoundResult(
             index, cohort, published, up, down,
-            SimulatedClaim.of(claim) if proven else claim,
-            left_out, summed, relative_drift(model.weights) if model.weights.dim() > 1 else None,
-            downloads,
+            claim, left_out, summed,
+            relative_drift(model.weights) if model.weights.dim() > 1 else None, downloads,
         )  # fmt: skip
         up, down = state.bytes_up + up, state.bytes_down + down
         if ended:
@@ -521,10 +519,11 @@ class Simulation:
         return vectors
 
     def _claim_of(self, present: int, seed: HashSeed) -> Claim:
-        """Claim of a round with so many workers; on a secret sample, with any number of them.
+        """Claim of a round with `present` workers; on a secret sample, with any number of them.
 
-        A method's claim is amplified where devices are drawn by Poisson sampling, which is for
-        central trust only, and void where error correction carries gradients around the messages.
+        It says that its noise is simulated, wherever it goes from here. A method's claim is
+        amplified where devices are drawn by Poisson sampling, which is for central trust only, and
+        void where error correction carries gradients around the messages.
         """
         sampler = self.sampler
         if isinstance(sampler, PoissonDevices):
@@ -535,7 +534,7 @@ class Simulation:
                 claim.scope, "the mask of the error correction carries the raw gradients"
             )
         if not isinstance(sampler, PoissonDevices) or isinstance(claim, NoClaim):
-            return claim
+            return SimulatedClaim.of(claim)
         if not isinstance(claim, ProvenClaim):
             raise ArgumentError(
                 "poisson sampling is for proven claims under central trust, or for none, got "
@@ -543,8 +542,14 @@ class Simulation:
             )
         known = self._amplified
         if known is None or known[0] != claim:
-            self._amplified = known = claim, sampler.lottery.amplified(claim)
+            amplified = SimulatedClaim.of(sampler.lottery.amplified(claim))
+            self._amplified = known = claim, amplified
         return known[1]
+
+    def _worker_noise(self, workers: Sequence[int], index: int, rows: Sequence[int]) -> Noise:
+        """Noise of some rows of a part of the cohort, whose workers have these numbers."""
+        chosen = workers if len(rows) == len(workers) else [workers[row] for row in rows]
+        return CohortNoise(self.noise_key, chosen, round_index=index)
 
     def _sum(
         self,
@@ -554,7 +559,7 @@ class Simulation:
         seed: HashSeed,
         index: int,
         *,
-        proven: bool,
+        claim: Claim,
     ) -> Aggregate:
         """Compute the vectors of a cohort, encode them in parts, and add the messages up."""
         summed, noised = Aggregate(), []
@@ -567,22 +572,13 @@ class Simulation:
                 raise MismatchError(
                     f"{len(part)} workers must have as many vectors, got {len(vectors)}"
                 )
-            try:
-                # Methods look for what is not finite, and refuse it before they return anything:
-                # to look here as well would take as long as all the rest.
-                noise = CohortNoise(self.noise_key, part.tolist(), round_index=index)
-                encoded: Encoded | None = method.encode(vectors, seed, noise)
-            except ArgumentError:
-                # The noise anew: what a refused call has drawn must not change what others draw.
-                encoded, broken = _encode_finite(
-                    lambda some, workers: method.encode(
-                        some, seed, CohortNoise(self.noise_key, workers.tolist(), round_index=index)
-                    ),
-                    vectors, part, zeros=proven,
-                )  # fmt: skip
-                if not broken:
-                    raise
-                summed.broken += broken
+            released = release(
+                vectors, method, seed, claim,
+                charge=None,  # `_round` has charged the whole cohort
+                noise_of=partial(self._worker_noise, part.tolist(), index),
+            )  # fmt: skip
+            encoded = released.encoded
+            summed.broken += tuple(part[~released.kept].tolist())
             if encoded is None:
                 continue
             # A sum is a tensor of its own: a trainer may use the memory of its vectors again.
@@ -594,7 +590,8 @@ class Simulation:
                 noised.append(encoded.noised)
             if encoded.saturated is not None:
                 summed.saturated = (summed.saturated or 0) + int(encoded.saturated.sum())
-        if len(cohort) and len(summed.broken) == len(cohort) and not proven:
+        unproven = not isinstance(claim, ProvenClaim)
+        if len(cohort) and len(summed.broken) == len(cohort) and unproven:
             raise Diverged(
                 f"all {len(cohort)} workers of round {index} have vectors with NaN or infinite "
                 "values: training diverges, or the data is broken"
@@ -711,28 +708,6 @@ class Simulation:
             synced=state["synced"].cpu().numpy().copy(),
             clip=None if before.clip is None else state["clip"],
         )
-
-
-def _encode_finite(
-    encode: Callable[[Tensor, Tensor], Encoded], vectors: Tensor, part: Tensor, *, zeros: bool
-) -> tuple[Encoded | None, tuple[int, ...]]:
-    """Messages of the vectors that `encode` takes, and the devices whose vectors it refuses.
-
-    Those are left out; or count as zeros, with their noise.
-    """
-    good = torch.isfinite(vectors).all(dim=-1).cpu()
-    for row in good.nonzero().flatten().tolist():  # finite, and their messages may overflow
-        try:
-            encode(vectors[row : row + 1], part[row : row + 1])
-        except ArgumentError:
-            good[row] = False
-    broken, kept = tuple(part[~good].tolist()), good.to(vectors.device)
-    if not broken or not (zeros or bool(good.any())):
-        return None, broken
-    if zeros:
-        vectors = torch.where(kept[:, None], vectors, torch.zeros_like(vectors))
-        return encode(vectors, part), broken
-    return encode(vectors[kept], part[good]), broken
 
 
 def _device_scales(importance: Tensor | None, devices: int) -> Tensor | None:

@@ -1,0 +1,623 @@
+"""The account of a party: what it has released, the epsilon of all of that, and a stop.
+
+A release is charged first: only when `Account.charge` has returned may it be sent. Where the
+account has a file, the charge is on the disk by then. A crash in between wastes budget; it never
+hides a release.
+
+Releases are counted by their claims, and the counts are kept in *series*: each process (or run of
+a process group) that opens an account begins a series of its own, under a random name. Copies of an
+account that meet again are merged series by series. A series that both have is counted once, and
+one that either has alone is added: so an older copy adds nothing, and copies that went on apart are
+both counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from diffsketch.errors import (
+    ArgumentError,
+    DataError,
+    DiffSketchError,
+    MismatchError,
+    check,
+    check_delta,
+    check_positive,
+    check_whole,
+)
+from diffsketch.files import (
+    LockBusy,
+    LockLost,
+    LockUnavailable,
+    locked_beside,
+    prepare_output,
+    replace_file,
+    synchronise,
+)
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import epsilon_for
+from diffsketch.privacy.claim import (
+    Basis,
+    Claim,
+    Epsilon,
+    NoClaim,
+    OpenClaim,
+    PaperClaim,
+    ProvenClaim,
+    Relation,
+    Scope,
+    SimulatedClaim,
+    Trust,
+    Unit,
+    claim_from_json,
+    claim_to_json,
+)
+
+_FORMAT, _VERSION = "diffsketch account", 1
+_MOST_ROUNDS = 10**6
+_SQUARE, _FAILURE = "gaussian", "failure"  # other prices are named by their event, as JSON text
+_ROUNDING = 2.0**-50  # relative, and more than is lost in adding prices up
+
+Prices: TypeAlias = Mapping[str, float]
+"""Cost of releases. Gaussian noise: the sum of `1 / multiplier**2`. Failure probabilities: their
+sum. Any other event: its count. Each adds up over releases, and epsilon grows with it."""
+
+_Counts: TypeAlias = Mapping[str, Mapping[str, int]]  # releases by series, and by claim as text
+
+
+class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
+    """A release was not charged, since more than the budget would have been. Do not release it."""
+
+
+class AccountBusy(DiffSketchError):  # noqa: N818
+    """Another process was charging the account for too long. Nothing was charged."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may be spent.
+
+    Args:
+        epsilon: The most for all releases together.
+        delta: The probability that it need not cover.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check_positive("epsilon", self.epsilon)
+        check_delta(self.delta)
+
+
+def prices_of(claim: ProvenClaim) -> dict[str, float]:
+    """Cost of one release with this claim."""
+    prices: dict[str, float] = {}
+    for leaf, count in events.leaves(claim.event):
+        if isinstance(leaf, events.GaussianEvent):
+            name, price = _SQUARE, count / leaf.noise_multiplier**2
+        elif isinstance(leaf, events.ApproximateEvent) and leaf.epsilon == 0:
+            name, price = _FAILURE, count * leaf.delta
+        else:
+            name, price = _text(events.to_json(leaf)), float(count)
+        prices[name] = prices.get(name, 0.0) + price
+    return prices
+
+
+def epsilon_of(prices: Prices, delta: float) -> float:
+    """Epsilon of releases with these prices: in closed form where all of them are Gaussian."""
+    parts: list[events.Event] = []
+    for name, price in prices.items():
+        above = price * (1 + _ROUNDING)
+        if price == 0:
+            continue
+        if name == _SQUARE:
+            parts.append(events.gaussian(1 / math.sqrt(above)))
+        elif name == _FAILURE:
+            parts.append(events.approximate(0.0, min(above, math.nextafter(1.0, 0.0))))
+        else:
+            parts.append(events.repeated(events.from_json(json.loads(name)), int(price)))
+    return epsilon_for(events.composed(*parts), delta) if parts else 0.0
+
+
+class Allowance:
+    """Decides whether prices are within a budget, and composes as seldom as it can.
+
+    It remembers prices that are within the budget. Epsilon grows in every price, so whatever is not
+    above them in any price is within the budget too, and is not composed again. Nothing else is
+    remembered: no sequence of questions changes an answer (`tests/privacy/test_account.py`).
+    """
+
+    def __init__(self, budget: Budget | None) -> None:
+        self.budget = budget
+        self._within: Prices = {}
+
+    def check(self, prices: Prices, *, releases: int, scope: Scope, asked: int = 1) -> None:
+        """Raise `BudgetExceeded` if these prices are above the budget.
+
+        Args:
+            prices: Of everything, with what is asked for.
+            releases: How many have these prices, with what is asked for.
+            scope: Named in the error.
+            asked: How many of them are asked for; named in the error.
+        """
+        if self.budget is None or all(
+            price <= self._within.get(name, 0.0) for name, price in prices.items()
+        ):
+            return
+        if not self._allows(prices):
+            total, budget = epsilon_of(prices, self.budget.delta), self.budget
+            more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
+            raise BudgetExceeded(
+                f"{more} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above "
+                f"the budget of {budget.epsilon:g} ({scope}); nothing was spent"
+            )
+        self._within = self._ahead(prices, releases)
+
+    def _ahead(self, prices: Prices, releases: int) -> Prices:
+        """Larger prices that are within the budget: up to twice these."""
+        low, high = 1.0, 2.0
+        if self._allows(_times(prices, high)):
+            return _times(prices, high)
+        while (high - low) * releases > 0.5:  # closer than half a release, nothing is gained
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._allows(_times(prices, middle)) else (low, middle)
+        return _times(prices, low)
+
+    def _allows(self, prices: Prices) -> bool:
+        assert self.budget is not None  # noqa: S101 (for the type checker)
+        return epsilon_of(prices, self.budget.delta) <= self.budget.epsilon
+
+
+def _times(prices: Prices, factor: float) -> Prices:
+    """Prices times a factor; of events that are counted, whole numbers."""
+    return {
+        name: price * factor if name in (_SQUARE, _FAILURE) else float(math.floor(price * factor))
+        for name, price in prices.items()
+    }
+
+
+def weaker(claim: Claim, other: Claim | None) -> Claim:
+    """The claim that releases with either of them have together.
+
+    Nothing is claimed if nothing is for a single one. Of claims without a proof it is the larger;
+    of proven ones, which compose, `claim`, or the one about simulated noise.
+
+    Raises:
+        ArgumentError: A claim is measured.
+        MismatchError: They are about different units, relations or trust.
+    """
+    ranks = {Basis.PROVEN: 0, Basis.CLAIMED: 1, Basis.NONE: 2}
+    for each in (claim, other or claim):
+        if each.basis not in ranks:
+            raise ArgumentError(f"claim must be of a mechanism, not {each.basis}, got {each}")
+    if other is None or other is claim:
+        return claim
+    if other.scope != claim.scope:
+        raise MismatchError(
+            f"claims of one account must be about the same: {claim.scope}, got {other.scope}"
+        )
+    if isinstance(claim, PaperClaim) and isinstance(other, PaperClaim):
+        return max(claim, other, key=lambda each: float(each.per_round))
+    if isinstance(claim, OpenClaim) and isinstance(other, OpenClaim):
+        return claim.with_doors(other.doors)
+    if claim.basis is Basis.PROVEN and isinstance(other, SimulatedClaim):
+        return other
+    return other if ranks[other.basis] > ranks[claim.basis] else claim
+
+
+def stated_epsilon(claim: Claim | None, prices: Prices, rounds: int, delta: float) -> Epsilon:
+    """Epsilon of rounds whose weakest claim and prices are these, with all that it means.
+
+    Proven claims are composed. Of claims without proof the largest is stated, for one round: they
+    do not compose. Where nothing is claimed it is infinite. Before the first round it is 0, or
+    infinite where nothing will be claimed.
+    """
+    if claim is None:
+        scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
+    if isinstance(claim, ProvenClaim):
+        return claim.stated(epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
+    if rounds == 0:
+        value = math.inf if isinstance(claim, NoClaim) else 0.0
+        return Epsilon(value, delta, 0, claim.basis, claim.scope)
+    if isinstance(claim, PaperClaim):
+        return claim.epsilon(delta=max(delta, claim.per_round.delta), rounds=1)
+    return claim.epsilon(delta=delta, rounds=rounds)
+
+
+class Account:
+    """What one party has released, counted by claim; in a file, if it was opened from one.
+
+    Guarantees (`tests/privacy/test_account.py`): epsilon is the composition of what was charged,
+    and nothing is charged beyond the budget. When `charge` returns, the file is on the disk; when
+    it raises, the release may not be made. Processes that charge one file, or each a copy of it,
+    and states that are loaded: no account ever says less than what was charged to the copies that
+    it has met. Copies that have not met cannot know of each other.
+
+    Args:
+        budget: Where to stop; without one, it only counts.
+        planned: What a release is expected to claim: what an account without any is about.
+
+    >>> from diffsketch.privacy.claim import Relation, Trust, Unit
+    >>> scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+    >>> claim = ProvenClaim(scope, events.gaussian(2.0), "Gaussian noise")
+    >>> account = Account(Budget(epsilon=8.0, delta=1e-5))
+    >>> account.charge(claim, rounds=10)
+    >>> print(account.epsilon(delta=1e-5))
+    epsilon = 7.512 at delta = 1e-05 over 10 rounds (proven; client unit, replace, local trust)
+    >>> account.rounds_left(claim)
+    1
+    """
+
+    def __init__(self, budget: Budget | None = None, *, planned: Claim | None = None) -> None:
+        self.party = secrets.token_hex(8)
+        self.planned = planned
+        self._allowance = Allowance(budget)
+        self._counts: _Counts = {}
+        self._claims: dict[str, tuple[Claim, Prices]] = {}  # by text; parsed and priced once
+        self._path: Path | None = None
+        self._content, self._wait = b"", 0.0
+        self.begin_series()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        budget: Budget | None = None,
+        planned: Claim | None = None,
+        wait: float = 10.0,
+    ) -> Account:
+        """Open the account in a file, which is made if there is none.
+
+        Args:
+            path: The file. It belongs to the party whose data is released: keep it with the data.
+            budget: Where to stop; the file's if not given.
+            planned: As for a new account.
+            wait: Seconds to wait for another process that is charging.
+
+        Raises:
+            DataError: The file is damaged, or cannot be read or written. It is left as it is.
+            MismatchError: It has another budget, or is about another kind of claim than `planned`.
+        """
+        check(0 <= wait < 3600, "wait", "be in [0, 3600) seconds", wait)
+        account = cls(budget, planned=planned)
+        account._path, account._wait = Path(path).resolve(), wait
+        try:
+            prepare_output(account._path.parent)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written ({error})") from error
+        with account._locked():
+            if not account._path.exists():
+                account._write(account._counts)
+        account._refresh()
+        return account
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget at which it stops."""
+        return self._allowance.budget
+
+    @property
+    def series(self) -> str:
+        """Name of the series that is counted in."""
+        return self._series
+
+    @property
+    def rounds(self) -> int:
+        """Releases that were charged, by whichever process."""
+        self._refresh()
+        return sum(_totals(self._counts).values())
+
+    @property
+    def claim(self) -> Claim | None:
+        """Weakest claim of all releases; before the first, what is planned."""
+        self._refresh()
+        return self._weakest(_totals(self._counts)) or self.planned
+
+    def epsilon(self, delta: float) -> Epsilon:
+        """Epsilon of all releases: their composition, whatever the budget is."""
+        check_delta(delta)
+        claim, totals = self.claim, _totals(self._counts)
+        return stated_epsilon(claim, self._prices(totals), sum(totals.values()), delta)
+
+    def check(self, claim: Claim, rounds: int = 1) -> None:
+        """Raise what `charge` would raise, and charge nothing."""
+        self._refresh()
+        self._after(claim, rounds)
+
+    def charge(self, claim: Claim, rounds: int = 1) -> None:
+        """Count releases. Make them only after this has returned.
+
+        Raises:
+            BudgetExceeded: They would cost too much, or are not proven while there is a budget.
+            MismatchError: The claim is about another unit, relation or trust than earlier ones.
+            AccountBusy: Another process held the file for too long.
+            DataError: The file is damaged or missing, or cannot be written.
+
+        In each case nothing was charged.
+        """
+        with self._locked():
+            self._refresh()
+            if os.getpid() != self._process:
+                self.begin_series()  # a fork: parent and child must not share a series
+            counts = self._after(claim, rounds)
+            self._write(counts)
+            self._counts = counts
+
+    def rounds_left(self, claim: ProvenClaim) -> int:
+        """Number of releases like this that the budget still allows, up to a million."""
+        budget = self.budget
+        if budget is None:
+            raise ArgumentError("budget must be given for rounds to be left of it")
+        self._refresh()
+        spent = self._prices(_totals(self._counts))
+        self._checked(claim)
+        more = prices_of(claim)
+
+        def fits(rounds: int) -> bool:
+            names = {*spent, *more}
+            total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
+            return epsilon_of(total, budget.delta) <= budget.epsilon
+
+        low, high = 0, 1
+        while high < _MOST_ROUNDS and fits(high):
+            low, high = high, min(2 * high, _MOST_ROUNDS)
+        if fits(high):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def begin_series(self, name: str = "") -> None:
+        """Count from now on in a series of this name; a random one if none is given.
+
+        The ranks of a process group give all the same, made by all of them: then a state that one
+        of them has saved counts no rounds twice for another one that loads it.
+        """
+        self._series, self._process = name or secrets.token_hex(8), os.getpid()
+
+    def merge(self, other: Account) -> None:
+        """Add what another copy of this account has, and this one has not.
+
+        Raises:
+            MismatchError: They are about different things.
+        """
+        with self._locked():
+            self._refresh()
+            counts = _merged(self._counts, other._counts)
+            self._weakest(_totals(counts))
+            self._write(counts)
+            self._counts = counts
+
+    def to_text(self) -> str:
+        """Serialise as JSON with a checksum, as in the file."""
+        return self._text_of(self._counts)
+
+    @classmethod
+    def from_text(
+        cls, text: str | bytes, *, budget: Budget | None = None, planned: Claim | None = None
+    ) -> Account:
+        """Read what `to_text` gave: a copy, which counts in the series that the text was cut at.
+
+        Raises:
+            DataError: It is not such a text, whole and unchanged.
+        """
+        party, _, series, counts = _parse(text)
+        account = cls(budget, planned=planned)
+        account.party, account._counts = party, counts
+        account._series = series
+        account._weakest(_totals(counts))  # parses all claims
+        return account
+
+    def __repr__(self) -> str:
+        place = "" if self._path is None else f"{str(self._path)!r}, "
+        return f"Account({place}budget={self.budget}, rounds={self.rounds})"
+
+    def _after(self, claim: Claim, rounds: int) -> _Counts:
+        """Counts after more releases, if the budget allows them."""
+        check_whole("rounds", rounds, least=1)
+        kind = self._checked(claim)
+        series = dict(self._counts.get(self._series, {}))
+        series[kind] = series.get(kind, 0) + rounds
+        counts = {**self._counts, self._series: series}
+        totals = _totals(counts)
+        self._weakest(totals)
+        budget = self.budget
+        if budget is not None:
+            if not isinstance(claim, ProvenClaim):
+                raise BudgetExceeded(
+                    f"the budget of {budget.epsilon:g} is for what is proven: this round's "
+                    f"epsilon is {claim.basis}; nothing was spent ({claim})"
+                )
+            self._allowance.check(
+                self._prices(totals), releases=sum(totals.values()), scope=claim.scope, asked=rounds
+            )
+        return counts
+
+    def _checked(self, claim: Claim) -> str:
+        """The text by which a claim is counted, if it is about the same as others."""
+        if not isinstance(claim, Claim):
+            raise ArgumentError(f"claim must be a claim, got {type(claim).__name__}")
+        weaker(claim, self._weakest(_totals(self._counts)))
+        kind = _text(claim_to_json(claim))
+        self._claims.setdefault(kind, _priced(claim))
+        return kind
+
+    def _weakest(self, totals: Mapping[str, int]) -> Claim | None:
+        weakest: Claim | None = None
+        for claim, _ in self._parsed(totals):
+            weakest = weaker(claim, weakest)
+        return weakest
+
+    def _prices(self, totals: Mapping[str, int]) -> Prices:
+        """Cost of releases that were counted by claim. Sums are exact but for the last rounding."""
+        terms: dict[str, list[float]] = {}
+        for (_, prices), count in zip(self._parsed(totals), totals.values(), strict=True):
+            for name, price in prices.items():
+                terms.setdefault(name, []).append(count * price)
+        return {name: math.fsum(values) for name, values in terms.items()}
+
+    def _parsed(self, kinds: Iterable[str]) -> list[tuple[Claim, Prices]]:
+        for kind in kinds:
+            if kind not in self._claims:
+                self._claims[kind] = _priced(claim_from_json(json.loads(kind)))
+        return [self._claims[kind] for kind in kinds]
+
+    def _refresh(self) -> None:
+        """Take over what other processes have charged to the file."""
+        if self._path is None:
+            return
+        try:
+            content = self._path.read_bytes()
+        except OSError as error:  # a new file would have forgotten everything
+            raise DataError(f"{self._path} cannot be read ({error})") from error
+        if content == self._content:
+            return
+        try:
+            party, budget, _, counts = _parse(content)
+            totals = _totals(_merged(self._counts, counts))
+            weakest = self._weakest(totals)
+        except (DataError, ArgumentError) as error:
+            raise DataError(f"{self._path}: {error}; it is left as it is") from error
+        if self.planned is not None and weakest is not None:
+            try:
+                weaker(self.planned, weakest)
+            except MismatchError as error:
+                raise MismatchError(f"{self._path}: {error}") from error
+        if budget is not None and self.budget not in (None, budget):
+            raise MismatchError(f"budget must be that of {self._path}, {budget}, got {self.budget}")
+        if counts.get(self._series, {}) != self._counts.get(self._series, {}):
+            self.begin_series()  # somebody else goes on with ours: a clone of this process
+        self.party, self._counts = party, _merged(self._counts, counts)
+        if self.budget is None:
+            self._allowance = Allowance(budget)
+        self._content = content
+
+    def _write(self, counts: _Counts) -> None:
+        """Replace the file, on the disk before this returns."""
+        if self._path is None:
+            return
+        content = self._text_of(counts).encode()
+        try:
+            if self._path.exists() and self._path.stat().st_nlink > 1:
+                raise OSError("it has a second name (a hard link), which would miss the round")
+            replace_file(self._path, content)
+            synchronise(self._path.parent)
+        except OSError as error:
+            raise DataError(
+                f"{self._path} cannot be written ({error}): do not release the round"
+            ) from error
+        self._content = content
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from charging the file."""
+        if self._path is None:
+            yield
+            return
+        try:
+            with locked_beside(self._path, wait=self._wait):
+                yield
+        except LockUnavailable as error:
+            raise DataError(str(error)) from error
+        except LockBusy as error:
+            raise AccountBusy(f"{error}; nothing was charged") from None
+        except LockLost as error:
+            raise DataError(
+                f"{error}, so another process may have charged as well: do not release the round"
+            ) from error
+
+    def _text_of(self, counts: _Counts) -> str:
+        spent = {
+            name: [{"claim": json.loads(kind), "rounds": rounds} for kind, rounds in series.items()]
+            for name, series in counts.items()
+        }
+        budget = self.budget and asdict(self.budget)
+        body = {"party": self.party, "budget": budget, "series": self._series, "spent": spent}
+        head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(_text(body))}
+        return _text({**head, "account": body}) + "\n"
+
+
+def _priced(claim: Claim) -> tuple[Claim, Prices]:
+    return claim, prices_of(claim) if isinstance(claim, ProvenClaim) else {}
+
+
+def _totals(counts: _Counts) -> Counter[str]:
+    """Releases by claim, over all series."""
+    totals: Counter[str] = Counter()
+    for series in counts.values():
+        totals.update(series)
+    return totals
+
+
+def _merged(counts: _Counts, other: _Counts) -> _Counts:
+    """Series of either; of one that both have, the larger number of each claim.
+
+    A series is counted by one process, and only ever grows: so of two copies of it, one is older.
+    """
+    names = dict.fromkeys((*counts, *other))
+    merged: dict[str, dict[str, int]] = {}
+    for name in names:
+        mine, theirs = counts.get(name, {}), other.get(name, {})
+        kinds = dict.fromkeys((*mine, *theirs))
+        merged[name] = {kind: max(mine.get(kind, 0), theirs.get(kind, 0)) for kind in kinds}
+    return merged
+
+
+def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[str, int]]]:
+    """Party, budget, series and counts of a serialised account."""
+
+    def refuse(number: str) -> NoReturn:
+        raise ValueError(f"{number} is not a number that an account holds")
+
+    try:
+        data = json.loads(text, parse_constant=refuse)
+        for name, value in (("format", _FORMAT), ("version", _VERSION)):
+            if type(data[name]) is not type(value) or data[name] != value:
+                raise ValueError(f"{name} must be {value!r}, got {data[name]!r}")
+        body = data["account"]
+        fields = {"party", "budget", "series", "spent"}
+        if set(data) != {"format", "version", "checksum", "account"} or set(body) != fields:
+            raise ValueError(f"unexpected fields among {sorted(data)}, {sorted(body)}")
+        if data["checksum"] != _digest(_text(body)):
+            raise ValueError("its checksum does not fit its content")
+        party, series = str(body["party"]), str(body["series"])
+        budget = None if body["budget"] is None else Budget(**body["budget"])
+        counts: dict[str, dict[str, int]] = {}
+        for name, spent in body["spent"].items():
+            counts[name] = {}
+            for item in spent:
+                claim_from_json(item["claim"])  # checks it
+                check_whole("rounds", item["rounds"], least=1)
+                counts[name][_text(item["claim"])] = item["rounds"]
+    except (
+        ArgumentError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        raise DataError(f"not a whole account of version {_VERSION} ({error})") from error
+    return party, budget, series, counts
+
+
+def _text(data: Any) -> str:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
