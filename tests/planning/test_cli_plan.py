@@ -60,7 +60,7 @@ def test_no_warning_where_there_is_nothing_to_warn_of() -> None:
     assert "What would help" not in printed
     assert "In Python: --code prints a program." in printed
     rounds = [*EASY, "--rounds", "2"]
-    assert "In Python: --code prints the functions of a round." in plain(run(rounds))
+    assert "In Python: --code prints the function of a round." in plain(run(rounds))
     assert "def run_round(vectors, round_index)" in run([*rounds, "--code"], columns=20)
 
 

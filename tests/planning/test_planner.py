@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ from diffsketch.planning import (
 )
 from diffsketch.planning.planner import bytes_needed, clients_needed, epsilon_needed
 from diffsketch.planning.search import search
-from diffsketch.privacy.accounting.account import BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
@@ -425,6 +427,15 @@ CODES: list[dict[str, Any]] = [
 ]
 
 
+def rounds_until_refused(run_round: Callable[..., object], vectors: object) -> int:
+    for index in itertools.count():
+        try:
+            run_round(vectors, 100 + index)
+        except BudgetExceeded:
+            return index
+    raise AssertionError
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", CODES, ids=str)
 def test_code_runs_until_the_budget_is_spent(changes: dict[str, Any]) -> None:
@@ -436,12 +447,46 @@ def test_code_runs_until_the_budget_is_spent(changes: dict[str, Any]) -> None:
         assert all(len(line) <= 100 for line in source.splitlines())
         names: dict[str, Any] = {}
         exec(source, names)  # noqa: S102
-        count = request.members if request.sampling == "poisson" else request.cohort
-        vectors = torch.ones(count, request.dim) / request.dim**0.5
+        vectors = torch.ones(request.members, request.dim) / request.dim**0.5
+        everyone = dict(enumerate(vectors))
         for index in range(request.rounds):
-            found = names["run_round"](vectors, index)
+            cohort = everyone
+            if request.sampling != "poisson":
+                first = index * request.cohort
+                members = [(first + place) % request.members for place in range(request.cohort)]
+                cohort = {client: everyone[client] for client in members}
+            found = names["run_round"](cohort, index)
         assert found.shape == (request.dim,)
         error = float((found - vectors[0]).square().sum())
         assert error < 12 * option.error.total + 0.1
-        with pytest.raises(BudgetExceeded):
-            names["run_round"](vectors, request.rounds)
+        for account in names["accounts"].values():
+            assert float(account.epsilon(request.delta)) <= 100.0
+        first_cohort = dict(list(everyone.items())[: request.cohort])
+        more = everyone if request.sampling == "poisson" else first_cohort
+        assert rounds_until_refused(names["run_round"], more) <= request.rounds
+
+
+@pytest.mark.parametrize("came", [20, 2])
+def test_code_counts_each_client_for_the_messages_that_came(came: int) -> None:
+    """Whoever takes part pays in every round, for as little noise as the others leave."""
+    request = wanted(
+        dim=50, cohort=20, population=200, rounds=10, target_epsilon=100.0, message_bytes=400,
+        trust="distributed",
+    )  # fmt: skip
+    option = next(each for each in all_options(planned(request)) if "gaussian" in each.method.name)
+    names: dict[str, Any] = {}
+    exec(python_code(option, request), names)  # noqa: S102
+    vectors = {f"client {place}": torch.ones(50) / 50**0.5 for place in range(came)}
+    claim = option.method.claim_for(came, SketchKey.from_integer(0).seed(0))
+    assert isinstance(claim, ProvenClaim)
+    rounds = rounds_until_refused(names["run_round"], vectors)
+    for client in vectors:
+        account = names["accounts"][client]
+        assert account.rounds == rounds
+        if rounds:
+            exact = claim.epsilon(delta=request.delta, rounds=rounds)
+            assert float(account.epsilon(request.delta)) == pytest.approx(float(exact), rel=1e-9)
+    planned_claim = option.method.claim_for(20, SketchKey.from_integer(0).seed(0))
+    if came < 20:  # negative control: the claim of the whole cohort would have let them go on
+        accounts = Account(Budget(request.target_epsilon, request.delta))
+        accounts.charge(planned_claim, rounds + 1)

@@ -14,11 +14,11 @@ from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.plain import PlainSketch, SaturatedCells, Uncompressed
 from diffsketch.privacy.accounting.account import (
-    Accountant,
+    Account,
     Budget,
     BudgetExceeded,
-    PoissonSampler,
 )
+from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Basis, NoClaim, ProvenClaim, Relation, SimulatedClaim, Trust
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey
@@ -119,13 +119,13 @@ def test_noise_is_that_of_the_workers() -> None:
 
 
 def test_claims_and_epsilon_of_the_busiest_client() -> None:
-    simulation, accountant = simulate(LOCAL), Accountant(LOCAL.mechanism.claim.scope)
+    simulation, account = simulate(LOCAL), Account()
     for _ in range(10):
         assert simulation.step().claim == SimulatedClaim.of(LOCAL.mechanism.claim)
     most = int(simulation.participation.rounds.max())
-    accountant.spend(LOCAL.mechanism.claim, rounds=most)
+    account.charge(LOCAL.mechanism.claim, rounds=most)
     found = simulation.epsilon(DELTA)
-    assert float(found) == pytest.approx(float(accountant.epsilon(DELTA)), rel=1e-9)
+    assert float(found) == pytest.approx(float(account.epsilon(DELTA)), rel=1e-9)
     assert (found.rounds, found.basis, found.simulated) == (most, Basis.PROVEN, True)
     assert "(proven, simulated; client unit" in str(found)
     assert most < 10
@@ -141,7 +141,7 @@ def test_shuffling_bounds_what_a_client_pays() -> None:
 
 def test_budget_stops_before_the_round() -> None:
     budget = Budget(epsilon=3.0, delta=DELTA)
-    allowed = Accountant(LOCAL.mechanism.claim.scope, budget).rounds_left(LOCAL.mechanism.claim)
+    allowed = Account(budget).rounds_left(LOCAL.mechanism.claim)
     simulation = simulate(LOCAL, budget=budget, sampler=AllDevices(DEVICES))
     for _ in range(allowed):
         simulation.step()

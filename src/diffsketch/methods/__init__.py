@@ -13,7 +13,7 @@ from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGau
 from diffsketch.methods.other_papers import CpSgd, ProjUnitMean, SketchedGaussianMean
 from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
-from diffsketch.methods.release import PrivateMean, private_mean, release_noise
+from diffsketch.methods.release import PrivateMean, private_mean, release, release_noise
 
 __all__ = [
     "METHODS",
@@ -38,6 +38,7 @@ __all__ = [
     "parse_settings",
     "private_mean",
     "register",
+    "release",
     "release_noise",
     "settings_of",
 ]

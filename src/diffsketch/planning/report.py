@@ -66,8 +66,13 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
         lines = wrap(joined, _WIDTH, break_on_hyphens=False)
         parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
     if (flower := flower_plan(plan.best, request)) is not None:
-        parts.append(Text.assemble(("In Flower: ", "bold"), flower))
-    printed = "a program" if _in_one_call(plan.best, request) else "the functions of a round"
+        budget = f"Budget({request.target_epsilon!r}, {request.delta!r})"
+        often = (
+            f"with budget={budget} for SketchStrategy and sketch_mod. Flower draws nodes as it "
+            "likes; accounts see to it that a client stops at its budget"
+        )
+        parts.append(Text.assemble(("In Flower: ", "bold"), f"{flower}, {often}."))
+    printed = "a program" if _in_one_call(plan.best, request) else "the function of a round"
     parts.append(Text(f"In Python: --code prints {printed}."))
     return tuple(parts)
 
@@ -140,9 +145,9 @@ def python_code(option: Option, request: PlanRequest) -> str:
     """Write source that runs the plan.
 
     For one round it is a program that computes the mean of the user's vectors by `private_mean`.
-    For more it defines `send(vector, round_index)` and `receive(messages, round_index)`;
-    `run_round(vectors, round_index)` is both, for a cohort (for all clients, if the sample is
-    Poisson's), and charges an accountant first. The noise is exact where the method's is.
+    For more it defines `run_round(vectors, round_index)` for the vectors of a cohort by client (of
+    all clients, if the sample is Poisson's). It charges the account of each, for the number of
+    messages that come, before anything is released. The noise is exact where the method's is.
     """
     given = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
     lines = wrap(given, _WIDTH, break_on_hyphens=False)
@@ -172,58 +177,64 @@ print(found.claim.epsilon(delta={request.delta!r}, rounds=1))
 
 
 def _code_of_rounds(method: str, option: Option, request: PlanRequest) -> str:
-    setup, body, start, count, more = "", "", "", "len(messages)", ""
-    noise, imports = "SecureNoise()", ["Accountant", "Budget", "SecureNoise"]
-    title = "Rounds of a private mean: call run_round with the clients' vectors and a number."
-    if request.sampler is not None:
-        imports.insert(2, "PoissonSampler")
-        more, count = "import torch\n\n", str(request.cohort)
-        setup = f"sampler = {request.sampler!r}\n".replace(f", unit={request.sampler.unit!r}", "")
-        setup += "claim = sampler.amplified(claim)\n"
-        body = "    vectors = vectors[sampler.draw(SecureNoise())]\n"
-        zeros = "torch.zeros(method.message_format.shape, dtype=torch.int64)"
-        start = f"    messages = [{zeros}, *messages]\n"
-    if not option.method.exact:
-        noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
-        imports[2:] = ["CohortNoise", "NoiseKey"]
+    """Write `run_round`: each client has its own account, and claims are for who takes part."""
+    exact, sampler = option.method.exact, request.sampler
+    title = "Rounds of a private mean: call run_round with the clients' vectors, by client."
+    if not exact:
         title += (
             "\n\nFor simulation only: its proof is about real numbers, and engines refuse it.\n"
         )
-    charge, passes = "    accountant.spend(claim)\n", request.members // request.cohort
-    if request.sampling == "shuffled" and passes > 1:
-        charge = (
-            f"    if round_index % {passes} == 0:  # each client is in one of so many rounds\n"
-            "        accountant.spend(claim)\n"
+    imports = [*(["CohortNoise", "NoiseKey"] if not exact else ["SecureNoise"] if sampler else [])]
+    setup, claim, senders = "", "method.claim_for(len(vectors), seed)", "vectors.values()"
+    start, count = "", "len(messages)"
+    if sampler is not None:
+        imports.insert(0, "PoissonSampler")
+        setup = f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", "")
+        claim = f"sampler.amplified(method.claim_for({request.cohort}, seed))"
+        senders, count = "drawn", str(request.cohort)
+        start = (
+            "    # Who is drawn is secret: everybody pays, and an empty sample has its noise.\n"
+            "    chosen = sampler.draw(SecureNoise()).tolist()\n"
+            "    drawn = [list(vectors.values())[place] for place in chosen]\n"
         )
+    noise = "" if exact else (
+        ",\n            noise_of=lambda rows: CohortNoise(NoiseKey(token_bytes(32)), rows, "
+        "round_index=0),\n        "
+    )  # fmt: skip
+    privacy = f"from diffsketch.privacy import {', '.join(imports)}\n" if imports else ""
+    server = "release_noise(method, claim)" if exact else (
+        "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
+    )  # fmt: skip
+    names = "release, release_noise" if exact else "release"
     return f'''"""{title}"""
 
 from secrets import token_bytes
 
-{more}from diffsketch import SketchKey, build_method
-from diffsketch.privacy import {", ".join(imports)}
+import torch
 
+from diffsketch import Account, Budget, SketchKey, build_method
+from diffsketch.methods import {names}
+{privacy}
 {method}key = SketchKey(token_bytes(32))  # of the hashes; to be shared by all clients, and kept
-claim = method.claim_for({request.cohort}, key.seed(0))
 {setup}budget = Budget(epsilon={request.target_epsilon!r}, delta={request.delta!r})
-accountant = Accountant(claim.scope, budget)  # of any one client
-
-
-def send(vector, round_index):
-    """The message of one client."""
-    noise = {noise}
-    return method.encode(vector, key.seed(round_index), noise).messages
-
-
-def receive(messages, round_index):
-    """The estimated mean."""
-{start}    noise = {noise}
-    total = method.publish(sum(messages), noise)
-    return method.decode(total, key.seed(round_index), count={count})
+accounts = {{}}  # of each client; Account.open(path, budget=budget) has one in a file
 
 
 def run_round(vectors, round_index):
-    """One round; refused once the budget is spent."""
-{charge}{body}    return receive([send(each, round_index) for each in vectors], round_index)
+    """The mean of vectors, a dict by client; refused if one of them has spent its budget."""
+    seed = key.seed(round_index)
+    claim = {claim}
+    for client in vectors:
+        accounts.setdefault(client, Account(budget)).check(claim)  # or nobody pays
+    for client in vectors:
+        accounts[client].charge(claim)
+{start}    messages = []
+    for vector in {senders}:  # charged above
+        released = release(vector[None], method, seed, claim, charge=None{noise})
+        messages.append(released.encoded.messages[0])
+    total = sum(messages, torch.zeros(method.message_format.shape, dtype=torch.int64))
+    total = method.publish(total, {server})
+    return method.decode(total, seed, count={count})
 '''
 
 

@@ -512,8 +512,6 @@ class Account:
                 raise MismatchError(f"{self._path}: {error}") from error
         if budget is not None and self.budget not in (None, budget):
             raise MismatchError(f"budget must be that of {self._path}, {budget}, got {self.budget}")
-        if counts.get(self._series, {}) != self._counts.get(self._series, {}):
-            self.begin_series()  # somebody else goes on with ours: a clone of this process
         self.party, self._counts = party, _merged(self._counts, counts)
         if self.budget is None:
             self._allowance = Allowance(budget)
