@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import runpy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ from diffsketch import SketchKey, build_method, private_mean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
 from diffsketch.methods.plain import SaturatedCells
-from diffsketch.methods.release import ClippedVectors
-from diffsketch.privacy import CohortNoise, NoiseKey, ProvenClaim, SimulatedClaim, Trust
+from diffsketch.methods.release import ClippedVectors, check_release, release
+from diffsketch.privacy import (
+    Account,
+    Budget,
+    BudgetExceeded,
+    CohortNoise,
+    NoiseKey,
+    ProvenClaim,
+    SimulatedClaim,
+    Trust,
+)
 from tests.methods.cases import CASES, WORKERS, Case
 from tests.methods.cases import VECTORS as CASE_VECTORS
 
@@ -256,3 +266,94 @@ def test_the_example_finds_the_frequent_codes(capsys: pytest.CaptureFixture[str]
     assert float((vectors.sum(dim=1) - 1).abs().max()) < 1e-5
     assert float(vectors.min()) >= 0
     assert float(vectors.norm(dim=1).max()) <= 1 + 1e-6  # what the clip is made for
+
+
+# The gate.
+
+GAUSSIAN = build_method(
+    "gaussian", dim=DIM, cohort=4, settings={"clip": 1.0, "noise_multiplier": 2.0}
+)
+CLAIM = GAUSSIAN.claim_for(1, KEY.seed(0))
+NOTHING = Uncompressed(DIM)
+ODD = {
+    "nan": math.nan,
+    "infinite": math.inf,
+    "too large for float32": 1e300,
+    "zero": 0.0,
+    "tiny": 1e-300,
+}
+
+
+def test_nothing_is_encoded_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    encode = type(GAUSSIAN).encode
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        order.append("encode")
+        return encode(self, *arguments)
+
+    monkeypatch.setattr(type(GAUSSIAN), "encode", watched)
+    vectors = VECTORS[:1]
+    release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=lambda: order.append("charge"))
+    assert order == ["charge", "encode"]
+    spent = Account(Budget(1e-3, 1e-9))
+    with pytest.raises(BudgetExceeded):
+        release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=partial(spent.charge, CLAIM))
+    assert order == ["charge", "encode"]
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
+def test_whatever_a_vector_is_its_message_looks_alike(value: float) -> None:
+    """Under a proof, one message of the same shape and type for each, and no error."""
+    vectors = torch.full((3, DIM), value, dtype=torch.float64)
+    vectors[1] = 0.01
+    released = release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=None)
+    assert released.encoded is not None
+    assert released.encoded.messages.shape == (3, DIM)
+    assert released.encoded.messages.dtype == torch.int64
+    good = math.isfinite(value) and abs(value) < 1e38
+    assert released.kept.tolist() == [good, True, good]
+    without = release(vectors, NOTHING, KEY.seed(0), NOTHING.claim_for(3, KEY.seed(0)), charge=None)
+    assert without.encoded is not None
+    assert len(without.encoded.messages) == (3 if good else 1)
+
+
+def test_zeros_in_place_of_a_vector_have_their_noise() -> None:
+    """20,000 cells of noise: the variance is within 6 standard errors (2e-9) of what is stated."""
+    mechanism: Any = GAUSSIAN
+    variance = float(mechanism.mechanism.std / mechanism.mechanism.quantizer.granularity) ** 2
+    vectors = torch.full((350, DIM), math.nan)
+    released = release(vectors, GAUSSIAN, KEY.seed(0), CLAIM, charge=None)
+    assert released.encoded is not None
+    cells = released.encoded.messages.double().flatten()
+    error = 6 * variance * math.sqrt(2 / len(cells))
+    assert abs(float(cells.var()) - variance) < error
+    assert abs(0.64 * float(cells.var()) - variance) > error  # noise a fifth too small is seen
+
+
+def test_what_a_gate_refuses() -> None:
+    with pytest.raises(MismatchError, match="with dim=60"):
+        release(torch.zeros(1, 3), GAUSSIAN, KEY.seed(0), CLAIM, charge=None)
+    simulated = SimulatedClaim.of(CLAIM)
+    with pytest.raises(ArgumentError, match="must be about exact noise"):
+        release(VECTORS[:1], GAUSSIAN, KEY.seed(0), simulated, charge=None)
+    with pytest.raises(ArgumentError, match="budget must not be given where nothing is proven"):
+        check_release(NOTHING, NOTHING.claim_for(1, KEY.seed(0)), budget=Budget(1.0, 1e-5))
+
+
+def test_an_account_of_means() -> None:
+    account = Account(Budget(3.0, 1e-5))
+    method = SketchGaussian(DIM, 1, 20, clip=9.0, noise_multiplier=3.0, trust=Trust.CENTRAL)
+    private_mean(VECTORS, method, account=account)
+    bad = VECTORS.clone()
+    bad[7, 3] = math.nan
+    with pytest.raises(ArgumentError, match="in rows 7"):
+        private_mean(bad, method, account=account)
+    assert account.rounds == 1  # a mistake of whoever holds the vectors costs nothing
+    for _ in range(account.rounds_left(method.claim_for(50, KEY.seed(0)))):
+        private_mean(VECTORS, method, account=account)
+    with pytest.raises(BudgetExceeded):
+        private_mean(VECTORS, method, account=account)
+    seeded = Account()
+    private_mean(VECTORS, method, account=seeded, simulation_seed=3)
+    assert seeded.epsilon(1e-5).simulated
