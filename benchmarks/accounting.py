@@ -1,4 +1,4 @@
-"""How long does it take to compose many rounds, to calibrate noise and to charge a ledger?
+"""How long does it take to compose many rounds, to calibrate noise and to charge an account?
 
     python -m benchmarks.accounting --json benchmark-accounting.json
     python -m benchmarks.accounting --quick
@@ -27,14 +27,9 @@ from dp_accounting.pld import PLDAccountant
 from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import (
-    Accountant,
-    Budget,
-    BudgetExceeded,
-    gaussian_multiplier,
-)
+from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.calibration import gaussian_multiplier
 from diffsketch.privacy.accounting.events import epsilon_for
-from diffsketch.privacy.accounting.account import Ledger
 from diffsketch.privacy.accounting.losses import as_dp_event
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 
@@ -115,14 +110,13 @@ def peer(event: events.Event) -> float:
     return float(PLDAccountant().compose(as_dp_event(event)).get_epsilon(DELTA))
 
 
-def exhaust(accountant: Accountant | Ledger, claim: ProvenClaim, most: int) -> float:
-    spend = accountant.charge if isinstance(accountant, Ledger) else accountant.spend
+def exhaust(account: Account, claim: ProvenClaim, most: int) -> float:
     try:
         for _ in range(most):
-            spend(claim)
+            account.charge(claim)
     except BudgetExceeded:
         pass
-    return float(accountant.rounds)
+    return float(account.rounds)
 
 
 def spend(rounds: int) -> list[dict[str, Any]]:
@@ -130,8 +124,8 @@ def spend(rounds: int) -> list[dict[str, Any]]:
     claim = ProvenClaim(SCOPE, events.poisson_sampled(0.01, events.gaussian(1.0)), "noise")
     budget = Budget(epsilon=6.0, delta=DELTA)
     todo: list[tuple[str, Callable[[], float]]] = [
-        ("rounds left of a budget", lambda: Accountant(SCOPE, budget).rounds_left(claim)),
-        ("rounds until it is used up", lambda: exhaust(Accountant(SCOPE, budget), claim, rounds)),
+        ("rounds left of a budget", lambda: Account(budget).rounds_left(claim)),
+        ("rounds until it is used up", lambda: exhaust(Account(budget), claim, rounds)),
         ("noise multiplier", lambda: gaussian_multiplier(epsilon=6.0, delta=DELTA, rounds=rounds)),
         (
             "noise multiplier, q=0.01",
@@ -143,9 +137,9 @@ def spend(rounds: int) -> list[dict[str, Any]]:
         value, seconds = least_seconds(run, 1)
         results.append({"name": name, "value": value, "seconds": seconds})
     with tempfile.TemporaryDirectory() as folder:
-        book = Ledger.create(Path(folder) / "ledger.json", SCOPE)
+        book = Account.open(Path(folder) / "account.json")
         count, seconds = least_seconds(lambda: exhaust(book, claim, 200), 1)
-        results.append({"name": "one charge of a ledger", "value": 1, "seconds": seconds / count})
+        results.append({"name": "one charge in a file", "value": 1, "seconds": seconds / count})
     return results
 
 

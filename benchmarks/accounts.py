@@ -1,4 +1,4 @@
-"""How long do the books take: a charge of a ledger, and the accounts of a round's clients?
+"""How long do the books take: a charge of an account, and the accounts of a round's clients?
 
     python -m benchmarks.accounts --json benchmark-accounts.json
     python -m benchmarks.accounts --quick
@@ -27,8 +27,7 @@ from benchmarks.report import print_table, readable
 from benchmarks.timing import environment
 from diffsketch.files import replace_file, synchronise
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.account import Budget
-from diffsketch.privacy.accounting.account import Ledger
+from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import ProvenClaim, Relation, Scope, Trust, Unit
 from diffsketch.training.clients import Participation
 
@@ -54,7 +53,7 @@ def timed(steps: int, step: Callable[[int], object]) -> dict[str, float]:
 
 def charge(folder: Path, kinds: int, rounds: int, steps: int, *, budget: bool) -> dict[str, Any]:
     path = folder / f"{kinds}-{rounds}-{budget}.json"
-    book = Ledger.create(path, SCOPE, budget=Budget(1e3, 1e-5) if budget else None)
+    book = Account.open(path, budget=Budget(1e3, 1e-5) if budget else None)
     mixed = claims(kinds)
     for claim in mixed:
         book.charge(claim, rounds // kinds)
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for r in charged
     ]  # fmt: skip
     headers = ["claims", "rounds", "budget", "bytes", "median", "processor"]
-    print_table("A charge of a ledger", headers, rows)
+    print_table("A charge of an account", headers, rows)
     rows = [[f"{r['clients']:,}", *times(r)] for r in paid]
     print_table(f"Accounts after {COHORT} took part", ["clients", "median", "processor"], rows)
     met = "met" if max(r["seconds"] for r in charged) <= GOAL_SECONDS else "MISSED"

@@ -1,4 +1,4 @@
-"""The benchmark of ledgers and accounts runs and covers both. No speed is asserted."""
+"""The benchmark of accounts runs and covers both. No speed is asserted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_writes_all_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     cases = {(one["kinds"], one["rounds"], one["budget"]) for one in found["charges"]}
     assert len(cases) == 8
     sizes = {one["kinds"]: one["bytes"] for one in found["charges"]}
-    assert sizes[2] < 1000 < sizes[50] < 10_000  # whatever the number of rounds
+    assert sizes[2] < 1000 < sizes[50] < 12_000  # whatever the number of rounds
     assert [one["clients"] for one in found["accounts"]] == [100, 10_000]
     assert all(one["seconds"] > 0 for one in (*found["charges"], *found["accounts"]))
     printed = capsys.readouterr().out
-    assert "A charge of a ledger" in printed
+    assert "A charge of an account" in printed
     assert "a charge: " in printed
