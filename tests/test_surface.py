@@ -25,3 +25,20 @@ def test_the_package_alone_loads_nothing_heavy() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert done.stdout.strip() == "[]"
+
+
+def test_it_imports_where_posix_is_missing() -> None:
+    """No `fcntl`, `resource`, `pwd` or `/proc` at import: as on Windows, as far as that shows."""
+    code = (
+        "import sys, os\n"
+        "import torch, numba, scipy.optimize, typer, pydantic, rich, safetensors.torch\n"
+        "for name in ('fcntl', 'resource', 'pwd', 'grp', 'termios'): sys.modules[name] = None\n"
+        "os.name = 'nt'\n"
+        "import types; sys.modules['msvcrt'] = types.ModuleType('msvcrt')\n"
+        "import diffsketch.files\n"
+        "os.name = 'posix'\n"
+        "import diffsketch.cli, diffsketch.app.session, diffsketch.training.simulation\n"
+        "import diffsketch.auditing, diffsketch.planning, diffsketch.privacy, diffsketch.ddp\n"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)  # noqa: S603

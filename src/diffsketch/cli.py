@@ -42,7 +42,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
-from diffsketch.files import private_folder
+from diffsketch.files import cores, private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -616,7 +616,7 @@ def reproduce(
     after Ctrl-C and 143 after SIGTERM.
     """
     console = LastingConsole()
-    processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    processes = jobs if jobs is not None else cores()
     if show_list:  # which needs neither PyTorch nor pictures
         from diffsketch.reproduction.experiments import listing
 

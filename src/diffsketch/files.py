@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import tempfile
@@ -11,6 +10,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+if os.name == "nt":
+    import msvcrt
+
+    def try_lock(handle: int) -> None:
+        """Lock an open file for this process, or raise an `OSError` if another one has."""
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+else:
+    import fcntl
+
+    def try_lock(handle: int) -> None:
+        """Lock an open file for this process, or raise an `OSError` if another one has."""
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 _PAUSE = 0.01  # seconds between looks at a lock
 
@@ -50,16 +63,16 @@ def locked_beside(path: Path, *, wait: float) -> Iterator[None]:
 
     lock = path.with_name(f".{path.name}.lock")
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)  # never inherited (PEP 446)
     except OSError as error:
         raise LockUnavailable(f"{lock} cannot be opened ({error})") from error
     deadline = time.monotonic() + wait
     try:
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(handle)
                 break
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):  # the second on Windows
                 if time.monotonic() >= deadline:
                     raise LockBusy(
                         f"another process holds the lock of {path}, for more than {wait:g} s"
@@ -80,6 +93,8 @@ def private_folder() -> Path | None:
     For caches of users whose home cannot be written. Code is read from it and run, so nobody else
     may write there, or put another folder in its place.
     """
+    if os.name == "nt":  # where the temporary folder is the user's own
+        return Path(tempfile.gettempdir())
     try:
         folder = Path(tempfile.gettempdir()) / f"diffsketch-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -93,11 +108,20 @@ def private_folder() -> Path | None:
 
 def synchronise(folder: Path) -> None:
     """Make sure that new names in a folder are on the disk, too."""
+    if os.name == "nt":  # which cannot open folders, and writes names at once
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def prepare_output(directory: Path) -> None:

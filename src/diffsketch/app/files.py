@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -27,7 +26,13 @@ from torch import Tensor
 from diffsketch import __version__
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
-from diffsketch.files import leftovers, prepare_output, replace_file, replace_files
+from diffsketch.files import (
+    leftovers,
+    prepare_output,
+    replace_file,
+    replace_files,
+    try_lock,
+)
 
 START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
@@ -411,7 +416,7 @@ def locked(path: Path) -> Iterator[None]:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(handle)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
+from diffsketch.files import cores
 from diffsketch.privacy.simulated_noise import (
     BlockSearch,
     Floats,
@@ -55,7 +56,7 @@ def in_pieces(draw: Callable[[slice], None], count: int) -> None:
         for piece in pieces:
             draw(piece)
     else:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             for done in [pool.submit(draw, piece) for piece in pieces]:
                 done.result()
 
