@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from typer import Typer
 from typer.testing import CliRunner, Result
 
 from diffsketch.cli import app
@@ -29,15 +30,15 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def invoke(*arguments: str | Path, columns: int = 100) -> Result:
-    """Run `diffsketch` with these arguments, on a terminal of so many columns."""
+def invoke(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
+    """Run `program` with these arguments on a terminal that is `columns` wide."""
     words = [str(argument) for argument in arguments]
-    return CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+    return CliRunner().invoke(program, words, env={"COLUMNS": str(columns)})
 
 
-def done(*arguments: str | Path, columns: int = 100) -> Result:
-    """Run `diffsketch` with these arguments, which has to succeed."""
-    result = invoke(*arguments, columns=columns)
+def done(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
+    """Run `program` with these arguments, which has to succeed."""
+    result = invoke(*arguments, columns=columns, program=program)
     assert result.exit_code == 0, result.output
     return result
 
