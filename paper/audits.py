@@ -30,9 +30,8 @@ from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
 from diffsketch.auditing.attacks import Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
-from diffsketch.auditing.inversion import invert, invert_batches
+from diffsketch.auditing.inversion import invert
 from diffsketch.auditing.releases import KEY, Silent, likelihood_ratio
-from diffsketch.auditing.secret_hashes import epsilon_bound, exact_epsilon
 from diffsketch.errors import ArgumentError, check
 from diffsketch.methods import Method, build_method
 from diffsketch.methods.paper import LaplaceBaseline, SketchLaplace, add_laplace
@@ -43,6 +42,7 @@ from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import estimate_alpha, estimates, theorem1
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
+from paper.batches import invert_batches
 from paper.measurements import (
     Found,
     Given,
@@ -52,6 +52,7 @@ from paper.measurements import (
     observe,
     simulation_of,
 )
+from paper.secret_hashes import epsilon_bound, exact_epsilon
 
 Change = Literal["alpha", "largest", "client"]
 _DIM = 7850  # of MNIST's gradients

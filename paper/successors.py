@@ -1,6 +1,6 @@
 """Audits of newer papers' claims about projections, in the tables of the audits of the paper's.
 
-The cases are those of `diffsketch.auditing.projections`, planted errors among them: they show that
+The cases are those of `paper.projection_cases`, planted errors among them: they show that
 the attacks see what they are meant to.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diffsketch.auditing import audit
-from diffsketch.auditing.projections import PROJECTIONS, SGM
 from diffsketch.errors import check
 from diffsketch.privacy.claim import Basis, Claim, Epsilon
 from paper.experiments import Experiment, Results
@@ -22,6 +21,7 @@ from paper.measurements import (
     Progress,
     Whole,
 )
+from paper.projection_cases import PROJECTIONS, SGM
 
 
 class _Projection(MeasurementSettings):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diffsketch.auditing.projections import PROJECTIONS
 from diffsketch.errors import ArgumentError
 from paper.experiments import Results, load
+from paper.projection_cases import PROJECTIONS
 from paper.successors import draw_successors, measure_successor
 
 EXPERIMENT = load("successors", reduced=False)

@@ -77,7 +77,7 @@ def test_errors_apply_where_they_can_be_made() -> None:
 def test_every_proven_method_is_audited_at_its_units_and_trusts() -> None:
     """A method that is new in the registry has to come here; the rest prove nothing.
 
-    But for `sgm`, whose repaired form is in `tests/auditing/test_projections.py`.
+    But for `sgm`, whose repaired form is in `paper/tests/test_projection_cases.py`.
     """
     found: dict[str, set[Trust | KeyTrust]] = {}
     for make in RELEASES.values():

@@ -344,7 +344,7 @@ class SketchedGaussianMean(Method):
 
     *Threat model.* The paper's epsilon is shown as claimed. It holds for those who see the sum,
     and neither the seed nor anything that was decoded with it. All workers have the seed, and what
-    is decoded is the model: of both, `diffsketch audit --case sgm-step --case sgm-known` measures
+    is decoded is the model: of both, `python -m paper successors` measures
     how much more can be told. With `projected_clip` projections are clipped as well, and the
     Gaussian mechanism's epsilon is proven for whoever knows the seed and the model.
 

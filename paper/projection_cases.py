@@ -137,7 +137,7 @@ def sgm_step(mechanism: SketchedGaussian, members: int, *, name: str) -> Case:
     latter is normal given `z`: so the two are drawn, and not the numbers of a message. The other
     members' vectors are 0, and known to be.
 
-    Guarantees: the law of what the method decodes (`tests/auditing/test_projections.py`).
+    Guarantees: the law of what the method decodes (`paper/tests/test_projection_cases.py`).
     """
     from scipy.special import gammaincinv, ndtr
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 from scipy import stats
 
-from diffsketch.auditing import Verdict, audit, projections
+from diffsketch.auditing import Verdict, audit
 from diffsketch.auditing.audits import Stream
-from diffsketch.auditing.projections import PLANTED, PROJECTIONS, SGM, sgm_step, step_epsilon
 from diffsketch.auditing.releases import own_release
 from diffsketch.methods import SketchedGaussianMean
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import PaperClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch import SketchKey
+from paper.projection_cases import PLANTED, PROJECTIONS, SGM, sgm_step, step_epsilon
 
 SURE = 1 - 1e-6
 CLAIMED = ("sgm-step", "sgm-step-paper", "sgm-known")
@@ -88,7 +88,7 @@ def test_the_steps_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     coarse = step_epsilon(small, 1e-5)
     large = step_epsilon(replace(SGM, size=10**8, std=0.5), 1e-5, members=4)
     assert large == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-3)
-    monkeypatch.setattr(projections, "_POINTS", 1501)
+    monkeypatch.setattr("paper.projection_cases._POINTS", 1501)
     assert step_epsilon(small, 1e-5) == pytest.approx(coarse, rel=1e-4)
 
 

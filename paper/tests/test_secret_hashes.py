@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from diffsketch.auditing.secret_hashes import (
+from diffsketch.privacy.theorems import theorem1
+from paper.secret_hashes import (
     _eigenvalues,
     epsilon_bound,
     exact_epsilon,
     excess_bound,
 )
-from diffsketch.privacy.theorems import theorem1
 
 ALPHA, DELTA = 1.645, 1e-5
 
