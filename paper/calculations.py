@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.privacy.claim import NoClaim, ProvenClaim
-from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism
+from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.mechanisms.padding import table_noise_like_padding
 from diffsketch.privacy.theorems import ConvexProblem, lemma1_error, padding_for, theorem1, theorem2
 from diffsketch.sketch import CountSketch, SketchKey

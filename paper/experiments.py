@@ -405,7 +405,7 @@ _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
     "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.15,
-    "projunit": 0.5, "skellam": 0.7, "gaussian": 0.7,
+    "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds
 _CORRECTION, _ROUNDED = 0.3, 0.1  # milliseconds of a message
 _PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many cells, and of more

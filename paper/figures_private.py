@@ -9,7 +9,7 @@ from typing import Any
 
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
-from diffsketch.privacy.claim import Basis, Epsilon, Unit, rounded_down
+from diffsketch.privacy.claim import Basis, Epsilon, Scope, Unit, rounded_down
 from paper.experiments import Experiment, Results
 from paper.figures import (
     COORDINATE,
@@ -27,6 +27,7 @@ from paper.figures import (
     table,
     texts,
 )
+from paper.projections import KeyTrust, SecretScope
 
 _CLAIMED = f"claimed; {COORDINATE}"
 _FAR = 10.0
@@ -71,7 +72,8 @@ class AuditedCase:
 
 def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
     """The epsilon that an audit wrote, with all that it means."""
-    return epsilon_from_data({"simulated": False, **data, "value": data["epsilon"]})
+    kind = SecretScope if data["trust"] in list(KeyTrust) else Scope
+    return epsilon_from_data({"simulated": False, **data, "value": data["epsilon"]}, kind)
 
 
 def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:

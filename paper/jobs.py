@@ -45,7 +45,7 @@ _MEASURING = ("auditing", "secure_sum")
 _HERE = Path(__file__).parent
 _OWN = (
     "measurements.py", "audits.py", "batches.py", "secret_hashes.py", "projection_cases.py",
-    "scope.py", "successors.py",
+    "projections.py", "scope.py", "successors.py",
 )  # fmt: skip
 _LONG = 0.02  # of what each process has to do: longer jobs come first
 

@@ -25,7 +25,7 @@ from diffsketch.app.files import finite
 from diffsketch.app.settings import RunConfig, describe
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.clipping import CoordinateBound
-from diffsketch.privacy.mechanisms.other_papers import PAPER_SETTINGS, BinomialMechanism
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian
 from diffsketch.privacy.theorems import (
     ConvexProblem,

@@ -26,12 +26,11 @@ from torch import Tensor
 
 from diffsketch.auditing.attacks import Attack, Numbers
 from diffsketch.auditing.audits import PURE_DELTA, TRIALS, Adversary, Case, Game, Neighbours
-from diffsketch.privacy.accounting.events import variance_epsilon
 from diffsketch.privacy.claim import Claim, SimulatedClaim
 from diffsketch.privacy.clipping import clip_norm
-from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.simulated_noise import NoiseKey
 from diffsketch.sketch import SketchKey
+from paper.projections import GaussianMixing, SketchedGaussian, variance_epsilon
 
 SGM = SketchedGaussian(dim=1, size=1000, clip=1.0, std=0.288)
 """A message of one client, or a sum of one: the claimed epsilon is 3 (delta 1e-5)."""

@@ -161,8 +161,8 @@ def test_runs_that_cannot_go_on_are_begun_again(
 
 
 def test_errors_pass(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match="clip must be given"):
-        make(store, Job("run", {"method": "projunit", "size": 3}, 0))
+    with pytest.raises(ArgumentError, match="clip and --noise-multiplier"):
+        make(store, Job("run", {"method": "gaussian"}, 0))
     assert not store.directory.exists()
 
     def not_finite(settings: Mapping[str, Any], **_: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from diffsketch.app.build import build
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
-from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism
+from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem1, theorem2
 from diffsketch.sketch import CountSketch, SketchKey

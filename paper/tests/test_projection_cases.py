@@ -13,12 +13,12 @@ from scipy import stats
 from diffsketch.auditing import Verdict, audit
 from diffsketch.auditing.audits import Stream
 from diffsketch.auditing.releases import own_release
-from diffsketch.methods import SketchedGaussianMean
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import PaperClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch import SketchKey
 from paper.projection_cases import PLANTED, PROJECTIONS, SGM, sgm_step, step_epsilon
+from paper.projections import SketchedGaussianMean
 
 SURE = 1 - 1e-6
 CLAIMED = ("sgm-step", "sgm-step-paper", "sgm-known")

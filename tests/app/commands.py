@@ -25,8 +25,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "sketch-skellam": {"clip": 1.0, "budget": 8.0},
     "gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
     "skellam": {"clip": 1.0, "budget": 8.0},
-    "projunit": {"clip": 1.0, "size": 32},
-    "sgm": {"clip": 1.0, "size": 32, "std": 0.5},
 }
 
 

@@ -108,7 +108,6 @@ def test_all_engines_run_the_same_rounds(case: contract.Case) -> None:
     ("name", "settings"),
     [
         ("diffsketch-proven", {"rows": 1, "cols": 4, "clip": 1.0, "padding": 99, "std": 1.0}),
-        ("projunit", {"size": 5, "per_round": 8.0, "clip": 2.0}),
     ],
 )
 def test_methods_without_an_exact_form_are_refused(name: str, settings: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,11 +15,9 @@ from diffsketch.methods import (
     GaussianMean,
     Method,
     PlainSketch,
-    ProjUnitMean,
     ProvenDiffSketch,
     RawLaplace,
     SkellamMean,
-    SketchedGaussianMean,
     SketchGaussian,
     SketchLaplace,
     SketchSkellam,
@@ -46,8 +44,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "sketch-skellam": SIZES | CLIENT_NOISE | {"relation": "add-or-remove", "trust": "local"},
     "gaussian": CLIENT_NOISE,
     "skellam": CLIENT_NOISE,
-    "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
-    "sgm": {"size": 10, "clip": 1.0, "std": 0.5},
 }
 """Settings of each method of the registry, as a user gives them, for 100 numbers."""
 
@@ -124,8 +120,6 @@ def build_cases() -> dict[str, Case]:
         dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
         limit=2.0,
     )  # fmt: skip
-    sgm = SketchedGaussianMean(dim=DIM, size=40, clip=2.0, std=0.5)
-    sum_of_all = "client unit, add-or-remove, distributed trust"
     paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
     secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
     padding = float(SIGMA.square().mean())
@@ -191,12 +185,6 @@ def build_cases() -> dict[str, Case]:
             own, "proven: client unit, add-or-remove, local trust",
             squared(own, 0.2) / 4, 0.25,
         ),
-        "projunit": Case(
-            ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None
-        ),
-        "sgm": Case(sgm, f"claimed: {sum_of_all}", 0.5**2),
-        # Clipped so far out that no mean is biased.
-        "sgm-repaired": Case(replace(sgm, projected_clip=20.0), f"proven: {sum_of_all}", 0.5**2),
     }  # fmt: skip
 
 

@@ -54,7 +54,6 @@ def test_all_methods_that_send_under_a_proof_have_a_bound() -> None:
     assert set(BOUNDED) == sent
     assert {CASES[name].method.name for name in set(CASES) - sent} == {
         "none", "sketch", "diffsketch", "laplace", "sketch-laplace", "diffsketch-proven",
-        "projunit", "sgm",
     }  # fmt: skip
 
 

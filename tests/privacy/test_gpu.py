@@ -19,8 +19,6 @@ from diffsketch.privacy import (
     NoiseKey,
     NormBound,
     PaddedGaussian,
-    PrivUnitG,
-    ProjUnit,
     Quantizer,
     SkellamMechanism,
 )
@@ -44,8 +42,6 @@ RELEASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "discrete gaussian": (DiscreteGaussianMechanism(QUANTIZER, 2.0), SKETCHED),
     "discrete laplace": (DiscreteLaplaceMechanism(QUANTIZER, 2.0), SKETCHED),
     "binomial": (BinomialMechanism(DIM, 1.0, 1.0, 12, trials=4, cohort=10, delta=1e-5), {}),
-    "privunit": (PrivUnitG(DIM, 4.0), {}),
-    "projunit": (ProjUnit(DIM, 50, 4.0), {"seed": SEED}),
 }
 
 

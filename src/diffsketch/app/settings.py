@@ -29,8 +29,6 @@ MethodName: TypeAlias = Literal[
     "sketch-skellam",
     "gaussian",
     "skellam",
-    "projunit",
-    "sgm",
 ]
 """Those of `diffsketch.methods.base`, which takes PyTorch to import."""
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
@@ -150,7 +148,7 @@ class RunConfig(Options):
     shortfall: Literal["whole", "graded"] | None = _method(
         "diffsketch: Laplace noise that would do alone, or the part of it that is missing."
     )
-    std: float | None = _method("Standard deviation of appended numbers, or of noise (sgm).", gt=0)
+    std: float | None = _method("Standard deviation of appended numbers.", gt=0)
     clip: float | None = _method("Limit of what a worker contributes.", gt=0, le=1e30)
     clip_quantile: float | None = _method(
         "Share of workers that should not need clipping: --clip is then the first round's, and "
@@ -184,10 +182,6 @@ class RunConfig(Options):
     trials: int | None = _method("cpsgd: trials of the binomial noise (m).", ge=1)
     limit: float | None = _method("cpsgd: range of a coordinate (X).", gt=0)
     rotate: bool | None = _method("cpsgd: rotate vectors first.")
-    size: int | None = _method("projunit and sgm: numbers of a message.", ge=1)
-    projected_clip: float | None = _method(
-        "sgm: norm of a projected vector, which makes its claim a proven one.", means="none", gt=0
-    )
     correction: Literal["off", "shared", "drift"] = _method(
         "The paper's error correction (sgd); not private.", default="off"
     )
@@ -414,8 +408,8 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
         unused["samples"] = "--task shakespeare"
     if config.top_k is not None:
         unused["momentum"] = "--top-k, which has --table-momentum"
-    # Tables, projections and rotations depend on the round's hashes; other messages do not.
-    if not (fields & {"rows", "size"} or config.rotate):
+    # Tables and rotations depend on the round's hashes; other messages do not.
+    if not ("rows" in fields or config.rotate):
         unused["hashes"] = f"--method {config.method}"
     for name, value in config:
         if name in unused and value != RunConfig.model_fields[name].default:

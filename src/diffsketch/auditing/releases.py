@@ -40,7 +40,6 @@ from diffsketch.auditing.audits import DELTAS, PURE_DELTA, TRIALS, Case, Game, N
 from diffsketch.methods import (
     CpSgd,
     Method,
-    ProjUnitMean,
     ProvenDiffSketch,
     RawLaplace,
     SketchLaplace,
@@ -151,7 +150,7 @@ class Release:
         if numbers * self.rounds <= _MOST_FITTED:
             attacks += [DISCRIMINANT] if self.rounds == 1 else [DISCRIMINANT, QUADRATIC]
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
-        if isinstance(method, RawLaplace | SketchLaplace | ProjUnitMean):
+        if isinstance(method, RawLaplace | SketchLaplace):
             deltas = (PURE_DELTA,)
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
         title += f", sum of {self.cohort_size}" if self.cohort_size > 1 else ""
@@ -187,8 +186,6 @@ class Release:
             two = -one if scope.relation is Relation.REPLACE else torch.zeros_like(one)
             if method.round_clip is not None:  # just within the clip, so that the flag differs too
                 two = two * (0.999 / BEYOND)
-            if isinstance(method, ProjUnitMean) and self.rounds > 1:
-                two = size * torch.eye(2, method.dim)[1]  # else reuse would tell nothing more
         others = known_numbers(self.cohort_size, method.dim)
         others[:, 0] = 0  # whether the others are drawn must not hide it
         worlds = []
@@ -334,7 +331,6 @@ _SETTINGS: Mapping[str, dict[str, object]] = {
     "laplace": {"clip": 1.0, "per_round": 2.0},
     "sketch-laplace": {**_TABLE, "clip": 1.0, "per_round": 2.0},
     "diffsketch-proven": {**_TABLE, "clip": 1.0, "padding": 32, "std": 1.0},
-    "projunit": {"size": 6, "clip": 1.0, "per_round": 2.0},
     "gaussian-sampled": {**_CLIENT, **_ADDED, "noise_multiplier": 0.5, "trust": "central"},
 }
 
@@ -389,7 +385,7 @@ def planted(release: Release, error: str) -> Release | None:
         changed = replace(release, sent=weaker(method, 0.8))
     elif error == "row-blind" and rows > 1:  # as if a coordinate were in one row of a table
         changed = replace(release, sent=weaker(method, 1 / math.sqrt(rows)))
-    elif error == "no-clip" and not isinstance(method, ProjUnitMean):  # that sends directions only
+    elif error == "no-clip":
         loose = replace(method, clip=BEYOND * method.clip)  # no input reaches it
         if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
             loose = weaker(loose, 1 / BEYOND)  # noise follows the clip, and stays as it was

@@ -10,7 +10,7 @@ from diffsketch.methods.base import (
     settings_of,
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.other_papers import CpSgd, ProjUnitMean, SketchedGaussianMean
+from diffsketch.methods.cpsgd import CpSgd
 from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.release import PrivateMean, private_mean, release_noise
@@ -24,14 +24,12 @@ __all__ = [
     "Method",
     "PlainSketch",
     "PrivateMean",
-    "ProjUnitMean",
     "ProvenDiffSketch",
     "RawLaplace",
     "SkellamMean",
     "SketchGaussian",
     "SketchLaplace",
     "SketchSkellam",
-    "SketchedGaussianMean",
     "TableMethod",
     "Uncompressed",
     "build_method",

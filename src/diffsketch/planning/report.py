@@ -45,7 +45,7 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
         )  # fmt: skip
     total = plan.best.total
     reading = (
-        "noise: multiplier of the sensitivity, epsilon of a round (laplace, projunit) or trials "
+        "noise: multiplier of the sensitivity, epsilon of a round (laplace) or trials "
         "(cpsgd). ratio: the vector in float32 over the message. error: of one round, over the "
         "squared norm of the mean; ties within 1% are broken by weaker trust, then fewer bytes. "
         f"epsilon: {total.basis}, for the {total.scope.unit} unit ({total.scope.relation}) and the "
@@ -67,7 +67,7 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
         parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
     if (flower := flower_plan(plan.best, request)) is not None:
         parts.append(Text.assemble(("In Flower: ", "bold"), flower))
-    printed = "a program" if _in_one_call(plan.best, request) else "the functions of a round"
+    printed = "a program" if _in_one_call(request) else "the functions of a round"
     parts.append(Text(f"In Python: --code prints {printed}."))
     return tuple(parts)
 
@@ -81,8 +81,7 @@ def explain(option: Option, request: PlanRequest) -> str:
         steps.insert(0, f"clips each coordinate to {clip:g}")
     else:
         steps.append(f"clips {'the table' if table else 'its vector'} to the norm {clip:g}")
-    if method.exact:
-        steps.append("rounds it to whole numbers")
+    steps.append("rounds it to whole numbers")
     after = ""
     if option.trust is Trust.LOCAL:
         steps.append("adds noise")
@@ -123,17 +122,17 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
 
 
 def flower_plan(option: Option, request: PlanRequest) -> str | None:
-    """Write the plan for Flower's engine; None if it refuses the method or the sampling."""
-    if not option.method.exact or request.sampling == "poisson":
+    """Write the plan for Flower's engine; None if it refuses the sampling."""
+    if request.sampling == "poisson":
         return None
     secure = option.trust is Trust.DISTRIBUTED
     more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
     return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
-def _in_one_call(option: Option, request: PlanRequest) -> bool:
-    """Whether `private_mean` does all of it: one round, exact noise, and no secret sample."""
-    return request.rounds == 1 and option.method.exact and request.sampler is None
+def _in_one_call(request: PlanRequest) -> bool:
+    """Whether `private_mean` does all of it: one round, and no secret sample."""
+    return request.rounds == 1 and request.sampler is None
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
@@ -152,9 +151,9 @@ def python_code(option: Option, request: PlanRequest) -> str:
         f"method = build_method({option.method.name!r}, dim={request.dim}, "
         f"cohort={request.cohort}, settings=settings)\n"
     )
-    if _in_one_call(option, request):
+    if _in_one_call(request):
         return _code_of_one_call(method, request)
-    return _code_of_rounds(method, option, request)
+    return _code_of_rounds(method, request)
 
 
 def _code_of_one_call(method: str, request: PlanRequest) -> str:
@@ -171,7 +170,7 @@ print(found.claim.epsilon(delta={request.delta!r}, rounds=1))
 """
 
 
-def _code_of_rounds(method: str, option: Option, request: PlanRequest) -> str:
+def _code_of_rounds(method: str, request: PlanRequest) -> str:
     setup, body, start, count, more = "", "", "", "len(messages)", ""
     noise, imports = "SecureNoise()", ["Accountant", "Budget", "SecureNoise"]
     title = "Rounds of a private mean: call run_round with the clients' vectors and a number."
@@ -183,12 +182,6 @@ def _code_of_rounds(method: str, option: Option, request: PlanRequest) -> str:
         body = "    vectors = vectors[sampler.draw(SecureNoise())]\n"
         zeros = "torch.zeros(method.message_format.shape, dtype=torch.int64)"
         start = f"    messages = [{zeros}, *messages]\n"
-    if not option.method.exact:
-        noise = "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
-        imports[2:] = ["CohortNoise", "NoiseKey"]
-        title += (
-            "\n\nFor simulation only: its proof is about real numbers, and engines refuse it.\n"
-        )
     charge, passes = "    accountant.spend(claim)\n", request.members // request.cohort
     if request.sampling == "shuffled" and passes > 1:
         charge = (

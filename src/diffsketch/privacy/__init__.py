@@ -23,7 +23,6 @@ from diffsketch.privacy.claim import (
     Basis,
     Claim,
     Epsilon,
-    KeyTrust,
     MeasuredClaim,
     NoClaim,
     PaperClaim,
@@ -42,14 +41,13 @@ from diffsketch.privacy.clipping import (
     clip_norm,
 )
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism, PrivUnitG, ProjUnit
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
-from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
@@ -68,8 +66,6 @@ __all__ = [
     "Epsilon",
     "FastNoise",
     "GaussianMechanism",
-    "GaussianMixing",
-    "KeyTrust",
     "LaplaceMechanism",
     "Ledger",
     "LedgerBusy",
@@ -81,8 +77,6 @@ __all__ = [
     "PaddedGaussian",
     "PaperClaim",
     "PoissonSampler",
-    "PrivUnitG",
-    "ProjUnit",
     "ProvenClaim",
     "Quantizer",
     "Relation",
@@ -90,7 +84,6 @@ __all__ = [
     "SecureNoise",
     "SimulatedClaim",
     "SkellamMechanism",
-    "SketchedGaussian",
     "Trust",
     "Unit",
     "calibrate",

@@ -12,19 +12,15 @@ from scipy import stats
 
 from diffsketch.app.session import epsilon_from_data
 from diffsketch.errors import ArgumentError, MismatchError
-from diffsketch.methods import SketchedGaussianMean
 from diffsketch.privacy import (
     FastNoise,
     GaussianMechanism,
-    GaussianMixing,
-    KeyTrust,
     NoClaim,
     NormBound,
     PaperClaim,
     Relation,
     Scope,
     SimulatedClaim,
-    SketchedGaussian,
     Unit,
 )
 from diffsketch.privacy.accounting.events import (
@@ -32,10 +28,16 @@ from diffsketch.privacy.accounting.events import (
     gaussian_epsilon,
     poisson_sampled,
     repeated,
+)
+from diffsketch.sketch import SketchKey
+from paper.projections import (
+    GaussianMixing,
+    KeyTrust,
+    SecretScope,
+    SketchedGaussian,
+    SketchedGaussianMean,
     variance_epsilon,
 )
-from diffsketch.privacy.claim import SecretScope
-from diffsketch.sketch import SketchKey
 
 SGM = SketchedGaussian(dim=6, size=1000, clip=1.0, std=0.288)
 DELTA = 1e-5
@@ -204,7 +206,7 @@ def test_secret_keys_are_a_trust_of_their_own() -> None:
     epsilon = SGM.secret_claim().epsilon(delta=DELTA, rounds=1)
     assert "add-or-remove, secret-key trust" in str(epsilon)
     assert "but not the key, nor anything else that it was used for" in str(SGM.secret_claim())
-    assert epsilon_from_data(epsilon.to_json()) == epsilon
+    assert epsilon_from_data(epsilon.to_json(), SecretScope) == epsilon
     assert GaussianMixing(64, 1.0, 2.0).claim.scope == SecretScope(
         Unit.EXAMPLE, Relation.ADD_OR_REMOVE
     )

@@ -11,7 +11,7 @@ from diffsketch.errors import ArgumentError
 from diffsketch.methods import CpSgd
 from diffsketch.privacy import FastNoise, PaperClaim
 from diffsketch.privacy.claim import NoClaim, ProvenClaim
-from diffsketch.privacy.mechanisms.other_papers import PAPER_SETTINGS
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from diffsketch.sketch import SketchKey
 
 DIM = 300

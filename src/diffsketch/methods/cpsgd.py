@@ -1,4 +1,4 @@
-"""Methods of other papers: cpSGD under a secure sum, ProjUnit for clients who trust nobody, SGM."""
+"""cpSGD under a secure sum: few levels, and binomial noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Encoded, Method, register
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -28,23 +28,18 @@ from diffsketch.privacy.claim import (
     Scope,
     Trust,
     Unit,
-    rounded_down,
     rounded_up,
 )
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm
-from diffsketch.privacy.mechanisms.other_papers import (
-    MAX_PER_MESSAGE,
+from diffsketch.privacy.mechanisms.binomial import (
     PAPER_SETTINGS,
     BinomialMechanism,
-    ProjUnit,
 )
-from diffsketch.privacy.mechanisms.projections import SketchedGaussian
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed
 from diffsketch.wire.formats import MessageFormat
 
 _DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
-_MOST_ENTRIES = 1 << 31  # of a projection, in a plan
 
 
 @register
@@ -230,175 +225,3 @@ class CpSgd(Plannable):
             noise=noise_error(vectors, mechanism.step**2 * mechanism.trials / 4 / count),
             rounding=noise_error(vectors, rounding),
         )
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class ProjUnitMean(Plannable):
-    """The direction of a random projection under local, pure differential privacy.
-
-    Vectors are clipped to norm `clip`, projected by a matrix that the round's seed gives, and sent
-    by PrivUnitG as `size` numbers; a whole client is hidden from everybody, with a delta of 0. All
-    workers of a round use the same matrix, so that messages can be summed and the sum projected
-    back. The estimate is unbiased over the seeds; for one seed, the mean itself has the error of
-    a projection, about `dim / size` times its squared norm.
-
-    Args:
-        dim: Length of the vectors.
-        size: Numbers of a message.
-        per_round: Epsilon of one message.
-        clip: Norm of a vector.
-    """
-
-    size: int
-    per_round: float
-    clip: float
-
-    name: ClassVar[str] = "projunit"
-    code: ClassVar = 9
-    margins: ClassVar = (0.0,)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("size", self.size, least=1)
-        check_positive("per_round", self.per_round)
-        most = MAX_PER_MESSAGE
-        check(self.per_round <= most, "per_round", f"be at most {most:g}", self.per_round)
-        check_positive("clip", self.clip)
-        _ = self.mechanism  # checks the rest
-
-    @cached_property
-    def mechanism(self) -> ProjUnit:
-        """The mechanism that clips, projects and randomises."""
-        return ProjUnit(self.dim, self.size, self.per_round, self.clip, shared=True)
-
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """`size` numbers in float32."""
-        return self._format((self.size,))
-
-    @cached_property
-    def _claim(self) -> Claim:
-        return self.mechanism.claim
-
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
-        return self._claim
-
-    def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors clipped to a norm."""
-        return clip_norm(vectors, self.clip)
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return Encoded(self.mechanism.release(batch, noise, seed=seed))
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return (self.mechanism.decode(total[None], seed=seed) / count).float()
-
-    @classmethod
-    def planned(
-        cls,
-        vectors: Vectors,
-        scope: Scope,
-        *,
-        cells: int,
-        bits: int | None,
-        margin: float,  # noqa: ARG003
-    ) -> dict[str, Any] | None:
-        """Choose all settings but epsilon."""
-        size = min(cells, vectors.dim, _MOST_ENTRIES // vectors.dim)
-        wanted = Scope(Unit.CLIENT, scope.relation, Trust.LOCAL)
-        if scope != wanted or bits is not None or size < 1:
-            return None
-        return {"size": size, "clip": vectors.norm}
-
-    @classmethod
-    def noise_settings(cls, level: float) -> dict[str, Any]:
-        """Choose the epsilon of one message."""
-        return {"per_round": float(rounded_down(1 / level, 4))}
-
-    def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round: of the projection, the same for all, and of each one's noise.
-
-        All messages of a unit vector `u` have `S' S u / (|S u| E|S u|)` in common, whose squared
-        norm is `(size + dim - 1) / E|S u|**2` on average.
-        """
-        kept = min(1.0, self.clip / vectors.norm)
-        length = math.exp(math.lgamma(self.size / 2 + 0.5) - math.lgamma(self.size / 2))
-        projected = (self.size + self.dim - 1) / (2 * length**2)
-        noise = self.mechanism.squared_norm - projected * (kept * vectors.norm) ** 2
-        return RelativeError(
-            (1 - kept) ** 2 + kept**2 * (projected - 1),
-            noise / (vectors.count * vectors.norm**2 * vectors.mean_energy),
-            kept=kept,
-        )
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class SketchedGaussianMean(Method):
-    """Li et al.'s Sketched Gaussian Mechanism (SGM): a shared Gaussian projection, and noise.
-
-    Vectors are clipped to norm `clip`, projected by a matrix that the round's seed gives to all,
-    and sent with noise of standard deviation `std` on each of the `size` numbers; the sum is
-    projected back by the same matrix.
-
-    *Threat model.* The paper's epsilon is shown as claimed. It holds for those who see the sum,
-    and neither the seed nor anything that was decoded with it. All workers have the seed, and what
-    is decoded is the model: of both, `python -m paper successors` measures
-    how much more can be told. With `projected_clip` projections are clipped as well, and the
-    Gaussian mechanism's epsilon is proven for whoever knows the seed and the model.
-
-    Args:
-        dim: Length of the vectors.
-        size: Numbers of a message, b in the paper.
-        clip: Norm of a vector, tau in the paper.
-        std: Of the noise of one worker, sigma_g in the paper.
-        delta: That the claim is made for.
-        projected_clip: Norm of a projected vector; the paper has none.
-
-    >>> method = SketchedGaussianMean(dim=4000, size=1000, clip=1.0, std=0.288)
-    >>> seed = HashSeed(bytes(32))
-    >>> method.claim_for(1, seed).epsilon(delta=1e-5, rounds=1).shown()
-    '3'
-    >>> repaired = replace(method, projected_clip=1.0)
-    >>> repaired.claim_for(1, seed).epsilon(delta=1e-5, rounds=1).shown()
-    '20.2'
-    """
-
-    size: int
-    clip: float
-    std: float
-    delta: float = 1e-5
-    projected_clip: float | None = None
-
-    name: ClassVar[str] = "sgm"
-    code: ClassVar = 12
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.mechanism  # checks the rest
-
-    @cached_property
-    def mechanism(self) -> SketchedGaussian:
-        """The mechanism that clips, projects and adds noise."""
-        return SketchedGaussian(
-            self.dim, self.size, self.clip, self.std, self.delta, self.projected_clip
-        )
-
-    @cached_property
-    def message_format(self) -> MessageFormat:
-        """`size` numbers in float32."""
-        return self._format((self.size,))
-
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
-        return self.mechanism.claim_for(present)
-
-    def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors clipped to the smaller norm: projections are about as long."""
-        return clip_norm(vectors, min(self.clip, self.projected_clip or self.clip))
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return Encoded(self.mechanism.release(batch, noise, seed=seed))
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return (self.mechanism.decode(total.double(), seed=seed) / count).float()
