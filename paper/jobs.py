@@ -44,8 +44,8 @@ _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("auditing", "secure_sum")
 _HERE = Path(__file__).parent
 _OWN = (
-    "measurements.py", "audits.py", "batches.py", "secret_hashes.py", "projection_cases.py",
-    "projections.py", "scope.py", "successors.py",
+    "measurements.py", "bounds.py", "noise_control.py", "audits.py", "batches.py",
+    "secret_hashes.py", "projection_cases.py", "projections.py", "scope.py", "successors.py",
 )  # fmt: skip
 _LONG = 0.02  # of what each process has to do: longer jobs come first
 

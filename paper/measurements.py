@@ -28,24 +28,22 @@ from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
 from diffsketch.privacy.mechanisms.padding import PaddedGaussian
 from diffsketch.privacy.theorems import (
-    ConvexProblem,
     claimed_per_round,
     estimates,
-    expected_gap,
-    lemma1_error,
     padding_for,
     query_variance,
-    theorem2,
 )
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.data import load_shakespeare
 from diffsketch.training.local import trainer_for
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.models import LogisticRegression
-from diffsketch.training.rounds import NoiseControl, mask_bytes
+from diffsketch.training.rounds import mask_bytes
 from diffsketch.training.simulation import RoundResult, Simulation
 from diffsketch.training.tasks import Batches, Devices, Examples, load_task, task_kinds
+from paper.bounds import ConvexProblem, expected_gap, lemma1_error, theorem2
 from paper.experiments import mistake_text
+from paper.noise_control import NoiseControl
 
 Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]

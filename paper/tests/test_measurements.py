@@ -18,11 +18,12 @@ from diffsketch.errors import ArgumentError
 from diffsketch.privacy.claim import ProvenClaim
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.simulated_noise import FastNoise
-from diffsketch.privacy.theorems import ConvexProblem, expected_gap, theorem1, theorem2
+from diffsketch.privacy.theorems import theorem1
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.training.local import trainer_for
 from diffsketch.training.models import LogisticRegression
 from diffsketch.training.tasks import Devices, Examples
+from paper.bounds import ConvexProblem, expected_gap, theorem2
 from paper.measurements import (
     Floats,
     LocalEpsilonSettings,
