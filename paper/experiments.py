@@ -412,7 +412,6 @@ _PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many 
 _FACTOR = 0.45  # more where each message has a padding of its own
 _COUNTED = 2e-6  # milliseconds of a round and a coordinate, times rows^2, over columns
 _NEEDED = 75  # times rows * cols^2 / epsilon: the least padding of a typical gradient, at most
-_GRU = 3.0  # times as long as the LSTM
 _MEASURED = {"audit": 2.0, "convergence": 2.0, "cpsgd-parameters": 0.1, "datasets": 1.0}  # seconds
 
 
@@ -441,10 +440,9 @@ def seconds_of(job: Job) -> float:
         length = min(length, _NEEDED * rows * cols**2 / given["per_round"]) if own else length
         shared = 2 if given.get("family") == "pairwise" else cols  # coordinates of a run
         counted = _COUNTED * length * rows**2 / shared
-    factor = _GRU if given["model"] == "gru" else 1.0
-    total = rounds * (workers * (_DEVICE[task] * factor + message) + counted)
+    total = rounds * (workers * (_DEVICE[task] + message) + counted)
     if job.kind in (RUN, "masks"):  # the others look at vectors, and evaluate nothing
-        total += (2 + rounds / given["evaluate_every"]) * _EVALUATION[task] * factor
+        total += (2 + rounds / given["evaluate_every"]) * _EVALUATION[task]
     return float(_BEGIN + total / 1000)
 
 

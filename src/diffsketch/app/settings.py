@@ -94,7 +94,7 @@ class RunConfig(Options):
         "What to learn: MNIST over 10 workers, MNIST* over 6,000 devices, Shakespeare by role.",
         default="mnist",
     )
-    model: Literal["logistic", "cnn", "lstm", "gru"] | None = _task("The model.")
+    model: Literal["logistic", "cnn", "lstm"] | None = _task("The model.")
     workers: int | None = _task("Workers or devices that hold data.", ge=1)
     samples: int | None = _task("Examples of each worker (MNIST tasks).", ge=1)
     data_dir: str | None = _task(
