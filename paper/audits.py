@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffsketch.app.files import finite
 from diffsketch.auditing import Case, Game, Neighbours, audit, every_trial
-from diffsketch.auditing.attacks import Numbers, weighted
+from diffsketch.auditing.attacks import Attack, Numbers, weighted
 from diffsketch.auditing.audits import PURE_DELTA
 from diffsketch.auditing.cases import ALPHA, bare_secret, bare_unknown
 from diffsketch.auditing.inversion import invert
@@ -52,6 +52,7 @@ from paper.measurements import (
     observe,
     simulation_of,
 )
+from paper.repaired import ProvenDiffSketch
 from paper.secret_hashes import epsilon_bound, exact_epsilon
 
 Change = Literal["alpha", "largest", "client"]
@@ -304,10 +305,22 @@ def of_method(vectors: Tensor, method: Method, *, change: str, title: str) -> Ca
         title,
         claim,
         Game(every_trial(lambda inputs, noise, _: sent(method, inputs, noise, seed)), neighbours),
-        (likelihood_ratio(method, neighbours, (first, second)),),
+        (ratio_of(method, neighbours, (first, second)),),
         deltas=(PURE_DELTA,) if isinstance(method, LaplaceBaseline) else (_DELTA,),
         simulated=True,
     )
+
+
+def ratio_of(method: Method, neighbours: Neighbours, noiseless: tuple[Numbers, Numbers]) -> Attack:
+    """The score for a method's noise, round by round, on messages that are these without it."""
+    if not isinstance(method, ProvenDiffSketch):
+        return likelihood_ratio(method, neighbours, noiseless)
+    shift, cells = noiseless[0] - noiseless[1], method.rows * method.cols
+    solved = [
+        np.linalg.solve(gram(method.sketch, KEY.seed(index), method.dim, method.sketch.dim), part)
+        for index, part in enumerate(shift.reshape(-1, cells))
+    ]
+    return weighted(np.concatenate(solved))
 
 
 def sent(method: Method, inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:

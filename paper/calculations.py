@@ -15,11 +15,11 @@ from torch import Tensor
 
 from diffsketch.privacy.claim import NoClaim, ProvenClaim
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
-from diffsketch.privacy.mechanisms.padding import table_noise_like_padding
 from diffsketch.privacy.theorems import padding_for, theorem1
 from diffsketch.sketch import CountSketch, SketchKey
 from paper.bounds import ConvexProblem, lemma1_error, theorem2
 from paper.facts import SPECS, Cases, Facts, Graded, Statement
+from paper.repaired import table_noise_like_padding
 
 _ALPHA = 1.645  # the 90th percentile of a Gaussian's sizes, in standard deviations
 _DELTA = 1e-5

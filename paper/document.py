@@ -15,6 +15,7 @@ from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, VerdictEntry, all_exhibits
 from diffsketch.pages.page import Pictures, forms_of
 from diffsketch.pages.tables import image_link, table_cell, table_markdown
+from paper import METHODS
 from paper.claims import (
     NOTHING,
     Standing,
@@ -254,7 +255,8 @@ def run_command(settings: Mapping[str, Value], *, seed: int) -> str:
     """
     known = describe(RunConfig)
     usual = TASK_DEFAULTS[str(settings.get("task", "mnist"))]
-    words = ["diffsketch", "run"]
+    ours = settings.get("method") in METHODS
+    words = ["python", "-m", "paper.run"] if ours else ["diffsketch", "run"]
     for name, value in settings.items():
         default, flag = known[name].default, known[name].flag
         if value == default or (default is None and value == usual.get(name)):

@@ -373,7 +373,8 @@ def _less(full: Experiment) -> Experiment:
 
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
-    from diffsketch.app.build import settings_of_methods  # PyTorch comes with it
+    import paper.repaired  # noqa: F401 - registers a method; PyTorch comes with it
+    from diffsketch.app.build import settings_of_methods
     from diffsketch.app.compare import config_of, contenders_of
 
     fields_of = settings_of_methods()

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import paper.repaired  # noqa: F401 - registers a method that runs have
 from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
@@ -144,7 +145,7 @@ class Store:
 def made_by(kind: str) -> dict[str, str]:
     """Versions and source that the results of jobs of a kind depend on besides their settings."""
     here = versions()
-    source = source_digest(*_COMPUTING)
+    source = source_digest(*_COMPUTING) + source_digest("repaired.py", root=_HERE)
     if kind != RUN:
         source += source_digest(*_MEASURING) + source_digest(*_OWN, root=_HERE)
     compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}

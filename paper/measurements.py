@@ -26,7 +26,6 @@ from diffsketch.app.settings import RunConfig, describe
 from diffsketch.errors import ArgumentError, check
 from diffsketch.privacy.clipping import CoordinateBound
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS, BinomialMechanism
-from diffsketch.privacy.mechanisms.padding import PaddedGaussian
 from diffsketch.privacy.theorems import (
     claimed_per_round,
     estimates,
@@ -44,6 +43,7 @@ from diffsketch.training.tasks import Batches, Devices, Examples, load_task, tas
 from paper.bounds import ConvexProblem, expected_gap, lemma1_error, theorem2
 from paper.experiments import mistake_text
 from paper.noise_control import NoiseControl
+from paper.repaired import PaddedGaussian
 
 Numbers = npt.NDArray[np.float64]
 Progress = Callable[[float], None]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffsketch.auditing import Verdict, audit
 from diffsketch.errors import ArgumentError
-from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, SketchLaplace
+from diffsketch.methods.paper import DiffSketch, SketchLaplace
 from diffsketch.privacy.claim import NoClaim, PaperClaim, ProvenClaim
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.privacy.theorems import estimate_alpha, estimates
@@ -26,6 +26,7 @@ from paper.audits import (
     sent,
 )
 from paper.experiments import load
+from paper.repaired import ProvenDiffSketch
 
 DIM = 400
 SEED = SketchKey.from_integer(0).seed(0)

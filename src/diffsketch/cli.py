@@ -204,7 +204,8 @@ def _parameter(one: Setting) -> inspect.Parameter:
     if one.kind in (Path, str) and not one.argument:
         make = partial(make, callback=_no_option)
     panel, default = one.section or None, inspect.Parameter.empty if required else None
-    made = make(help=text, metavar=metavar, rich_help_panel=panel, show_default=shown or False)
+    shown_as: Any = {"metavar": metavar, "rich_help_panel": panel, "hidden": one.hidden}
+    made = make(help=text, show_default=shown or False, **shown_as)
     annotation: Any = Annotated[kind if required else kind | None, made]
     return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
 

@@ -19,7 +19,6 @@ from diffsketch.training.simulation import Simulation
 
 # Settings that methods cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
-    "diffsketch-proven": {"clip": 1.0, "padding": 2000, "std": 1.0, "cols": 5},
     "cpsgd": {"levels": 16, "trials": 64},
     "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
     "sketch-skellam": {"clip": 1.0, "budget": 8.0},

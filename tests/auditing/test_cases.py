@@ -83,10 +83,8 @@ def test_every_proven_method_is_audited_at_its_units_and_trusts() -> None:
         assert isinstance(release.claim, ProvenClaim)
         found.setdefault(release.method.name, set()).add(release.claim.scope.trust)
         coordinate = release.claim.scope.unit is Unit.COORDINATE
-        assert coordinate == (
-            release.method.name in ("laplace", "sketch-laplace", "diffsketch-proven")
-        )
-        assert release.simulated == (release.method.name == "diffsketch-proven")
+        assert coordinate == (release.method.name in ("laplace", "sketch-laplace"))
+        assert not release.simulated
     assert set(LIBRARY) - set(found) == {"none", "sketch", "diffsketch"}
     for name in ("gaussian", "sketch-gaussian", "skellam", "sketch-skellam"):
         assert found[name] == set(Trust)
@@ -108,7 +106,9 @@ def test_noise_is_that_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn
     assert all(isinstance(noise, SecureNoise) for noise in drawn)
     drawn.clear()
-    audit(RELEASES["diffsketch-proven"]().case(), trials=100)
+    reused = planted(RELEASES["gaussian-central"](), "reused-noise")
+    assert reused is not None
+    audit(reused.case(), trials=100)  # which takes noise from a seed
     assert not drawn
 
 
@@ -132,7 +132,7 @@ def test_what_is_seen_is_what_is_released(trust: Trust) -> None:
 
 
 def test_weaker_has_less_noise() -> None:
-    for name in ("gaussian-local", "laplace", "cpsgd", "diffsketch-proven"):
+    for name in ("gaussian-local", "laplace", "cpsgd"):
         method = RELEASES[name]().method
         zeros = torch.zeros(3000, method.dim)
         spreads = [

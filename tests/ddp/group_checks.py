@@ -16,7 +16,6 @@ from diffsketch.methods import (
     GaussianMean,
     Method,
     PlainSketch,
-    ProvenDiffSketch,
     RawLaplace,
     SketchGaussian,
     SketchSkellam,
@@ -25,6 +24,7 @@ from diffsketch.methods import (
 from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
+from paper.repaired import ProvenDiffSketch
 from tests.ddp.processes import WORLD, Check, Checks, error_of
 from tests.helpers.contract import CASES, Case, applied, first_weights, gradient
 from tests.helpers.silent import silence

@@ -15,7 +15,6 @@ from diffsketch.methods import (
     GaussianMean,
     Method,
     PlainSketch,
-    ProvenDiffSketch,
     RawLaplace,
     SkellamMean,
     SketchGaussian,
@@ -36,7 +35,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "none": {},
     "sketch": SIZES,
     "diffsketch": SIZES | {"per_round": 1.0, "padding": 5, "family": "pairwise"},
-    "diffsketch-proven": SIZES | {"clip": 1.0, "padding": 100, "std": 1.0},
     "laplace": {"per_round": 1.0},
     "sketch-laplace": SIZES | {"per_round": 1, "clip": 2},
     "cpsgd": {"claimed": 5.0},
@@ -114,7 +112,6 @@ def build_cases() -> dict[str, Case]:
         dim=DIM, clip=2.0, noise_multiplier=0.5, trust=Trust.CENTRAL, clip_quantile=0.5
     )
     dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
-    proven = ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
     rotated = CpSgd(
         dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
@@ -157,7 +154,6 @@ def build_cases() -> dict[str, Case]:
                 shortfall="graded",
             ), CLAIMED, None,
         ),
-        "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
         "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 256 / 4.0) ** 2, 0.25),
         "sketch-laplace": Case(

@@ -55,8 +55,8 @@ ROUNDS = 300
 
 
 def test_codes_never_change_and_every_method_is_here() -> None:
-    names = "none sketch diffsketch diffsketch-proven laplace sketch-laplace cpsgd"
-    names += " sketch-gaussian sketch-skellam - gaussian skellam"  # 9 and 12 are of `paper/`
+    names = "none sketch diffsketch - laplace sketch-laplace cpsgd"
+    names += " sketch-gaussian sketch-skellam - gaussian skellam"  # 3, 9 and 12 are of `paper/`
     assert {name: kind.code for name, kind in LIBRARY.items()} == {
         name: code for code, name in enumerate(names.split()) if name != "-"
     }
@@ -121,9 +121,6 @@ def test_a_single_coordinate(name: str) -> None:
         ("diffsketch", {"per_round": 0.0}, "per_round must be a number > 0"),
         ("diffsketch", {"padding": -1}, "padding must be >= 0"),
         ("diffsketch", {"padding": 1.5}, "padding must be an int"),
-        ("diffsketch-proven", {"std": 0.0}, "std must be a number > 0"),
-        ("diffsketch-proven", {"padding": 0}, "padding must be >= 1"),
-        ("diffsketch-proven", {"relation": "x"}, "relation must be one of"),
         ("laplace", {"clip": 0.0}, "clip must be a number > 0"),
         ("sketch-laplace", {"clip": True}, "clip must be a number > 0"),
     ],
@@ -366,7 +363,6 @@ def test_claims(case: Case) -> None:
 PROVEN: dict[str, dict[str, object]] = SETTINGS | {
     "laplace": {"per_round": 1.0, "clip": 1.0},
     "cpsgd": {"clip": 2.0, "levels": 64, "trials": 10_000, "delta": 1e-3},
-    "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 400, "std": 1.0},
 }
 
 

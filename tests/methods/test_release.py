@@ -125,9 +125,6 @@ CLIPPED: dict[str, tuple[dict[str, object], str]] = {
     "sketch-gaussian": ({"rows": 3, "cols": 20, "clip": 2.0, "noise_multiplier": 1.0}, "clip=2"),
     "laplace": ({"per_round": 1.0, "clip": 0.5}, "clip=0.5"),
     "cpsgd": ({"levels": 16, "trials": 4, "clip": 2.0}, "clip=2, limit=1"),
-    "diffsketch-proven": (
-        {"rows": 3, "cols": 9, "clip": 0.5, "padding": 50, "std": 1.0}, "clip=0.5"
-    ),
 }  # fmt: skip
 
 

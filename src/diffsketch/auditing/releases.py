@@ -40,7 +40,6 @@ from diffsketch.auditing.audits import DELTAS, PURE_DELTA, TRIALS, Case, Game, N
 from diffsketch.methods import (
     CpSgd,
     Method,
-    ProvenDiffSketch,
     RawLaplace,
     SketchLaplace,
     build_method,
@@ -50,7 +49,6 @@ from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
-from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey
@@ -146,7 +144,7 @@ class Release:
     def case(self) -> Case:
         """Make a case of the release."""
         method, numbers = self.method, math.prod(self._shape)
-        attacks = [likelihood_ratio(method, self.neighbours, self.noiseless(self.neighbours))]
+        attacks = [self._attack(self.noiseless(self.neighbours))]
         if numbers * self.rounds <= _MOST_FITTED:
             attacks += [DISCRIMINANT] if self.rounds == 1 else [DISCRIMINANT, QUADRATIC]
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
@@ -168,6 +166,14 @@ class Release:
             simulated=self.simulated, width=width, limit=limit,
         )  # fmt: skip
 
+    @property
+    def _place(self) -> int:
+        """Coordinate that differs: any, for noise that hides all alike."""
+        return 3 % self.method.dim
+
+    def _attack(self, noiseless: tuple[Numbers, Numbers]) -> Attack:
+        return likelihood_ratio(self.method, self.neighbours, noiseless)
+
     @cached_property
     def neighbours(self) -> Neighbours:
         """Both worlds' vectors, `(rounds, clients, dim)` each; the first client's differ.
@@ -179,7 +185,7 @@ class Release:
         size = BEYOND * clip if isinstance(clip, float | int) else 1.0
         if scope.unit is Unit.COORDINATE:
             one, two = known_numbers(method.dim), known_numbers(method.dim)
-            place = _least_hidden(method)
+            place = self._place
             one[place], two[place] = size, -size if scope.relation is Relation.REPLACE else 0.0
         else:
             one = size * torch.eye(2, method.dim)[0]
@@ -264,14 +270,6 @@ def likelihood_ratio(
         rows = method.rows if isinstance(method, SketchLaplace) else 1
         alpha = float(estimate_alpha(neighbours.first.reshape(-1, method.dim)[0]))
         return laplace_ratio(one, two, 2 * alpha * rows / method.per_round)
-    if isinstance(method, ProvenDiffSketch):
-        cells = method.rows * method.cols
-        parts = [(one - two)[start : start + cells] for start in range(0, len(one), cells)]
-        solved = [
-            np.linalg.solve(gram(method.sketch, KEY.seed(i), method.dim, method.sketch.dim), part)
-            for i, part in enumerate(parts)
-        ]
-        return weighted(np.concatenate(solved))
     return weighted(one - two)
 
 
@@ -299,16 +297,6 @@ def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> f
     return high
 
 
-def _least_hidden(method: Method) -> int:
-    """Find the coordinate that appended noise hides least; for other noise any."""
-    if not isinstance(method, ProvenDiffSketch):
-        return 3 % method.dim
-    seed, sketch = KEY.seed(0), method.sketch
-    noise = np.linalg.inv(gram(sketch, seed, method.dim, sketch.dim))
-    columns = sketch.encode(torch.eye(method.dim), seed, offset=0).double().flatten(1).numpy()
-    return int(((columns @ noise) * columns).sum(axis=1).argmax())
-
-
 # Every method with a proven claim, at each of its trusts. Shifts are of one standard deviation, or
 # pure epsilons of 2.
 _CLIENT = {"clip": 1.0, "noise_multiplier": 1.0}
@@ -330,7 +318,6 @@ _SETTINGS: Mapping[str, dict[str, object]] = {
     "cpsgd": {"clip": 0.625, "limit": 2.0, "levels": 65, "trials": 500},
     "laplace": {"clip": 1.0, "per_round": 2.0},
     "sketch-laplace": {**_TABLE, "clip": 1.0, "per_round": 2.0},
-    "diffsketch-proven": {**_TABLE, "clip": 1.0, "padding": 32, "std": 1.0},
     "gaussian-sampled": {**_CLIENT, **_ADDED, "noise_multiplier": 0.5, "trust": "central"},
 }
 

@@ -11,7 +11,7 @@ from diffsketch.methods.base import (
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.cpsgd import CpSgd
-from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
+from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.release import PrivateMean, private_mean, release_noise
 
@@ -24,7 +24,6 @@ __all__ = [
     "Method",
     "PlainSketch",
     "PrivateMean",
-    "ProvenDiffSketch",
     "RawLaplace",
     "SkellamMean",
     "SketchGaussian",

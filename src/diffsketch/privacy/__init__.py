@@ -47,7 +47,6 @@ from diffsketch.privacy.mechanisms.integer import (
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
@@ -74,7 +73,6 @@ __all__ = [
     "Noise",
     "NoiseKey",
     "NormBound",
-    "PaddedGaussian",
     "PaperClaim",
     "PoissonSampler",
     "ProvenClaim",
@@ -93,6 +91,5 @@ __all__ = [
     "estimate_sigma",
     "gaussian_multiplier",
     "padding_for",
-    "table_noise_like_padding",
     "theorem1",
 ]
