@@ -24,8 +24,7 @@ def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
     Guarantees: no vector breaks it, and with one row some reach it
     (`paper/tests/test_bounds.py`).
 
-    >>> sketch = CountSketch.from_error(1_000_000, 0.05, failure=0.01)
-    >>> round(lemma1_error(sketch.rows, sketch.cols, failure=0.01), 4)
+    >>> round(lemma1_error(9, 2400, failure=0.01), 4)
     0.0494
     """
     from scipy.special import betaincinv
