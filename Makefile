@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-quick test-flower lint docs bench clean
+.PHONY: help run paper test test-quick test-flower lint docs bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
@@ -30,6 +30,9 @@ help:  ## Show this list.
 
 run: $(VENV)/run.stamp  ## Install the package in .venv and train a model on MNIST with DiffSketch.
 	$(BIN)/diffsketch run $(ARGS)
+
+paper: $(VENV)/run.stamp  ## Run the paper's evaluation again; ARGS=--quick for minutes, ARGS=--list.
+	$(BIN)/python -m paper $(ARGS)
 
 test: $(VENV)/dev.stamp  ## Run the tests.
 	$(BIN)/python $(PYTEST)
@@ -45,7 +48,7 @@ test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-fl
 lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
-	$(BIN)/python -m mypy src tests $(SOURCES)
+	$(BIN)/python -m mypy src tests paper $(SOURCES)
 
 docs: $(VENV)/dev.stamp  ## Build the documentation into site/: open site/index.html.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
@@ -57,7 +60,7 @@ bench: $(VENV)/dev.stamp  ## Run the benchmarks; ARGS=--quick for a short run.
 
 clean:  ## Remove the environments, caches and the outputs of runs.
 	rm -rf $(VENV) $(FLOWER) runs site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests paper benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # How an environment begins, given its folder. One that was interrupted on its way has no pip.
 define begin

@@ -21,6 +21,13 @@ if not find_spec("flwr"):
     collect_ignore_glob += ["src/diffsketch/flower/*.py", "tests/flower/*.py"]
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory that commands are run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _mnist_is_unpacked_once() -> Iterator[None]:
     """The embedded files stay in memory: to unpack them takes half a second, in most runs."""

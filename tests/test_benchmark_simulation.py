@@ -50,7 +50,7 @@ def test_writes_all_results(bench: ModuleType, tmp_path: Path) -> None:
     assert all(taken > 0 for taken in rounds["median_s"].values())
     assert rounds["goals"] == []
     (steps,) = result["steps"]
-    assert steps["median_s"].keys() == {"nn.LSTM loop", "ours, lstm", "ours, gru"}
+    assert steps["median_s"].keys() == {"nn.LSTM loop", "ours, lstm"}
 
 
 def test_all_devices_give_the_same_round(bench: ModuleType, task: Task) -> None:

@@ -20,7 +20,6 @@ from diffsketch.cli import main
 from diffsketch.errors import ArgumentError, DataError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
-from diffsketch.reproduction.experiments import names
 from diffsketch.sketch import SketchKey
 from diffsketch.training.tasks import Examples
 from tests.app.commands import done, invoke, plain, refused, uncoloured
@@ -53,15 +52,15 @@ def is_near(value: float, expected: float) -> bool:
 
 def test_help_and_version() -> None:
     printed = plain(done("--help").output)
-    commands = ("run", "compare", "demo", "plan", "audit", "report", "reproduce", "key")
+    commands = ("run", "compare", "demo", "plan", "audit", "report", "key")
     for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
-    for command in ("run", "compare", "reproduce"):
+    for command in ("run", "compare"):
         assert "Exit status: 0" in plain(done(command, "--help").output)
     assert done("--version").stdout == f"diffsketch {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["", "run", "reproduce", "audit", "plan"])
+@pytest.mark.parametrize("name", ["", "run", "audit", "plan"])
 def test_flags_have_no_value(name: str) -> None:
     text = uncoloured(invoke(*name.split(), "--help").output)
     assert "--help" in text
@@ -75,7 +74,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from diffsketch.cli import app\n"
-        "for words in ('--help', '--version', 'run --help', 'plan --help', 'reproduce --list'):\n"
+        "for words in ('--help', '--version', 'run --help', 'plan --help'):\n"
         "    app(words.split(), standalone_mode=False)\n"
         "heavy = {'torch', 'numba', 'numpy', 'matplotlib', 'plotly', 'scipy', 'dp_accounting'}\n"
         "sys.exit(not heavy.isdisjoint(sys.modules))\n"
@@ -287,12 +286,6 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
             ],
             "got --relation='replace'",
         ),
-        (
-            ["reproduce", "mnst"],
-            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
-        ),
-        (["reproduce", "--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
-        (["reproduce", "--quick", "true"], "got name='true'; see diffsketch reproduce --list"),
         (["run", "--cols", "2147483647"], "of memory, got 601 GB, of the shape (7, 2147483647)"),
     ],
 )  # fmt: skip
@@ -325,18 +318,6 @@ def test_a_closed_pipe_ends_no_run(here: Path) -> None:
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert (here / "out" / "summary.json").exists()
-
-
-def test_reproduce_lists_its_experiments_and_keeps_files_of_others(here: Path) -> None:
-    listed = done("reproduce", "--list", "--jobs", "3").output
-    for text in (*names(), "Times are rough", "with 3 processes"):
-        assert text in listed
-    assert list(here.iterdir()) == []
-    (here / "out").mkdir()
-    (here / "out" / "mine").write_text("mine")
-    said = refused(invoke("reproduce", "--quick", "--output", "out"))
-    assert "--output must be new, empty, or of an earlier diffsketch reproduce" in said
-    assert [path.name for path in (here / "out").iterdir()] == ["mine"]
 
 
 def test_keys_are_secret_new_and_never_overwritten(here: Path) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from diffsketch import PlanRequest, plan
 from diffsketch.cli import app
+from paper.__main__ import app as paper
 from tests.helpers.documents import DOCUMENTS, ROOT, blocks, run_blocks
 
 SOURCE = ROOT / "src" / "diffsketch"
@@ -66,6 +67,9 @@ def test_commands_are_understood(document: str) -> None:
     for line in found.replace("\\\n", " ").splitlines():
         if line.startswith("diffsketch "):
             parsed(shlex.split(line, comments=True)[1:])
+        if line.startswith("python -m paper"):
+            command: Any = typer.main.get_command(paper)
+            command.make_context("paper", shlex.split(line, comments=True)[3:])
         for script in re.findall(r"(?<=python )\S+\.py", line):
             assert (ROOT / script).exists(), line
 

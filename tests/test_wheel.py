@@ -41,7 +41,7 @@ def test_it_is_small_and_has_what_it_needs(wheel: Path) -> None:
     assert wheel.stat().st_size < 15e6
     names = zipfile.ZipFile(wheel).namelist()
     assert "diffsketch/py.typed" in names
-    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
+    assert not [name for name in names if name.startswith(("tests", "paper", "docs", "benchmarks"))]
 
 
 @pytest.mark.skipif(not WORKFLOW.exists(), reason="a source distribution has no workflow")

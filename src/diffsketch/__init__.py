@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         SecureNoise,
         SimulatedClaim,
     )
-    from diffsketch.sketch import CountSketch, HashSeed, Sketch, SketchKey
+    from diffsketch.sketch import CountSketch, HashSeed, SketchKey
     from diffsketch.training.rounds import DistributedSGD, FedAvg
     from diffsketch.training.simulation import Simulation
     from diffsketch.training.tasks import Task
@@ -59,7 +59,6 @@ __all__ = [
     "SecureNoise",
     "SimulatedClaim",
     "Simulation",
-    "Sketch",
     "SketchKey",
     "Task",
     "audit",
@@ -70,7 +69,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "sketch": "CountSketch HashSeed Sketch SketchKey",
+    "sketch": "CountSketch HashSeed SketchKey",
     "privacy": "Account Budget Claim Epsilon MeasuredClaim NoClaim NoiseKey OpenClaim PaperClaim "
     "ProvenClaim SecureNoise SimulatedClaim",
     "methods": "Method build_method private_mean",

@@ -42,7 +42,7 @@ from diffsketch.app.settings import (
 )
 from diffsketch.app.terminal import LastingConsole
 from diffsketch.errors import ArgumentError, DiffSketchError
-from diffsketch.files import cores, private_folder
+from diffsketch.files import private_folder
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -146,9 +146,9 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
 
 
 def command(
-    epilog: str | None = None, *, without: tuple[str, ...] | None = None
+    epilog: str | None = None, *, without: tuple[str, ...] | None = None, to: typer.Typer = app
 ) -> Callable[[Callable[..., int | None]], Any]:
-    """Make a function a command of `diffsketch`; its result is the exit status.
+    """Make a function a command of `diffsketch`, or of `to`; its result is the exit status.
 
     Each parameter becomes an option, which its default describes. With `without`, there is also an
     option for each setting of a run but these, and the parameter `settings` gets those given.
@@ -181,7 +181,7 @@ def command(
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
         paragraphs = (function.__doc__ or "").split("\n\n")
         wrapper.__doc__ = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-        app.command(name=function.__name__, cls=_Command, epilog=epilog)(wrapper)
+        to.command(name=function.__name__, cls=_Command, epilog=epilog)(wrapper)
         return function
 
     return decorate
@@ -204,7 +204,8 @@ def _parameter(one: Setting) -> inspect.Parameter:
     if one.kind in (Path, str) and not one.argument:
         make = partial(make, callback=_no_option)
     panel, default = one.section or None, inspect.Parameter.empty if required else None
-    made = make(help=text, metavar=metavar, rich_help_panel=panel, show_default=shown or False)
+    shown_as: Any = {"metavar": metavar, "rich_help_panel": panel, "hidden": one.hidden}
+    made = make(help=text, show_default=shown or False, **shown_as)
     annotation: Any = Annotated[kind if required else kind | None, made]
     return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
 
@@ -588,46 +589,6 @@ def report(
     LastingConsole().show(wrote=[*(file for file in written if file.parent == path), *below])
 
 
-@command(
-    "Examples: [bold]diffsketch reproduce --quick[/bold], "
-    "[bold]diffsketch reproduce mnist audit[/bold]"
-)
-def reproduce(
-    name: list[str] = option(
-        "Only these experiments (see --list); all without.", default=[], argument="NAME"
-    ),
-    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False),
-    output: Path | None = option(
-        "Directory for the page, the numbers and the cache; continued if it has them.",
-        means="runs/reproduction, or runs/reproduction-quick with --quick",
-    ),
-    jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
-    show_list: bool = option(
-        "List the experiments, with rough times, and exit.", default=False, flag="--list"
-    ),
-) -> int:
-    """Run the paper's evaluation again, and make a page of it: what it claims, and what is true.
-
-    Writes index.html, which needs no network, pictures, all numbers as CSV and results.json.
-    Results are cached by their settings: interrupted, the same command continues, and a second
-    run only draws.
-
-    Exit status: 0, also if claims fail or runs diverge (the page says so), 2 on an error, 130
-    after Ctrl-C and 143 after SIGTERM.
-    """
-    console = LastingConsole()
-    processes = jobs if jobs is not None else cores()
-    if show_list:  # which needs neither PyTorch nor pictures
-        from diffsketch.reproduction.experiments import listing
-
-        console.show(*listing(processes))
-        return 0
-    from diffsketch.reproduction import reproduce as logic
-
-    default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
-    return logic.reproduce(name, output or default, console, reduced=quick, jobs=processes)
-
-
 @command("Example: [bold]diffsketch key sketch.key[/bold]")
 def key(
     file: Path | None = option(
@@ -667,8 +628,8 @@ def _usage_text(error: Any) -> str:
     return f"{said} (see {f'{error.ctx.command_path} ' if error.ctx else 'diffsketch '}--help)"
 
 
-def main() -> None:
-    """Run the command line; the entry point of the `diffsketch` script."""
+def main(program: typer.Typer | None = None) -> None:
+    """Run a command line, by default that of the `diffsketch` script."""
     # Importing PyTorch makes a million objects, of which none is garbage: to look through them
     # now and then, and once more at the exit, took a third of the time of a short run.
     gc.set_threshold(200_000, 30, 30)
@@ -677,7 +638,7 @@ def main() -> None:
         # Else Matplotlib would make new files for its cache each time, and say so.
         os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
     try:
-        status = app(standalone_mode=False)
+        status = (program or app)(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except UsageError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from typer import Typer
 from typer.testing import CliRunner, Result
 
 from diffsketch.cli import app
@@ -18,26 +19,23 @@ from diffsketch.training.simulation import Simulation
 
 # Settings that methods cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {
-    "diffsketch-proven": {"clip": 1.0, "padding": 2000, "std": 1.0, "cols": 5},
     "cpsgd": {"levels": 16, "trials": 64},
     "sketch-gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
     "sketch-skellam": {"clip": 1.0, "budget": 8.0},
     "gaussian": {"clip": 1.0, "noise_multiplier": 1.0},
     "skellam": {"clip": 1.0, "budget": 8.0},
-    "projunit": {"clip": 1.0, "size": 32},
-    "sgm": {"clip": 1.0, "size": 32, "std": 0.5},
 }
 
 
-def invoke(*arguments: str | Path, columns: int = 100) -> Result:
-    """Run `diffsketch` with these arguments, on a terminal of so many columns."""
+def invoke(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
+    """Run `program` with these arguments on a terminal that is `columns` wide."""
     words = [str(argument) for argument in arguments]
-    return CliRunner().invoke(app, words, env={"COLUMNS": str(columns)})
+    return CliRunner().invoke(program, words, env={"COLUMNS": str(columns)})
 
 
-def done(*arguments: str | Path, columns: int = 100) -> Result:
-    """Run `diffsketch` with these arguments, which has to succeed."""
-    result = invoke(*arguments, columns=columns)
+def done(*arguments: str | Path, columns: int = 100, program: Typer = app) -> Result:
+    """Run `program` with these arguments, which has to succeed."""
+    result = invoke(*arguments, columns=columns, program=program)
     assert result.exit_code == 0, result.output
     return result
 

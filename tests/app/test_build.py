@@ -13,7 +13,6 @@ from diffsketch.app.build import assumptions, build, most_participations
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import PlainSketch
-from diffsketch.methods.base import METHODS
 from diffsketch.privacy import BudgetExceeded
 from diffsketch.privacy.claim import Relation, Scope, Trust, Unit
 from diffsketch.training.rounds import FetchSGD, ServerOptimizer
@@ -24,12 +23,13 @@ from diffsketch.training.sampling import (
     WeightedSampler,
 )
 from tests.app.commands import NEEDED
+from tests.helpers.library import LIBRARY
 
 SMALL: dict[str, Any] = {"workers": 4, "samples": 10, "rounds": 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LIBRARY)
 def test_resolved_settings_build_the_same(method: Any, tmp_path: Path) -> None:
     built = build(RunConfig(method=method, **SMALL, **NEEDED.get(method, {})))
     path = tmp_path / "config.toml"

@@ -501,11 +501,11 @@ def test_nothing_is_overwritten(here: Path) -> None:
     assert [path.name for path in (here / "page").iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", ["report", "audit", "reproduce"])
+@pytest.mark.parametrize("command", ["report", "audit"])
 def test_a_missing_extra_is_said_in_a_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pages.charts", "pages.page", "auditing.pictures", "reproduction.reproduce"):
+    for name in ("pages.charts", "pages.page", "auditing.pictures"):
         package, _, module = f"diffsketch.{name}".rpartition(".")
         monkeypatch.delitem(sys.modules, f"diffsketch.{name}", raising=False)
         monkeypatch.delattr(importlib.import_module(package), module, raising=False)

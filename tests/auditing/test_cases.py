@@ -18,11 +18,12 @@ from scipy import stats
 from diffsketch.auditing import Release, Verdict, audit, releases
 from diffsketch.auditing.cases import EXPLOITS
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_release, planted, weaker
-from diffsketch.methods import METHODS, CpSgd, GaussianMean
+from diffsketch.methods import CpSgd, GaussianMean
 from diffsketch.methods.release import release_noise
-from diffsketch.privacy.claim import KeyTrust, ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise
+from tests.helpers.library import LIBRARY
 
 SURE = 1 - 1e-6
 
@@ -69,27 +70,22 @@ def test_planted_error_is_found(name: str, error: str) -> None:
 def test_errors_apply_where_they_can_be_made() -> None:
     applied = {error: {name for name, other in PLANTED if other == error} for error in PLANTS}
     assert applied["small-noise"] == applied["reused-noise"] == set(RELEASES)
-    assert set(RELEASES) - applied["no-clip"] == {"projunit"}
+    assert applied["no-clip"] == set(RELEASES)
     assert applied["row-blind"] == {name for name in RELEASES if "sketch" in name}
     assert applied["no-draw"] == {"gaussian-sampled"}
 
 
 def test_every_proven_method_is_audited_at_its_units_and_trusts() -> None:
-    """A method that is new in the registry has to come here; the rest prove nothing.
-
-    But for `sgm`, whose repaired form is in `tests/auditing/test_projections.py`.
-    """
-    found: dict[str, set[Trust | KeyTrust]] = {}
+    """A method that is new in the registry has to come here; the rest prove nothing."""
+    found: dict[str, set[Trust]] = {}
     for make in RELEASES.values():
         release = make()
         assert isinstance(release.claim, ProvenClaim)
         found.setdefault(release.method.name, set()).add(release.claim.scope.trust)
         coordinate = release.claim.scope.unit is Unit.COORDINATE
-        assert coordinate == (
-            release.method.name in ("laplace", "sketch-laplace", "diffsketch-proven")
-        )
-        assert release.simulated == (release.method.name in ("diffsketch-proven", "projunit"))
-    assert set(METHODS) - set(found) == {"none", "sketch", "diffsketch", "sgm"}
+        assert coordinate == (release.method.name in ("laplace", "sketch-laplace"))
+        assert not release.simulated
+    assert set(LIBRARY) - set(found) == {"none", "sketch", "diffsketch"}
     for name in ("gaussian", "sketch-gaussian", "skellam", "sketch-skellam"):
         assert found[name] == set(Trust)
     relations = {make().claim.scope.relation for make in RELEASES.values()}
@@ -110,7 +106,9 @@ def test_noise_is_that_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn
     assert all(isinstance(noise, SecureNoise) for noise in drawn)
     drawn.clear()
-    audit(RELEASES["projunit"]().case(), trials=100)
+    reused = planted(RELEASES["gaussian-central"](), "reused-noise")
+    assert reused is not None
+    audit(reused.case(), trials=100)  # which takes noise from a seed
     assert not drawn
 
 
@@ -134,7 +132,7 @@ def test_what_is_seen_is_what_is_released(trust: Trust) -> None:
 
 
 def test_weaker_has_less_noise() -> None:
-    for name in ("gaussian-local", "laplace", "cpsgd", "diffsketch-proven"):
+    for name in ("gaussian-local", "laplace", "cpsgd"):
         method = RELEASES[name]().method
         zeros = torch.zeros(3000, method.dim)
         spreads = [

@@ -16,8 +16,6 @@ from diffsketch.methods import (
     GaussianMean,
     Method,
     PlainSketch,
-    ProjUnitMean,
-    ProvenDiffSketch,
     RawLaplace,
     SketchGaussian,
     SketchSkellam,
@@ -26,6 +24,7 @@ from diffsketch.methods import (
 from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
+from paper.repaired import ProvenDiffSketch
 from tests.ddp.processes import WORLD, Check, Checks, error_of
 from tests.helpers.contract import CASES, Case, applied, first_weights, gradient
 from tests.helpers.silent import silence
@@ -92,7 +91,6 @@ def refused(rank: int) -> list[str]:
         lambda: mean_of(SketchSkellam(DIM, 1, 8, clip=1.0, noise_multiplier=1.0, cohort=WORLD)),
         lambda: mean_of(budget=Budget(1.0, 1e-5)),
         lambda: mean_of(ProvenDiffSketch(DIM, 1, 8, clip=1.0, padding=99, std=1.0)),
-        lambda: mean_of(ProjUnitMean(dim=DIM, size=5, per_round=8.0, clip=2.0)),
         lambda: mean_of(DiffSketch(DIM, 1, 8, per_round=1.0), error_feedback=True),
         lambda: mean_of(Uncompressed(DIM), error_feedback=True),
         lambda: mean_of(PlainSketch(DIM, 3, 8, combine="median"), error_feedback=True),

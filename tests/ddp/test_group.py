@@ -68,7 +68,6 @@ def test_what_an_all_reduce_cannot_hold_is_refused(results: Results) -> None:
         "ArgumentError: trusted_group must be True",
         "ArgumentError: budget must not be given where nothing is proven",
         "ArgumentError: method='diffsketch-proven' must not be sent: its proof is about real",
-        "ArgumentError: method='projunit' must not be sent: its proof is about real numbers",
         "ArgumentError: error_feedback must be off for method='diffsketch': its claim is about one",
         "ArgumentError: error_feedback must be off for methods other than",
         "ArgumentError: combine must be mean with error_feedback",

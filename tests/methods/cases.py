@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,11 +15,8 @@ from diffsketch.methods import (
     GaussianMean,
     Method,
     PlainSketch,
-    ProjUnitMean,
-    ProvenDiffSketch,
     RawLaplace,
     SkellamMean,
-    SketchedGaussianMean,
     SketchGaussian,
     SketchLaplace,
     SketchSkellam,
@@ -38,7 +35,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "none": {},
     "sketch": SIZES,
     "diffsketch": SIZES | {"per_round": 1.0, "padding": 5, "family": "pairwise"},
-    "diffsketch-proven": SIZES | {"clip": 1.0, "padding": 100, "std": 1.0},
     "laplace": {"per_round": 1.0},
     "sketch-laplace": SIZES | {"per_round": 1, "clip": 2},
     "cpsgd": {"claimed": 5.0},
@@ -46,8 +42,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "sketch-skellam": SIZES | CLIENT_NOISE | {"relation": "add-or-remove", "trust": "local"},
     "gaussian": CLIENT_NOISE,
     "skellam": CLIENT_NOISE,
-    "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
-    "sgm": {"size": 10, "clip": 1.0, "std": 0.5},
 }
 """Settings of each method of the registry, as a user gives them, for 100 numbers."""
 
@@ -118,14 +112,11 @@ def build_cases() -> dict[str, Case]:
         dim=DIM, clip=2.0, noise_multiplier=0.5, trust=Trust.CENTRAL, clip_quantile=0.5
     )
     dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
-    proven = ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
     rotated = CpSgd(
         dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
         limit=2.0,
     )  # fmt: skip
-    sgm = SketchedGaussianMean(dim=DIM, size=40, clip=2.0, std=0.5)
-    sum_of_all = "client unit, add-or-remove, distributed trust"
     paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
     secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
     padding = float(SIGMA.square().mean())
@@ -163,7 +154,6 @@ def build_cases() -> dict[str, Case]:
                 shortfall="graded",
             ), CLAIMED, None,
         ),
-        "diffsketch-proven": Case(proven, PROVEN, 0.1**2 * 200 / 20),
         "laplace": Case(RawLaplace(DIM, per_round=4.0), CLAIMED, laplace_variance(1, 4.0)),
         "laplace-clipped": Case(laplace, PROVEN, 2 * (2 * 256 / 4.0) ** 2, 0.25),
         "sketch-laplace": Case(
@@ -191,12 +181,6 @@ def build_cases() -> dict[str, Case]:
             own, "proven: client unit, add-or-remove, local trust",
             squared(own, 0.2) / 4, 0.25,
         ),
-        "projunit": Case(
-            ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0), f"proven: {nobody}", None
-        ),
-        "sgm": Case(sgm, f"claimed: {sum_of_all}", 0.5**2),
-        # Clipped so far out that no mean is biased.
-        "sgm-repaired": Case(replace(sgm, projected_clip=20.0), f"proven: {sum_of_all}", 0.5**2),
     }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -15,17 +14,14 @@ from diffsketch.methods import (
     DiffSketch,
     Method,
     PlainSketch,
-    ProvenDiffSketch,
     RawLaplace,
     SketchLaplace,
     build_method,
 )
+from diffsketch.methods.paper import PaddedTables
 from diffsketch.privacy import (
     CohortNoise,
-    CoordinateBound,
-    NoClaim,
     NoiseKey,
-    PaddedGaussian,
     PaperClaim,
     ProvenClaim,
     estimate_alpha,
@@ -214,17 +210,12 @@ def test_algorithm_1_queries_by_the_median(vectors: Tensor) -> None:
     assert PlainSketch(DIM, 7, 40).combine == "mean"
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        DiffSketch(DIM, 7, 4, per_round=1e12, padding=60),
-        ProvenDiffSketch(DIM, 7, 4, clip=1.0, padding=60, std=0.3),
-    ],
-    ids=["claimed", "proven"],
-)
-def test_groups_change_nothing(
-    method: DiffSketch | ProvenDiffSketch, vectors: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_change_nothing(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_groups(DiffSketch(DIM, 7, 4, per_round=1e12, padding=60), vectors, monkeypatch)
+
+
+def check_groups(method: PaddedTables, vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers whose vectors do not fit into memory together get the same messages."""
     assert not appended.is_factored(method.sketch, DIM)
     whole, parts = method.encode(vectors, SEED, noise()).messages, list[Tensor]()
     part = CohortNoise.part
@@ -296,28 +287,3 @@ def test_the_papers_readings_are_claimed_for_one_round(
     with pytest.raises(ArgumentError, match="does not compose"):
         claim.epsilon(delta=1e-5, rounds=2)
     assert "no guarantee" in str(claim)
-
-
-def test_the_proven_claim_is_that_of_the_rounds_hashes() -> None:
-    method = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=2.0)
-    key = SketchKey.from_integer(4)
-    claims = [method.claim_for(10, key.seed(index)) for index in range(3)]
-    bare = CountSketch(DIM, 2, 10)
-    for index, claim in enumerate(claims):
-        padded = PaddedGaussian(bare, key.seed(index), CoordinateBound(1.0), 400, 2.0)
-        assert claim == padded.claim
-    values = [float(claim.epsilon(delta=1e-5, rounds=1)) for claim in claims]
-    assert len(set(values)) == 3
-    assert max(values) < math.inf
-    few = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=19, std=2.0)
-    assert isinstance(few.claim_for(10, SEED), NoClaim)
-
-
-def test_the_mechanism_is_kept_with_its_seed() -> None:
-    """Two methods must not get each other's."""
-    seed = SketchKey.from_integer(5).seed(0)
-    one = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=2.0)
-    two = ProvenDiffSketch(DIM, 2, 10, clip=1.0, padding=400, std=4.0)
-    assert one.mechanism(seed) is one.mechanism(seed)
-    assert two.mechanism(seed).std == 4.0
-    assert one.mechanism(seed).std == 2.0

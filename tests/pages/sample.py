@@ -136,7 +136,7 @@ VERDICTS = (
 )  # fmt: skip
 PAGE = Page(
     "The paper's evaluation, once more",
-    "Every figure with its numbers, and beside it what is proven. Made by `diffsketch reproduce`.",
+    "Every figure with its numbers, and beside it what is proven. Made by `python -m paper`.",
     (
         Section(
             "claims",
@@ -159,7 +159,7 @@ PAGE = Page(
         Section("shape", "Distributions", "", (HISTOGRAM, NASTY_PLOT), badge=NASTY[:24]),
     ),
     "Reduced run: two seeds in place of five, a tenth of the rounds.",
-    {"command": "`diffsketch reproduce --quick`", "seeds": "0, 1", "versions": f"1 & 2 {NASTY}"},
+    {"command": "`python -m paper --quick`", "seeds": "0, 1", "versions": f"1 & 2 {NASTY}"},
     ("sketch-laplace", "none", "sketch-skellam"),
     "Of 3 distinct claims 1 holds.",
 )

@@ -22,7 +22,7 @@ from diffsketch.app.build import most_participations, settings_of_methods
 from diffsketch.app.settings import RunConfig, describe, parse_setting
 from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
-from diffsketch.methods import METHODS, build_method
+from diffsketch.methods import build_method
 from diffsketch.planning import (
     SAMPLINGS,
     Option,
@@ -45,6 +45,7 @@ from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceede
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
+from tests.helpers.library import LIBRARY
 
 BASE: dict[str, Any] = {
     "dim": 7850, "cohort": 1000, "rounds": 100, "target_epsilon": 4.0, "message_bytes": 2000,
@@ -104,7 +105,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"trust": "local"},
     {"unit": "coordinate", "trust": "central"},
     {"unit": "coordinate", "message_bytes": 50_000, "spread": 2.0, "relation": "add-or-remove"},
-    {"delta": 0.0, "trust": "central"},
+    {"delta": 0.0, "unit": "coordinate"},
     {"dim": 1, "cohort": 1, "rounds": 1, "message_bytes": 64},
 ]
 MORE_REQUESTS: list[dict[str, Any]] = [
@@ -183,8 +184,8 @@ def test_all_private_methods_are_considered() -> None:
         for unit in (Unit.CLIENT, Unit.COORDINATE)
         for option in search(wanted(**whole, unit=unit))
     }
-    # Bare ones prove nothing, nor do the papers'; repairs are beaten by exact noise.
-    assert set(METHODS) - seen == {"none", "sketch", "diffsketch", "diffsketch-proven", "sgm"}
+    # Bare ones prove nothing, nor does the paper's.
+    assert set(LIBRARY) - seen == {"none", "sketch", "diffsketch"}
 
 
 @pytest.mark.parametrize(
@@ -257,15 +258,9 @@ def test_vectors_that_fit_are_sent_as_they_are() -> None:
 
 
 @pytest.mark.slow
-def test_methods_for_simulation_only_come_last_and_are_called_so() -> None:
-    found = planned(wanted(trust="local", delta=0.0))
-    assert found.best.method.name == "projunit"
-    assert any("Simulation only" in text for text in found.warnings)
-    assert flower_plan(found.best, found.request) is None
-    request = wanted(trust="local", rounds=10, target_epsilon=8.0, message_bytes=500)
-    names = {option.method.name for option in search(request)}
-    assert "projunit" in names
-    assert all(option.method.exact for option in all_options(planned(request)))
+def test_no_client_is_protected_without_a_delta() -> None:
+    with pytest.raises(ArgumentError, match="without a delta for the client unit and local trust"):
+        planned(wanted(trust="local", delta=0.0))
 
 
 @pytest.mark.slow
@@ -423,7 +418,7 @@ CODES: list[dict[str, Any]] = [
     {"trust": "distributed", "population": 60, "rounds": 6},
     {**POISSON, "population": 80, "rounds": 2},
     {"unit": "coordinate"},
-    {"trust": "local", "delta": 0.0},
+    {"unit": "coordinate", "delta": 0.0},
 ]
 
 

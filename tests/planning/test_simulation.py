@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from diffsketch.methods import METHODS, Method, build_method, private_mean
+from diffsketch.methods import Method, build_method, private_mean
 from diffsketch.methods.forecast import Plannable, Vectors
 from diffsketch.planning import Option, PlanRequest, Relation, Trust
 from diffsketch.planning.search import search
 from diffsketch.privacy import CohortNoise, NoiseKey
 from diffsketch.sketch import SketchKey
+from tests.helpers.library import LIBRARY
 
 BASE: dict[str, Any] = {
     "dim": 400, "cohort": 8, "rounds": 4, "target_epsilon": 8.0, "message_bytes": 300,
@@ -32,7 +33,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "little noise": {"target_epsilon": 60.0, "cohort": 10, "rounds": 1},
     "coordinates": {"unit": "coordinate", "target_epsilon": 4.0},
     "coordinates, vectors fit": {"unit": "coordinate", "message_bytes": 2000, "spread": 1.0},
-    "without delta": {"delta": 0.0, "rounds": 1},
+    "without delta": {"unit": "coordinate", "delta": 0.0, "rounds": 1},
 }
 
 
@@ -77,7 +78,7 @@ def test_predictions(name: str) -> None:
 def test_every_method_is_simulated() -> None:
     seen = {(option.method.name, option.trust) for name in REQUESTS for option in options(name)}
     assert {name for name, _ in seen} == {
-        name for name, kind in METHODS.items() if issubclass(kind, Plannable)
+        name for name, kind in LIBRARY.items() if issubclass(kind, Plannable)
     }
     for name in ("gaussian", "sketch-gaussian"):
         assert {trust for method, trust in seen if method == name} == set(Trust)
@@ -100,9 +101,6 @@ def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) ->
         ("gaussian", {"clip": 0.7, "noise_multiplier": 0.1}),
         ("gaussian", {"clip": 1.0, "noise_multiplier": 0.1, "bits": 7}),
         ("sketch-laplace", {"rows": 3, "cols": 30, "clip": 0.1, "per_round": 20.0}),
-        pytest.param(
-            "projunit", {"size": 40, "clip": 1.5, "per_round": 20.0}, marks=pytest.mark.slow
-        ),
         ("cpsgd", {"clip": 1.0, "limit": 0.1, "levels": 3, "trials": 4, "rotate": True}),
     ],
     ids=str,

@@ -15,7 +15,7 @@ from torch import Tensor
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import GaussianEvent
-from diffsketch.privacy.claim import Relation, Trust, Unit
+from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.clipping import Bound, CoordinateBound, NormBound
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
 from diffsketch.privacy.secure_noise import SecureNoise
@@ -134,33 +134,9 @@ def test_a_ready_made_table_is_not_taken_for_vectors() -> None:
     assert float(each.double().norm()) > 1.5  # the control
 
 
-def test_trust_belongs_to_the_way_of_release() -> None:
-    vectors = torch.ones(5, DIM)
-    for unit, trust in (("client", "local"), ("client", "central"), ("example", "local")):
-        mechanism = GaussianMechanism(NormBound(1.0, unit=Unit(unit)), 1.0, trust=Trust(trust))
-        if (unit, trust) == ("client", "local"):
-            with pytest.raises(ArgumentError, match="trust must be central for a sum"):
-                mechanism.release_sum(vectors, FastNoise(0))
-        else:
-            assert mechanism.release_sum(vectors, FastNoise(0)).shape == (DIM,)
+def test_no_share_of_real_noise_is_for_a_secure_sum() -> None:
     with pytest.raises(ArgumentError, match="trust must be local or central"):
         GaussianMechanism(NormBound(1.0), 1.0, trust=Trust.DISTRIBUTED)
-
-
-def test_a_sum_gets_noise_once() -> None:
-    mechanism = GaussianMechanism(NormBound(1.0), 4.0, trust=Trust.CENTRAL)
-    generator = torch.Generator().manual_seed(8)
-    vectors = torch.randn(30, DIM, generator=generator, dtype=torch.float64)
-    exact = mechanism.bound.apply(vectors, None).sum(0)
-    noise = mechanism.release_sum(vectors, FastNoise(9)) - exact
-    assert noise.shape == (DIM,)
-    assert chance_of(noise, mechanism.std) > CHANCE
-    each = mechanism.release(vectors, FastNoise(9), batch=True).sum(0) - exact
-    assert chance_of(each, mechanism.std) < CHANCE
-    tables = mechanism.release_sum(vectors, FastNoise(9), encode=encoder())
-    assert tables.shape == (ROWS, COLS)
-    with pytest.raises(ArgumentError, match=r"vectors must be a batch \(units, dim\)"):
-        mechanism.release_sum(vectors[0], FastNoise(9))
 
 
 def test_claim_says_what_it_is_about() -> None:

@@ -18,12 +18,11 @@ from diffsketch.privacy import (
     LaplaceMechanism,
     NoiseKey,
     NormBound,
-    PaddedGaussian,
-    PrivUnitG,
-    ProjUnit,
     Quantizer,
     SkellamMechanism,
 )
+from paper.projunit import PrivUnitG, ProjUnit
+from paper.repaired import PaddedGaussian
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -40,12 +39,12 @@ RELEASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "laplace": (LaplaceMechanism(CoordinateBound(1.0, 5), 2.0), SKETCHED),
     "padded": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), DIM, 1.0), {}),
     "factored": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), 20 * DIM, 1.0), {}),
+    "privunit": (PrivUnitG(DIM, 4.0), {}),
+    "projunit": (ProjUnit(DIM, 50, 4.0), {"seed": SEED}),
     "skellam": (SkellamMechanism(QUANTIZER, 2.0), SKETCHED),
     "discrete gaussian": (DiscreteGaussianMechanism(QUANTIZER, 2.0), SKETCHED),
     "discrete laplace": (DiscreteLaplaceMechanism(QUANTIZER, 2.0), SKETCHED),
     "binomial": (BinomialMechanism(DIM, 1.0, 1.0, 12, trials=4, cohort=10, delta=1e-5), {}),
-    "privunit": (PrivUnitG(DIM, 4.0), {}),
-    "projunit": (ProjUnit(DIM, 50, 4.0), {"seed": SEED}),
 }
 
 

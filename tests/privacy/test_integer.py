@@ -30,6 +30,7 @@ from diffsketch.privacy.clipping import (
     stochastic_round,
     wrap,
 )
+from diffsketch.privacy.mechanisms.binomial import rotate, rotate_back
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -37,7 +38,6 @@ from diffsketch.privacy.mechanisms.integer import (
     SkellamMechanism,
     widest_step,
 )
-from diffsketch.privacy.mechanisms.other_papers import rotate, rotate_back
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch import CountSketch, SketchKey

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from diffsketch import ArgumentError, CountSketch, MismatchError, Sketch, SketchKey
+from diffsketch import ArgumentError, CountSketch, MismatchError, SketchKey
 from diffsketch.sketch import Combine
 from diffsketch.sketch.hashing import FAMILIES, Family
 
@@ -253,27 +253,6 @@ def test_non_finite_values_are_found_in_the_table(family: Family, bad: float) ->
     assert torch.equal(out, torch.full((40_000,), 7.0))  # nothing half done
     with pytest.raises(ArgumentError, match="finite"):
         sketch.norm_estimate(table)
-    with pytest.raises(ArgumentError, match="finite"):
-        Sketch.of(vector, sketch, SEED)
-
-
-def test_from_error() -> None:
-    sketch = CountSketch.from_error(10**6, 0.05, failure=0.01)
-    assert sketch.cols == 2400
-    assert CountSketch.from_error(10**6, 0.05, failure=1e-6).rows > sketch.rows
-    for error, failure, message in (
-        (0.0, 0.1, "error must be"),
-        (float("nan"), 0.1, "error must be"),
-        (1.5, 0.1, "error must be"),
-        (0.1, 0.0, "failure must be"),
-        (0.1, 1.0, "failure must be"),
-        (0.1, 1e-30, "failure must be >="),
-        (1e-5, 0.1, "error must be in"),
-        (1e-200, 0.1, "error must be in"),
-        ("a", 0.1, "error must be a number"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            CountSketch.from_error(10**6, error, failure)  # type: ignore[arg-type]
 
 
 def test_no_global_randomness() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffsketch.training.models import (
-    CharGRU,
     CharLSTM,
     LogisticRegression,
     SmallCNN,
@@ -84,8 +83,6 @@ CASES: dict[str, Case] = {
     "perceptron loop": (perceptron, vectors, "loop"),
     "cnn batched": (SmallCNN, images, "batched"),
     "lstm threads": (CharLSTM, windows, "threads"),
-    "gru threads": (CharGRU, windows, "threads"),
-    "gru batched": (CharGRU, windows, "batched"),
 }
 
 

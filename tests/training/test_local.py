@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.training.local import (
-    BatchedGRU,
     ClosedForm,
     Functional,
     LocalTrainer,
@@ -19,7 +18,7 @@ from diffsketch.training.local import (
     trainer_for,
 )
 from diffsketch.training.local import any_model as functional_module
-from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
+from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import Batches, Examples
 from tests.training.local_cases import (
     CASES,
@@ -262,7 +261,6 @@ def test_bad_arguments_are_refused(kind_case: tuple[nn.Module, Examples, LocalTr
         (LogisticRegression(), ClosedForm),
         (SmallCNN(), Functional),
         (CharLSTM(), WorkerLoop),
-        (CharGRU(), BatchedGRU),
         (nn.Sequential(nn.GRUCell(3, 4, device="meta")), WorkerLoop),
     ],
 )

@@ -16,7 +16,7 @@ from diffsketch.app.settings import TASK_DEFAULTS
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
 from diffsketch.training.data import load_mnist
 from diffsketch.training.local import trainer_for
-from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression, SmallCNN, flatten
+from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import (
     Devices,
     Examples,
@@ -96,7 +96,7 @@ def test_shakespeare_has_the_papers_roles() -> None:
     [
         ("mnist", None, LogisticRegression),
         ("mnist", "cnn", SmallCNN),
-        ("shakespeare", "gru", CharGRU),
+        ("shakespeare", "lstm", CharLSTM),
     ],
 )
 def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None:
@@ -104,7 +104,7 @@ def test_models(name: str, model: str | None, expected: type[nn.Module]) -> None
     made = task.model(5)
     assert type(made) is expected
     assert torch.equal(flatten(made), flatten(task.model(5)))
-    assert made(task.test.inputs[:3]).shape == (3, 10 if name == "mnist" else 80)
+    assert made(task.test.inputs[:3]).shape == (3, 10 if name == "mnist" else 90)
     assert trainer_for(made).evaluate(flatten(made), Examples(*_first(task.test, 20)))[0] > 1
 
 

@@ -166,14 +166,15 @@ def check_versions(written: Mapping[str, str], path: Path) -> None:
 
 
 @lru_cache  # the code that runs does not change while it runs
-def source_digest(*parts: str) -> str:
-    """A digest of our own source, or of parts: folders, and modules such as "training/tasks.py"."""
-    places = [_SOURCE / part for part in parts] or [_SOURCE]
+def source_digest(*parts: str, root: Path | None = None) -> str:
+    """Digest of the source below `root` (by default the package), or of its folders and modules."""
+    root = root or _SOURCE
+    places = [root / part for part in parts] or [root]
     found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
     digest = hashlib.sha256()
     for path in sorted(path for some in found for path in some):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(_SOURCE).as_posix()} {len(content)}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
 

@@ -29,7 +29,7 @@ from diffsketch.errors import ArgumentError, DataError, DiffSketchError, Mismatc
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.methods.release import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import BudgetExceeded
-from diffsketch.privacy.claim import Basis, Epsilon, KeyTrust, Scope, SecretScope
+from diffsketch.privacy.claim import Basis, Epsilon, Scope
 from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult
 
@@ -63,9 +63,8 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def epsilon_from_data(data: dict[str, Any]) -> Epsilon:
-    """The epsilon that `Epsilon.to_json` wrote."""
-    kind = SecretScope if data["trust"] in list(KeyTrust) else Scope
+def epsilon_from_data(data: dict[str, Any], kind: type[Scope] = Scope) -> Epsilon:
+    """The epsilon that `Epsilon.to_json` wrote, whose scope is of this kind."""
     scope = kind(data["unit"], data["relation"], data["trust"])
     value = math.inf if data["value"] is None else data["value"]
     return Epsilon(

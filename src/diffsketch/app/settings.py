@@ -5,41 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from diffsketch.errors import ArgumentError, DataError, nearest
 
 Value: TypeAlias = bool | int | float | str | None
-MethodName: TypeAlias = Literal[
-    "none",
-    "sketch",
-    "diffsketch",
-    "diffsketch-proven",
-    "laplace",
-    "sketch-laplace",
-    "cpsgd",
-    "sketch-gaussian",
-    "sketch-skellam",
-    "gaussian",
-    "skellam",
-    "projunit",
-    "sgm",
-]
-"""Those of `diffsketch.methods.base`, which takes PyTorch to import."""
+METHOD_NAMES = [
+    "none", "sketch", "diffsketch", "laplace", "sketch-laplace", "cpsgd", "sketch-gaussian",
+    "sketch-skellam", "gaussian", "skellam",
+]  # fmt: skip
+"""Those of `diffsketch.methods.METHODS`, which takes PyTorch to import."""
 FamilyName: TypeAlias = Literal["blocked", "pairwise"]
 RelationName: TypeAlias = Literal["replace", "add-or-remove"]
 TrustName: TypeAlias = Literal["local", "distributed", "central"]
 UnitName: TypeAlias = Literal["coordinate", "example", "client"]
 SamplingName: TypeAlias = Literal["weighted", "uniform", "shuffled", "poisson"]
 
-METHOD_NAMES: tuple[str, ...] = get_args(MethodName)
 _TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -51,14 +39,20 @@ def option(
     means: str = "",
     flag: str = "",
     argument: str = "",
+    choices: Sequence[str] = (),
+    hidden: bool = False,
     **limits: Any,
 ) -> Any:
     """Field of a model of options: `default=...` if it must be given, limits as pydantic has them.
 
     `means` says what the default stands for, `flag` is given if it is not the field's name, and
-    `argument` is the name of an argument that is no option.
+    `argument` is the name of an argument that is no option. `choices` are for a field whose type
+    does not have them. What is `hidden` is not listed by `--help`.
     """
-    extra: Any = {"section": section, "means": means, "flag": flag, "argument": argument}
+    extra: Any = {
+        "section": section, "means": means, "flag": flag, "argument": argument,
+        "choices": choices, "hidden": hidden,
+    }  # fmt: skip
     return Field(default, description=text, json_schema_extra=extra, **limits)
 
 
@@ -66,6 +60,12 @@ _task, _training, _method, _server, _privacy, _output = (
     partial(option, section=section)
     for section in ("Task", "Training", "Method", "Server", "Privacy", "Output")
 )
+
+
+def _method_name(name: str) -> str:
+    if name not in METHOD_NAMES:
+        raise ValueError("unknown method")
+    return name
 
 
 class Options(BaseModel):
@@ -96,7 +96,7 @@ class RunConfig(Options):
         "What to learn: MNIST over 10 workers, MNIST* over 6,000 devices, Shakespeare by role.",
         default="mnist",
     )
-    model: Literal["logistic", "cnn", "lstm", "gru"] | None = _task("The model.")
+    model: Literal["logistic", "cnn", "lstm"] | None = _task("The model.")
     workers: int | None = _task("Workers or devices that hold data.", ge=1)
     samples: int | None = _task("Examples of each worker (MNIST tasks).", ge=1)
     data_dir: str | None = _task(
@@ -126,7 +126,9 @@ class RunConfig(Options):
         le=1024,
     )
 
-    method: MethodName = _method("How vectors become messages.", default="diffsketch")
+    method: Annotated[str, AfterValidator(_method_name)] = _method(
+        "How vectors become messages.", default="diffsketch", choices=METHOD_NAMES
+    )
     rows: int | None = _method("Rows of the sketch.", ge=1)
     cols: int | None = _method("Columns of the sketch.", ge=1)
     family: FamilyName | None = _method("Hash family.")
@@ -145,12 +147,14 @@ class RunConfig(Options):
         "diffsketch: --padding numbers to every vector, or to each as many of them as it needs."
     )
     percentile: Literal["sizes", "signed"] | None = _method(
-        "The paper's alpha: 90th percentile of the coordinates' sizes, or of the coordinates."
+        "The paper's alpha: 90th percentile of the coordinates' sizes, or of the coordinates.",
+        hidden=True,
     )
     shortfall: Literal["whole", "graded"] | None = _method(
-        "diffsketch: Laplace noise that would do alone, or the part of it that is missing."
+        "diffsketch: Laplace noise that would do alone, or the part of it that is missing.",
+        hidden=True,
     )
-    std: float | None = _method("Standard deviation of appended numbers, or of noise (sgm).", gt=0)
+    std: float | None = _method("Standard deviation of appended numbers.", gt=0, hidden=True)
     clip: float | None = _method("Limit of what a worker contributes.", gt=0, le=1e30)
     clip_quantile: float | None = _method(
         "Share of workers that should not need clipping: --clip is then the first round's, and "
@@ -184,10 +188,6 @@ class RunConfig(Options):
     trials: int | None = _method("cpsgd: trials of the binomial noise (m).", ge=1)
     limit: float | None = _method("cpsgd: range of a coordinate (X).", gt=0)
     rotate: bool | None = _method("cpsgd: rotate vectors first.")
-    size: int | None = _method("projunit and sgm: numbers of a message.", ge=1)
-    projected_clip: float | None = _method(
-        "sgm: norm of a projected vector, which makes its claim a proven one.", means="none", gt=0
-    )
     correction: Literal["off", "shared", "drift"] = _method(
         "The paper's error correction (sgd); not private.", default="off"
     )
@@ -272,6 +272,7 @@ class Setting:
     means: str  # of the default, if it is not shown as it is
     flag: str
     argument: str  # name, if it is no option
+    hidden: bool  # from --help
 
 
 @cache
@@ -281,11 +282,18 @@ def describe(model: type[BaseModel]) -> dict[str, Setting]:
     for name, field in model.model_fields.items():
         parts, extra = get_args(field.annotation), cast(Any, field.json_schema_extra)
         kind = parts[0] if NoneType in parts else field.annotation
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        choices = get_args(kind) if get_origin(kind) is Literal else tuple(extra["choices"])
         flag = extra["flag"] or "--" + name.replace("_", "-")
         text, kind = field.description or "", str if choices else kind
-        found[name] = Setting(name, kind, choices, field.default, text, **{**extra, "flag": flag})
+        more = {**extra, "flag": flag, "choices": choices}
+        found[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
     return found
+
+
+def allow_method(name: str) -> None:
+    """Let runs have a method that is registered outside of this package."""
+    METHOD_NAMES.append(name)
+    describe.cache_clear()  # which has the choices
 
 
 def parse_setting(name: str, text: str) -> Value:
@@ -414,8 +422,8 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
         unused["samples"] = "--task shakespeare"
     if config.top_k is not None:
         unused["momentum"] = "--top-k, which has --table-momentum"
-    # Tables, projections and rotations depend on the round's hashes; other messages do not.
-    if not (fields & {"rows", "size"} or config.rotate):
+    # Tables and rotations depend on the round's hashes; other messages do not.
+    if not ("rows" in fields or config.rotate):
         unused["hashes"] = f"--method {config.method}"
     for name, value in config:
         if name in unused and value != RunConfig.model_fields[name].default:

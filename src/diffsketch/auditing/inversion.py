@@ -47,12 +47,16 @@ COLS = (112, 22, 6)  # 10, 51 and 187 coordinates per cell
 NOISY_COLS = 22
 TARGETS = (8.0, 1.0)
 DELTA = 1e-5
-_PUBLIC_PER_CLASS, _PUBLIC_GRADIENTS = 1000, 300
+PUBLIC_PER_CLASS, _PUBLIC_GRADIENTS = 1000, 300
 _TEXTURE = 0.02  # standard deviation of what a thousand images do not show of the others
-_ROUNDING = 1e-8  # variance of a cell that has no noise
+ROUNDING = 1e-8  # variance of a cell that has no noise
 
 _COORDINATE = Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL)
 _CLIENT = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+UNLIMITED = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes").epsilon(
+    delta=DELTA, rounds=1
+)
+"""Guarantee of a client that sends a bare sketch, or the gradient itself."""
 
 Labels = npt.NDArray[np.int64]
 
@@ -123,14 +127,14 @@ class InversionResult:
 def invert(
     *, per_class: int = 10, seed: int = 0, on_progress: Callable[[float], None] = lambda _: None
 ) -> InversionResult:
-    """Attack test images of MNIST, so many of each digit; the training images are public.
+    """Attack `per_class` test images of each digit of MNIST; the training images are public.
 
     The seed fixes the hashes and the noise; `on_progress` is told the share that is done.
     """
     check(1 <= per_class <= 100, "per_class", "be in 1..100", per_class)
-    public, public_labels = _first_of_each(load_mnist(split="train"), _PUBLIC_PER_CLASS)
+    public, public_labels = first_of_each(load_mnist(split="train"), PUBLIC_PER_CLASS)
     prior = Prior.of(public, public_labels)
-    images, labels = _first_of_each(load_mnist(split="test"), per_class)
+    images, labels = first_of_each(load_mnist(split="test"), per_class)
     gradients = gradients_of(images, labels)
     few = gradients_of(public[:_PUBLIC_GRADIENTS], public_labels[:_PUBLIC_GRADIENTS])
 
@@ -143,13 +147,11 @@ def invert(
         right = float((found[1] == labels).mean())
         return ImageRecovery(name, epsilon, claimed, found[0], similarities, right)
 
-    nothing = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes")
-    unlimited = nothing.epsilon(delta=DELTA, rounds=1)
     # Raw gradients are read off: a bias tells the label, its factor the pixels.
     parts = gradients.numpy().reshape(len(gradients), CLASSES, -1)
     read = parts[:, :, -1].argmin(axis=1)
     own = parts[np.arange(len(read)), read]
-    recoveries = [compare("raw gradient", (own[:, :-1] / own[:, -1:], read), unlimited)]
+    recoveries = [compare("raw gradient", (own[:, :-1] / own[:, -1:], read), UNLIMITED)]
     messages = [*((cols, None) for cols in COLS), *((NOISY_COLS, target) for target in TARGETS)]
     for index, (cols, target) in enumerate(messages):
         on_progress(0.2 + 0.8 * index / len(messages))
@@ -157,12 +159,9 @@ def invert(
         size = f"{sketch.compression:.0f}x smaller"
         encode = partial(sketch.encode, seed=hashes)
         if target is None:
-            sent, variance = encode(gradients), _ROUNDING
-            claims = claimed_per_round(
-                DIM, ROWS, cols, alpha=estimate_alpha(gradients), sigma=estimate_sigma(gradients)
-            )
-            claimed = Epsilon(float(claims.median()), 0.0, 1, Basis.CLAIMED, _COORDINATE)
-            name, epsilon = f"bare sketch, {size}", unlimited
+            sent, variance = encode(gradients), ROUNDING
+            claimed = theorem1_claim(gradients, cols)
+            name, epsilon = f"bare sketch, {size}", UNLIMITED
         else:
             # Half of all tables are longer: known from public images, so it gives nothing away.
             bound = NormBound(float(encode(few).flatten(start_dim=1).norm(dim=1).median()))
@@ -180,71 +179,12 @@ def invert(
     return InversionResult(images, labels, prior.average, tuple(recoveries))
 
 
-def invert_batches(count: int, *, size: int = 10, seed: int = 0) -> tuple[ImageRecovery, ...]:
-    """Attack bare sketches of the mean gradient of batches of test images, in the data's order.
-
-    Such a gradient is linear in the sum of the images and the number of images of each class. The
-    estimate of these is the best linear one, from the public images' first two moments and labels
-    that are drawn uniformly. Similarities are those of each image with what is estimated for its
-    class, both less the class's public mean: 0 for whoever learns nothing but the labels. Labels
-    are the `size` likeliest ones, of which luck finds about two thirds in ten.
-    """
-    check(1 <= count <= 100, "count", "be in 1..100", count)
-    public, public_labels = _first_of_each(load_mnist(split="train"), _PUBLIC_PER_CLASS)
-    prior, data = Prior.of(public, public_labels), load_mnist(split="test")
-    images = data.inputs[: count * size].flatten(start_dim=1).double().numpy() / 255
-    labels = data.labels[: count * size].numpy()
-    gradients = gradients_of(images, labels).view(count, size, DIM).mean(dim=1)
-    means = np.concatenate([prior.means, np.ones((CLASSES, 1))], axis=1)
-    scatter = size / CLASSES * (np.eye(CLASSES) - 1 / CLASSES)  # of the numbers of images
-    recoveries = []
-    for cols in COLS:
-        sketch, hashes = CountSketch(DIM, ROWS, cols), SketchKey.from_integer(seed).seed(cols)
-        cells = matrix_of(sketch, hashes).reshape(ROWS * cols, CLASSES, -1)
-        seen = (cells.mean(axis=1, keepdims=True) - cells) / size  # by class, of pixels and one
-        spread = [size / CLASSES * seen[:, c, :-1] @ prior.covariances[c] for c in range(CLASSES)]
-        of_means = np.einsum("rcp,cp->rc", seen, means)
-        gram = of_means @ scatter @ of_means.T + _ROUNDING * np.eye(len(cells))
-        gram += sum(spread[c] @ seen[:, c, :-1].T for c in range(CLASSES))
-        tables = sketch.encode(gradients, hashes).flatten(start_dim=1).double().numpy()
-        weights = np.linalg.solve(gram, (tables - of_means.sum(axis=1) * size / CLASSES).T)
-        counts = (size / CLASSES + scatter @ of_means.T @ weights).T  # (count, CLASSES)
-        beyond = np.stack([(spread[c].T @ weights).T for c in range(CLASSES)], axis=1)
-        owner = np.repeat(np.arange(count), size)
-        ours, truth = beyond[owner, labels], images - prior.means[labels]
-        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
-        right = [
-            _in_common(labels[owner == each], likeliest(counts[each], size))
-            for each in range(count)
-        ]
-        found = np.asarray((prior.means[labels] + ours).clip(0, 1))
-        name = f"bare sketch, {sketch.compression:.0f}x smaller, batch of {size}"
-        epsilon = NoClaim(_CLIENT, "there is no noise and everybody knows the hashes").epsilon(
-            delta=DELTA, rounds=1
-        )
-        claims = claimed_per_round(
-            DIM, ROWS, cols, alpha=estimate_alpha(gradients), sigma=estimate_sigma(gradients)
-        )
-        claimed = Epsilon(float(claims.median()), 0.0, 1, Basis.CLAIMED, _COORDINATE)
-        similarities = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-12)
-        share = float(np.mean(right)) / size
-        recoveries.append(ImageRecovery(name, epsilon, claimed, found, similarities, share))
-    return tuple(recoveries)
-
-
-def likeliest(counts: Numbers, size: int) -> Labels:
-    """Guess `size` labels from estimated numbers of images: one by one, where most is left."""
-    left, chosen = counts.copy(), []
-    for _ in range(size):
-        chosen.append(int(left.argmax()))
-        left[chosen[-1]] -= 1
-    return np.array(chosen)
-
-
-def _in_common(first: Labels, second: Labels) -> int:
-    """Count the labels that two lists share, each as often as it comes in both."""
-    both = (np.bincount(each, minlength=CLASSES) for each in (first, second))
-    return int(np.minimum(*both).sum())
+def theorem1_claim(gradients: Tensor, cols: int) -> Epsilon:
+    """Compute what the paper claims of gradients' sketches: the median over the gradients."""
+    claims = claimed_per_round(
+        DIM, ROWS, cols, alpha=estimate_alpha(gradients), sigma=estimate_sigma(gradients)
+    )
+    return Epsilon(float(claims.median()), 0.0, 1, Basis.CLAIMED, _COORDINATE)
 
 
 def gradients_of(images: Numbers, labels: Labels) -> Tensor:
@@ -286,7 +226,7 @@ def reconstruct(
     return images, evidence.argmax(axis=0)
 
 
-def _first_of_each(dataset: Examples, count: int) -> tuple[Numbers, Labels]:
+def first_of_each(dataset: Examples, count: int) -> tuple[Numbers, Labels]:
     """Take the first images of each class: one of each, then the next of each."""
     labels = dataset.labels.numpy()
     chosen = np.stack([np.flatnonzero(labels == label)[:count] for label in range(CLASSES)], axis=1)

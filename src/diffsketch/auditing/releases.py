@@ -40,8 +40,6 @@ from diffsketch.auditing.audits import DELTAS, PURE_DELTA, TRIALS, Case, Game, N
 from diffsketch.methods import (
     CpSgd,
     Method,
-    ProjUnitMean,
-    ProvenDiffSketch,
     RawLaplace,
     SketchLaplace,
     build_method,
@@ -51,7 +49,6 @@ from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
-from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha
 from diffsketch.sketch import HashSeed, SketchKey
@@ -147,11 +144,11 @@ class Release:
     def case(self) -> Case:
         """Make a case of the release."""
         method, numbers = self.method, math.prod(self._shape)
-        attacks = [likelihood_ratio(method, self.neighbours, self.noiseless(self.neighbours))]
+        attacks = [self._attack(self.noiseless(self.neighbours))]
         if numbers * self.rounds <= _MOST_FITTED:
             attacks += [DISCRIMINANT] if self.rounds == 1 else [DISCRIMINANT, QUADRATIC]
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
-        if isinstance(method, RawLaplace | SketchLaplace | ProjUnitMean):
+        if isinstance(method, RawLaplace | SketchLaplace):
             deltas = (PURE_DELTA,)
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
         title += f", sum of {self.cohort_size}" if self.cohort_size > 1 else ""
@@ -169,6 +166,14 @@ class Release:
             simulated=self.simulated, width=width, limit=limit,
         )  # fmt: skip
 
+    @property
+    def _place(self) -> int:
+        """Coordinate that differs: any, for noise that hides all alike."""
+        return 3 % self.method.dim
+
+    def _attack(self, noiseless: tuple[Numbers, Numbers]) -> Attack:
+        return likelihood_ratio(self.method, self.neighbours, noiseless)
+
     @cached_property
     def neighbours(self) -> Neighbours:
         """Both worlds' vectors, `(rounds, clients, dim)` each; the first client's differ.
@@ -180,15 +185,13 @@ class Release:
         size = BEYOND * clip if isinstance(clip, float | int) else 1.0
         if scope.unit is Unit.COORDINATE:
             one, two = known_numbers(method.dim), known_numbers(method.dim)
-            place = _least_hidden(method)
+            place = self._place
             one[place], two[place] = size, -size if scope.relation is Relation.REPLACE else 0.0
         else:
             one = size * torch.eye(2, method.dim)[0]
             two = -one if scope.relation is Relation.REPLACE else torch.zeros_like(one)
             if method.round_clip is not None:  # just within the clip, so that the flag differs too
                 two = two * (0.999 / BEYOND)
-            if isinstance(method, ProjUnitMean) and self.rounds > 1:
-                two = size * torch.eye(2, method.dim)[1]  # else reuse would tell nothing more
         others = known_numbers(self.cohort_size, method.dim)
         others[:, 0] = 0  # whether the others are drawn must not hide it
         worlds = []
@@ -267,14 +270,6 @@ def likelihood_ratio(
         rows = method.rows if isinstance(method, SketchLaplace) else 1
         alpha = float(estimate_alpha(neighbours.first.reshape(-1, method.dim)[0]))
         return laplace_ratio(one, two, 2 * alpha * rows / method.per_round)
-    if isinstance(method, ProvenDiffSketch):
-        cells = method.rows * method.cols
-        parts = [(one - two)[start : start + cells] for start in range(0, len(one), cells)]
-        solved = [
-            np.linalg.solve(gram(method.sketch, KEY.seed(i), method.dim, method.sketch.dim), part)
-            for i, part in enumerate(parts)
-        ]
-        return weighted(np.concatenate(solved))
     return weighted(one - two)
 
 
@@ -302,16 +297,6 @@ def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> f
     return high
 
 
-def _least_hidden(method: Method) -> int:
-    """Find the coordinate that appended noise hides least; for other noise any."""
-    if not isinstance(method, ProvenDiffSketch):
-        return 3 % method.dim
-    seed, sketch = KEY.seed(0), method.sketch
-    noise = np.linalg.inv(gram(sketch, seed, method.dim, sketch.dim))
-    columns = sketch.encode(torch.eye(method.dim), seed, offset=0).double().flatten(1).numpy()
-    return int(((columns @ noise) * columns).sum(axis=1).argmax())
-
-
 # Every method with a proven claim, at each of its trusts. Shifts are of one standard deviation, or
 # pure epsilons of 2.
 _CLIENT = {"clip": 1.0, "noise_multiplier": 1.0}
@@ -333,8 +318,6 @@ _SETTINGS: Mapping[str, dict[str, object]] = {
     "cpsgd": {"clip": 0.625, "limit": 2.0, "levels": 65, "trials": 500},
     "laplace": {"clip": 1.0, "per_round": 2.0},
     "sketch-laplace": {**_TABLE, "clip": 1.0, "per_round": 2.0},
-    "diffsketch-proven": {**_TABLE, "clip": 1.0, "padding": 32, "std": 1.0},
-    "projunit": {"size": 6, "clip": 1.0, "per_round": 2.0},
     "gaussian-sampled": {**_CLIENT, **_ADDED, "noise_multiplier": 0.5, "trust": "central"},
 }
 
@@ -389,7 +372,7 @@ def planted(release: Release, error: str) -> Release | None:
         changed = replace(release, sent=weaker(method, 0.8))
     elif error == "row-blind" and rows > 1:  # as if a coordinate were in one row of a table
         changed = replace(release, sent=weaker(method, 1 / math.sqrt(rows)))
-    elif error == "no-clip" and not isinstance(method, ProjUnitMean):  # that sends directions only
+    elif error == "no-clip":
         loose = replace(method, clip=BEYOND * method.clip)  # no input reaches it
         if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
             loose = weaker(loose, 1 / BEYOND)  # noise follows the clip, and stays as it was

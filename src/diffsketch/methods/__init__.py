@@ -10,8 +10,8 @@ from diffsketch.methods.base import (
     settings_of,
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
-from diffsketch.methods.other_papers import CpSgd, ProjUnitMean, SketchedGaussianMean
-from diffsketch.methods.paper import DiffSketch, ProvenDiffSketch, RawLaplace, SketchLaplace
+from diffsketch.methods.cpsgd import CpSgd
+from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
 from diffsketch.methods.release import PrivateMean, private_mean, release, release_noise
 
@@ -24,14 +24,11 @@ __all__ = [
     "Method",
     "PlainSketch",
     "PrivateMean",
-    "ProjUnitMean",
-    "ProvenDiffSketch",
     "RawLaplace",
     "SkellamMean",
     "SketchGaussian",
     "SketchLaplace",
     "SketchSkellam",
-    "SketchedGaussianMean",
     "TableMethod",
     "Uncompressed",
     "build_method",

@@ -1,4 +1,4 @@
-"""The paper's methods: DiffSketch, DiffSketch with a proof, and the two Laplace baselines."""
+"""The paper's methods: DiffSketch, and the two Laplace baselines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from diffsketch.privacy.claim import (
     Basis,
     Claim,
     Epsilon,
-    NoClaim,
     PaperClaim,
-    ProvenClaim,
     Relation,
     Scope,
     Trust,
@@ -38,11 +36,7 @@ from diffsketch.privacy.claim import (
 )
 from diffsketch.privacy.clipping import CoordinateBound, CoordinateQuantizer, clip_coordinates
 from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
-from diffsketch.privacy.mechanisms.padding import (
-    PaddedGaussian,
-    own_padded_tables,
-    padded_tables,
-)
+from diffsketch.privacy.mechanisms.padding import own_padded_tables, padded_tables
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.privacy.theorems import (
     claimed_per_round,
@@ -96,8 +90,8 @@ class DiffSketch(PaddedTables, RoundedTables):
     Where the paper leaves a choice open, there is an option for each reading.
 
     **No guarantee**: Theorem 1 is not proven (its authors say so), alpha bounds only nine
-    coordinates in ten, and whether a worker adds noise depends on private data. `diffsketch-proven`
-    and the other methods are for when it counts.
+    coordinates in ten, and whether a worker adds noise depends on private data. Methods with a
+    proof are for when it counts.
 
     `Encoded` tells what Theorem 1 claims for each worker, and who added noise.
 
@@ -167,70 +161,6 @@ class DiffSketch(PaddedTables, RoundedTables):
             )  # fmt: skip
         encoded = Encoded(tables, claimed, weak)
         return encoded if self.grid is None else self._rounded(encoded, noise)
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class ProvenDiffSketch(PaddedTables):
-    """Algorithm 2 with its appended noise repaired, which makes it a Gaussian mechanism.
-
-    The vector's coordinates are clipped to `[-clip, clip]`, and `padding` numbers of standard
-    deviation `std` are appended, both fixed beforehand. One coordinate moves the table by up to
-    `2 clip` (`clip` for add-or-remove) in one cell of each row; what that amounts to beside the
-    noise is computed from the round's hashes, before any data is seen.
-
-    The claim is proven, for one coordinate and hashes that everybody knows. There is none where
-    the padding is shorter than the table has cells, or leaves part of it without noise.
-
-    The arguments of every `TableMethod`, and:
-
-    Args:
-        clip: Limit of a coordinate.
-        padding: How many numbers are appended.
-        std: Their standard deviation; must not come from private data.
-        relation: Which data sets are neighbours.
-
-    >>> from diffsketch.sketch import SketchKey
-    >>> method = ProvenDiffSketch(7850, 7, 22, clip=1.645, padding=39_250, std=1.0)
-    >>> print(method.claim_for(10, SketchKey.from_integer(0).seed(0)).epsilon(delta=1e-5, rounds=1))
-    epsilon = 0.7619 at delta = 1e-05 over 1 round (proven, simulated; coordinate unit, \
-replace, local trust)
-    """
-
-    clip: float
-    std: float
-    relation: Relation = Relation.REPLACE
-
-    name: ClassVar[str] = "diffsketch-proven"
-    code: ClassVar = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("padding", self.padding, least=1)
-        check_positive("clip", self.clip)
-        check_positive("std", self.std)
-        scope = Scope(Unit.COORDINATE, self.relation, Trust.LOCAL)  # checks, and converts names
-        object.__setattr__(self, "relation", scope.relation)
-
-    def mechanism(self, seed: HashSeed) -> PaddedGaussian:
-        """Return the mechanism of a round, kept with its seed: the claim takes a factorisation."""
-        if self not in seed.memo:
-            bare = CountSketch(self.dim, self.rows, self.cols, self.family)
-            seed.memo[self] = PaddedGaussian(
-                bare, seed, CoordinateBound(self.clip), self.padding, self.std, self.relation
-            )
-        found: PaddedGaussian = seed.memo[self]
-        return found
-
-    def _claim_for(self, present: int, seed: HashSeed) -> ProvenClaim | NoClaim:  # noqa: ARG002
-        return self.mechanism(seed).claim
-
-    def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors with clipped coordinates."""
-        return clip_coordinates(vectors, self.clip)
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return Encoded(self.mechanism(seed).release(batch, noise))
 
 
 class LaplaceBaseline(LinearMethod, Plannable):

@@ -74,7 +74,7 @@ class NonFiniteUpdate(UserWarning):
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class Released:
     """Messages that may leave now.
 
     Attributes:
@@ -95,7 +95,7 @@ def release(
     *,
     charge: Callable[[], object] | None,
     noise_of: Callable[[Sequence[int]], Noise] | None = None,
-) -> Release:
+) -> Released:
     """Charge, draw noise, and return the messages: the gate of every engine.
 
     *Vectors that are not finite*, or whose messages would not be. Under a proven claim they count
@@ -132,7 +132,7 @@ def release(
     try:
         # Methods look for what is not finite, and refuse it before they return anything: to look
         # here as well would take as long as all the rest.
-        return Release(encode(vectors, everyone), torch.ones(len(vectors), dtype=torch.bool))
+        return Released(encode(vectors, everyone), torch.ones(len(vectors), dtype=torch.bool))
     except ArgumentError:
         kept = torch.isfinite(vectors).all(dim=-1).cpu()
         for row in kept.nonzero().flatten().tolist():  # finite, and their messages may overflow
@@ -145,9 +145,9 @@ def release(
     # The noise anew: what a refused call has drawn must not change what others draw.
     if isinstance(claim, ProvenClaim):
         clean = torch.where(kept.to(vectors.device)[:, None], vectors, torch.zeros_like(vectors))
-        return Release(encode(clean, everyone), kept)
+        return Released(encode(clean, everyone), kept)
     rows = kept.nonzero().flatten().tolist()
-    return Release(encode(vectors[rows], rows) if rows else None, kept)
+    return Released(encode(vectors[rows], rows) if rows else None, kept)
 
 
 def release_noise(method: Method, claim: Claim, *, messages: int = 1) -> Noise:

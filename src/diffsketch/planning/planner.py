@@ -68,8 +68,8 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     """
     check_type("request", request, PlanRequest)
     check(alternatives >= 0, "alternatives", "be >= 0", alternatives)
-    options = list(search(request))
-    options = [option for option in options if option.method.exact] or options
+    # Engines refuse noise that is not drawn exactly.
+    options = [option for option in search(request) if option.method.exact]
     if not options:
         what = f"epsilon {request.target_epsilon:g} over {request.paying_rounds} rounds"
         scope = f"the {request.unit} unit and {request.trust} trust"
@@ -133,11 +133,6 @@ def _warnings(option: Option, request: PlanRequest) -> list[str]:
             "One round alone is worse than sending nothing: its predicted error is "
             f"{_brief(error.total)} times the squared norm of the mean ({parts}); an estimate of "
             "zero has 1."
-        )
-    if not option.method.exact:
-        found.append(
-            "Simulation only: no exact sampler is known for this noise, so engines that send "
-            "anything refuse it."
         )
     if request.unit is Unit.COORDINATE:
         found.append(

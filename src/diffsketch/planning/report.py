@@ -45,7 +45,7 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
         )  # fmt: skip
     total = plan.best.total
     reading = (
-        "noise: multiplier of the sensitivity, epsilon of a round (laplace, projunit) or trials "
+        "noise: multiplier of the sensitivity, epsilon of a round (laplace) or trials "
         "(cpsgd). ratio: the vector in float32 over the message. error: of one round, over the "
         "squared norm of the mean; ties within 1% are broken by weaker trust, then fewer bytes. "
         f"epsilon: {total.basis}, for the {total.scope.unit} unit ({total.scope.relation}) and the "
@@ -72,7 +72,7 @@ def report_plan(plan: Plan) -> tuple[Table | Text, ...]:
             "likes; accounts see to it that a client stops at its budget"
         )
         parts.append(Text.assemble(("In Flower: ", "bold"), f"{flower}, {often}."))
-    printed = "a program" if _in_one_call(plan.best, request) else "the function of a round"
+    printed = "a program" if _in_one_call(request) else "the function of a round"
     parts.append(Text(f"In Python: --code prints {printed}."))
     return tuple(parts)
 
@@ -86,8 +86,7 @@ def explain(option: Option, request: PlanRequest) -> str:
         steps.insert(0, f"clips each coordinate to {clip:g}")
     else:
         steps.append(f"clips {'the table' if table else 'its vector'} to the norm {clip:g}")
-    if method.exact:
-        steps.append("rounds it to whole numbers")
+    steps.append("rounds it to whole numbers")
     after = ""
     if option.trust is Trust.LOCAL:
         steps.append("adds noise")
@@ -128,17 +127,17 @@ def run_command(option: Option, request: PlanRequest) -> str | None:
 
 
 def flower_plan(option: Option, request: PlanRequest) -> str | None:
-    """Write the plan for Flower's engine; None if it refuses the method or the sampling."""
-    if not option.method.exact or request.sampling == "poisson":
+    """Write the plan for Flower's engine; None if it refuses the sampling."""
+    if request.sampling == "poisson":
         return None
     secure = option.trust is Trust.DISTRIBUTED
     more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
     return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
 
 
-def _in_one_call(option: Option, request: PlanRequest) -> bool:
-    """Whether `private_mean` does all of it: one round, exact noise, and no secret sample."""
-    return request.rounds == 1 and option.method.exact and request.sampler is None
+def _in_one_call(request: PlanRequest) -> bool:
+    """Whether `private_mean` does all of it: one round, and no secret sample."""
+    return request.rounds == 1 and request.sampler is None
 
 
 def python_code(option: Option, request: PlanRequest) -> str:
@@ -157,9 +156,9 @@ def python_code(option: Option, request: PlanRequest) -> str:
         f"method = build_method({option.method.name!r}, dim={request.dim}, "
         f"cohort={request.cohort}, settings=settings)\n"
     )
-    if _in_one_call(option, request):
+    if _in_one_call(request):
         return _code_of_one_call(method, request)
-    return _code_of_rounds(method, option, request)
+    return _code_of_rounds(method, request)
 
 
 def _code_of_one_call(method: str, request: PlanRequest) -> str:
@@ -176,45 +175,28 @@ print(found.claim.epsilon(delta={request.delta!r}, rounds=1))
 """
 
 
-def _code_of_rounds(method: str, option: Option, request: PlanRequest) -> str:
+def _code_of_rounds(method: str, request: PlanRequest) -> str:
     """Write `run_round`: each client has its own account, and claims are for who takes part."""
-    exact, sampler = option.method.exact, request.sampler
-    title = "Rounds of a private mean: call run_round with the clients' vectors, by client."
-    if not exact:
-        title += (
-            "\n\nFor simulation only: its proof is about real numbers, and engines refuse it.\n"
-        )
-    imports = [*(["CohortNoise", "NoiseKey"] if not exact else ["SecureNoise"] if sampler else [])]
-    setup, claim, senders = "", "method.claim_for(len(vectors), seed)", "vectors.values()"
-    start, count = "", "len(messages)"
+    sampler, imports, setup, start = request.sampler, "", "", ""
+    claim, senders, count = "method.claim_for(len(vectors), seed)", "vectors", "len(messages)"
     if sampler is not None:
-        imports.insert(0, "PoissonSampler")
+        imports = "from diffsketch.privacy import PoissonSampler, SecureNoise\n"
         setup = f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", "")
         claim = f"sampler.amplified(method.claim_for({request.cohort}, seed))"
         senders, count = "drawn", str(request.cohort)
         start = (
             "    # Who is drawn is secret: everybody pays, and an empty sample has its noise.\n"
-            "    chosen = sampler.draw(SecureNoise()).tolist()\n"
-            "    drawn = [list(vectors.values())[place] for place in chosen]\n"
+            "    drawn = [list(vectors)[place] for place in sampler.draw(SecureNoise()).tolist()]\n"
         )
-    noise = "" if exact else (
-        ",\n            noise_of=lambda rows: CohortNoise(NoiseKey(token_bytes(32)), rows, "
-        "round_index=0),\n        "
-    )  # fmt: skip
-    privacy = f"from diffsketch.privacy import {', '.join(imports)}\n" if imports else ""
-    server = "release_noise(method, claim)" if exact else (
-        "CohortNoise(NoiseKey(token_bytes(32)), [0], round_index=0)"
-    )  # fmt: skip
-    names = "release, release_noise" if exact else "release"
-    return f'''"""{title}"""
+    return f'''"""Rounds of a private mean: call run_round with the clients' vectors, by client."""
 
 from secrets import token_bytes
 
 import torch
 
 from diffsketch import Account, Budget, SketchKey, build_method
-from diffsketch.methods import {names}
-{privacy}
+from diffsketch.methods import release, release_noise
+{imports}
 {method}key = SketchKey(token_bytes(32))  # of the hashes; to be shared by all clients, and kept
 {setup}budget = Budget(epsilon={request.target_epsilon!r}, delta={request.delta!r})
 accounts = {{}}  # of each client; Account.open(path, budget=budget) has one in a file
@@ -229,11 +211,11 @@ def run_round(vectors, round_index):
     for client in vectors:
         accounts[client].charge(claim)
 {start}    messages = []
-    for vector in {senders}:  # charged above
-        released = release(vector[None], method, seed, claim, charge=None{noise})
+    for client in {senders}:
+        released = release(vectors[client][None], method, seed, claim, charge=None)  # charged above
         messages.append(released.encoded.messages[0])
     total = sum(messages, torch.zeros(method.message_format.shape, dtype=torch.int64))
-    total = method.publish(total, {server})
+    total = method.publish(total, release_noise(method, claim))
     return method.decode(total, seed, count={count})
 '''
 

@@ -20,7 +20,6 @@ from diffsketch.privacy.claim import (
     Basis,
     Claim,
     Epsilon,
-    KeyTrust,
     MeasuredClaim,
     NoClaim,
     OpenClaim,
@@ -40,14 +39,12 @@ from diffsketch.privacy.clipping import (
     clip_norm,
 )
 from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     SkellamMechanism,
 )
-from diffsketch.privacy.mechanisms.other_papers import BinomialMechanism, PrivUnitG, ProjUnit
-from diffsketch.privacy.mechanisms.padding import PaddedGaussian, table_noise_like_padding
-from diffsketch.privacy.mechanisms.projections import GaussianMixing, SketchedGaussian
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import CohortNoise, FastNoise, Noise, NoiseKey
 from diffsketch.privacy.theorems import estimate_alpha, estimate_sigma, padding_for, theorem1
@@ -67,8 +64,6 @@ __all__ = [
     "Epsilon",
     "FastNoise",
     "GaussianMechanism",
-    "GaussianMixing",
-    "KeyTrust",
     "LaplaceMechanism",
     "MeasuredClaim",
     "NoClaim",
@@ -76,11 +71,8 @@ __all__ = [
     "NoiseKey",
     "NormBound",
     "OpenClaim",
-    "PaddedGaussian",
     "PaperClaim",
     "PoissonSampler",
-    "PrivUnitG",
-    "ProjUnit",
     "ProvenClaim",
     "Quantizer",
     "Relation",
@@ -88,7 +80,6 @@ __all__ = [
     "SecureNoise",
     "SimulatedClaim",
     "SkellamMechanism",
-    "SketchedGaussian",
     "Trust",
     "Unit",
     "calibrate",
@@ -98,6 +89,5 @@ __all__ = [
     "estimate_sigma",
     "gaussian_multiplier",
     "padding_for",
-    "table_noise_like_padding",
     "theorem1",
 ]

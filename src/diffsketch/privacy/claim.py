@@ -92,16 +92,6 @@ class Trust(StrEnum):
     CENTRAL = "central"
 
 
-class KeyTrust(StrEnum):
-    """Those who may know a key: nobody who sees what is released by it, and it is used once.
-
-    Of mechanisms alone (`diffsketch.privacy.mechanisms.projections`): whoever decodes has the key,
-    so no method of a mean has such a claim, and no engine sends by one.
-    """
-
-    SECRET = "secret-key"  # noqa: S105
-
-
 _QUESTIONS = {
     (Unit.COORDINATE, Relation.ADD_OR_REMOVE): "whether one coordinate of a vector was set to 0",
     (Unit.COORDINATE, Relation.REPLACE): "which of two values one coordinate of a vector has",
@@ -118,9 +108,6 @@ _VIEWERS = {
         "noise,"
     ),
     Trust.CENTRAL: "anyone who sees what a trusted server publishes, but no message,",
-    KeyTrust.SECRET: (
-        "anyone who sees the release, but not the key, nor anything else that it was used for,"
-    ),
 }
 
 
@@ -134,12 +121,10 @@ class Scope:
 
     unit: Unit
     relation: Relation
-    trust: Trust | KeyTrust
-
-    _trusts: ClassVar[type[Trust | KeyTrust]] = Trust
+    trust: Trust
 
     def __post_init__(self) -> None:
-        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", self._trusts)):
+        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust)):
             object.__setattr__(self, name, check_choice(name, getattr(self, name), kind))
 
     def __str__(self) -> str:
@@ -151,18 +136,14 @@ class Scope:
         return f"{self.unit}, {self.relation}, {self.trust}"
 
     @property
+    def viewers(self) -> str:
+        """Those whom the claim limits, without terms of the field."""
+        return _VIEWERS[self.trust]
+
+    @property
     def sentence(self) -> str:
         """The scope without terms of the field, for rounds whose participants are known."""
-        return f"how well {_VIEWERS[self.trust]} can tell {_QUESTIONS[self.unit, self.relation]}"
-
-
-@dataclass(frozen=True)
-class SecretScope(Scope):
-    """Scope of a claim that holds while a key is secret, and is used once."""
-
-    trust: Trust | KeyTrust = KeyTrust.SECRET
-
-    _trusts: ClassVar[type[Trust | KeyTrust]] = KeyTrust
+        return f"how well {self.viewers} can tell {_QUESTIONS[self.unit, self.relation]}"
 
 
 def check_samplable(scope: Scope) -> None:

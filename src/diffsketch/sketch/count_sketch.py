@@ -74,36 +74,6 @@ class CountSketch:
         layout = SketchLayout(self.dim, self.rows, self.cols, self.family)
         object.__setattr__(self, "layout", layout)
 
-    @classmethod
-    def from_error(
-        cls, dim: int, error: float, failure: float, *, family: Family = "blocked"
-    ) -> CountSketch:
-        """The sketch that Lemma 1 asks for: a coordinate's error is at most `error * ||vector||`.
-
-        This holds for each coordinate with probability at least `1 - failure`. A row misses with
-        probability at most `1 / (error^2 * cols)` by Chebyshev's inequality, one sixth here; the
-        median of `rows` rows misses only if half of them do, and the exact binomial tail of that
-        is at most `failure`.
-
-        >>> CountSketch.from_error(1_000_000, 0.05, failure=0.01)
-        CountSketch(dim=1000000, rows=9, cols=2400, family='blocked')
-        """
-        for name, value in (("error", error), ("failure", failure)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ArgumentError(f"{name} must be a number, got {name}={value!r}")
-        least = math.sqrt(6 / MAX_COLS)  # what the largest table can keep
-        check(least <= error <= 1, "error", f"be in [{least:.2g}, 1]", error)
-        check(0 < failure < 1, "failure", "be in (0, 1)", failure)
-        cols = min(MAX_COLS, math.ceil(6 / error**2))
-        for rows in range(1, MAX_ROWS + 1, 2):
-            if _median_miss(rows, 1 / 6) <= failure:
-                return cls(dim, rows, cols, family)
-        rarest = _median_miss(MAX_ROWS - 1, 1 / 6)
-        raise ArgumentError(
-            f"failure must be >= {rarest:.1e}, which takes {MAX_ROWS - 1} rows, "
-            f"got failure={failure}"
-        )
-
     @property
     def compression(self) -> float:
         """Coordinates per cell: how much smaller a table is than a vector of the same type."""
@@ -112,7 +82,7 @@ class CountSketch:
     def encode(self, vector: Tensor, seed: HashSeed, *, offset: int | None = None) -> Tensor:
         """The table `(rows, cols)` of a vector, or `(batch, rows, cols)` of a batch of vectors.
 
-        A non-finite coordinate makes a non-finite cell, which `query` and `Sketch` refuse. No
+        A non-finite coordinate makes a non-finite cell, which `query` refuses. No
         gradient flows through: the table is made of the vector's values.
 
         Args:
@@ -299,14 +269,6 @@ class CountSketch:
             )
         if table.dtype not in (torch.float32, torch.float64):
             raise ArgumentError(f"table must be float32 or float64, got {_describe(table)}")
-
-
-def _median_miss(rows: int, row_miss: float) -> float:
-    """Probability that at least half of `rows` independent rows miss."""
-    return sum(
-        math.comb(rows, k) * row_miss**k * (1 - row_miss) ** (rows - k)
-        for k in range((rows + 1) // 2, rows + 1)
-    )
 
 
 def _not_finite() -> ArgumentError:

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_positive, check_whole
-from diffsketch.methods.base import Encoded, Method, fitted
+from diffsketch.methods.base import Method
 from diffsketch.methods.plain import TableMethod
-from diffsketch.privacy.claim import Claim
-from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, columns_and_signs
 from diffsketch.training.local.base import LocalTrainer
 from diffsketch.training.sampling import draw_batches, model_seeds
 from diffsketch.training.tasks import Batches, Devices
-from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES, MessageFormat
+from diffsketch.wire.formats import CHECKSUM_BYTES, COUNT_BYTES
 
 Correction: TypeAlias = Literal["off", "shared", "drift"]
 Schedule: TypeAlias = Literal["constant", "sqrt", "linear", "cosine"]
@@ -460,58 +458,3 @@ class FetchSGD(ServerRule):
         """A header, an index and a value for each coordinate, and the next clip if it moves."""
         clip = 0 if method.round_clip is None else CLIP_BYTES
         return _DOWN_BYTES + _PAIR_BYTES * self.top_k + clip
-
-
-@dataclass(frozen=True)
-class NoiseControl(Method):
-    """A control: another method whose published sum is replaced by Gaussian noise of its norm.
-
-    Nothing of the vectors but that norm is left in what it decodes to. What still learns with it
-    does not learn from the messages. The method's claim holds: the norm is one of what it
-    publishes.
-
-    Args:
-        dim: Length of the vectors.
-        inner: The method that is replaced.
-    """
-
-    name: ClassVar[str] = "noise-control"
-    inner: Method
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        moves = self.inner.round_clip is not None
-        check(not moves, "inner", "have no clip or limit that moves", self.inner)
-
-    @property
-    def message_format(self) -> MessageFormat:
-        """Format of the inner method's messages."""
-        return self.inner.message_format
-
-    @property
-    def total_format(self) -> MessageFormat:
-        """Format of the inner method's sums."""
-        return self.inner.total_format
-
-    def publish(self, total: Tensor, noise: Noise) -> Tensor:
-        """Noise with the norm of what the method publishes.
-
-        Its own noise is in there first: the norm of a sum without it would tell something.
-        """
-        total = self.inner.publish(total, noise)
-        form = self.total_format
-        if form.cells == "unsigned":
-            raise ArgumentError("inner must not publish sums modulo 2**bits: they have no norm")
-        drawn = noise.normal((1, *total.shape), 1.0, dtype=torch.float32)[0].to(total.device)
-        factor: Tensor = torch.linalg.vector_norm(total.float()) / torch.linalg.vector_norm(drawn)
-        scaled = drawn * factor
-        return scaled if form.cells == "float32" else fitted(scaled.round().long(), form)
-
-    def _claim_for(self, present: int, seed: HashSeed) -> Claim:
-        return self.inner.claim_for(present, seed)
-
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return self.inner.encode(batch, seed, noise)
-
-    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
-        return self.inner.decode(total, seed, count=count, out=out)

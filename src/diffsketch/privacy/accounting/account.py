@@ -236,7 +236,7 @@ def stated_epsilon(claim: Claim | None, prices: Prices, rounds: int, delta: floa
 
 
 class Account:
-    """What one party has released, counted by claim; in a file, if it was opened from one.
+    """Releases of one party, counted by claim; in a file, if it was opened from one.
 
     Guarantees (`tests/privacy/test_account.py`): epsilon is the composition of what was charged,
     and nothing is charged beyond the budget. When `charge` returns, the file is on the disk; when

@@ -33,8 +33,6 @@ _ROUNDING = 1e-11  # relative, and more than the arithmetic here can lose
 _MOST_KINDS = 100
 _MOST_RATIO = 4.0  # rather slow than so much worse
 _ORDINARY = 1e100
-_LARGEST_FOUND = 700.0  # exponentials of more overflow
-_GAMMA_ROUNDING = 1e-9  # relative, and more than incomplete gamma functions lose
 
 
 @dataclass(frozen=True)
@@ -295,44 +293,6 @@ def _log_delta(u: float, mu: float) -> float:
     if difference <= 0:
         return -math.inf
     return -u * u / 2 - _LOG_ROOT_TWO_PI + math.log(difference)
-
-
-def variance_epsilon(cells: int, ratio: float, delta: float) -> float:
-    """The least epsilon with which normal numbers hide which of two variances they have.
-
-    `cells` independent numbers have a mean of 0 and the variance 1, or `ratio` > 1. The ratio of
-    the densities grows with the sum of squares, which is chi-squared: for either order of the two,
-    delta is a difference of two tails, exactly. A smaller ratio tells less, since adding noise to
-    both makes it smaller.
-
-    >>> round(variance_epsilon(1000, 1 + 1 / (1000 * 0.3**2), 1e-5), 4)
-    0.9709
-    """
-    from scipy.special import gammainc, gammaincc
-
-    check_whole("cells", cells, least=1)
-    check(1 <= ratio < math.inf, "ratio", "be >= 1 and finite", ratio)
-    check(0 < delta < 1, "delta", "be in (0, 1)", delta)
-    shape, log, slope = cells / 2, cells * math.log(ratio), 1 - 1 / ratio
-
-    def excess(epsilon: float) -> float:
-        high, low = ((log + sign * 2 * epsilon) / slope / 2 for sign in (1, -1))
-        weight = math.exp(epsilon)
-        above = gammaincc(shape, high / ratio) - weight * gammaincc(shape, high)
-        below = gammainc(shape, low) - weight * gammainc(shape, low / ratio) if low > 0 else 0.0
-        return float(max(above, below)) - delta * (1 - _GAMMA_ROUNDING)
-
-    if slope == 0 or excess(0.0) <= 0:
-        return 0.0
-    least, most = 0.0, 1.0
-    while excess(most) > 0:
-        least, most = most, 2 * most
-        if most > _LARGEST_FOUND:
-            return math.inf
-    for _ in range(60):
-        middle = (least + most) / 2
-        least, most = (middle, most) if excess(middle) > 0 else (least, middle)
-    return most
 
 
 def few_kinds(parts: Mapping[Leaf, int]) -> Counter[Leaf]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError, check, check_positive, check_type
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import Event
-from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust, Unit
+from diffsketch.privacy.claim import Relation, Scope, SimulatedClaim, Trust
 from diffsketch.privacy.clipping import Bound, CoordinateBound, Encode
 from diffsketch.privacy.simulated_noise import Noise
 
@@ -22,8 +22,8 @@ class AdditiveMechanism(ABC):
     """Real noise whose scale is `noise_multiplier` times the sensitivity. Subclasses say which.
 
     For `local` trust each worker adds it to its own message, with `release`; for `central` trust a
-    server adds it once, to the sum, with `release_sum`. Not for `distributed` trust: shares of real
-    noise do not add up to a guarantee about rounded messages.
+    server adds it once, to the sum. Not for `distributed` trust: shares of real noise do not add up
+    to a guarantee about rounded messages.
     """
 
     bound: Bound
@@ -78,19 +78,6 @@ class AdditiveMechanism(ABC):
         values = self.bound.apply(vectors, encode)
         return values + self._draw(values, noise).to(values.device)
 
-    def release_sum(self, vectors: Tensor, noise: Noise, *, encode: Encode | None = None) -> Tensor:
-        """The sum of `(units, dim)` vectors, each bounded and encoded, with noise added once.
-
-        For a server that is trusted with the vectors of all clients, or a client with its own
-        examples: refused where the claim is about single messages, which nothing would hide.
-        """
-        check_type("noise", noise, Noise)
-        check(vectors.dim() == 2, "vectors", "be a batch (units, dim)", tuple(vectors.shape))
-        own = self.bound.unit is Unit.EXAMPLE
-        check(own or self.trust is Trust.CENTRAL, "trust", "be central for a sum", self.trust)
-        total = self.bound.apply(vectors, encode).sum(dim=0)
-        return total + self._draw(total, noise).to(total.device)
-
     @abstractmethod
     def _event(self) -> tuple[Event, str]:
         """The event of one release, and the name of the noise, with its size."""
@@ -113,8 +100,8 @@ class GaussianMechanism(AdditiveMechanism):
         bound: Clipping of values, and with that the sensitivity.
         noise_multiplier: Standard deviation of the noise, in sensitivities.
         relation: Which data sets are neighbours.
-        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
-            with `release_sum` (`central`).
+        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once
+            (`central`).
 
     >>> from diffsketch.privacy.clipping import NormBound
     >>> mechanism = GaussianMechanism(NormBound(limit=2.0), noise_multiplier=3.0)
@@ -176,8 +163,8 @@ class LaplaceMechanism(AdditiveMechanism):
         bound: Clipping of values, and with that the sensitivity: coordinates, or an L1 norm.
         noise_multiplier: Scale of the noise, in L1 sensitivities.
         relation: Which data sets are neighbours.
-        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once,
-            with `release_sum` (`central`).
+        trust: Who adds the noise: each worker, with `release` (`local`), or a trusted server, once
+            (`central`).
 
     >>> mechanism = LaplaceMechanism(CoordinateBound(limit=0.5, rows=4), noise_multiplier=2.0)
     >>> mechanism.scale

@@ -9,12 +9,11 @@ from torch import nn
 from diffsketch.errors import check
 from diffsketch.training.local.any_model import Functional, WorkerLoop
 from diffsketch.training.local.base import LocalTrainer, draws_numbers, mixes_examples
-from diffsketch.training.local.closed_form import BatchedGRU, ClosedForm
-from diffsketch.training.models import CharGRU, CharLSTM, LogisticRegression
+from diffsketch.training.local.closed_form import ClosedForm
+from diffsketch.training.models import CharLSTM, LogisticRegression
 from diffsketch.training.tasks import Loss
 
 __all__ = [
-    "BatchedGRU",
     "ClosedForm",
     "Functional",
     "LocalTrainer",
@@ -25,7 +24,7 @@ __all__ = [
 
 TrainerKind: TypeAlias = Literal["auto", "closed", "batched", "threads", "loop"]
 
-_RECURRENT = (CharGRU, CharLSTM, nn.RNNBase, nn.RNNCellBase)
+_RECURRENT = (CharLSTM, nn.RNNBase, nn.RNNCellBase)
 
 
 def trainer_for(
@@ -43,8 +42,8 @@ def trainer_for(
             torch.func, for modules without control flow that depends on values; `threads` trains
             several workers at a time, each on a thread; `loop` one after another, with a generator
             for each if the model draws numbers. `auto` takes the fastest: closed, loop for models
-            with dropout, threads for BatchNorm, for a loss of one's own and for recurrent models
-            but `CharGRU`, batched for others.
+            with dropout, threads for BatchNorm, for a loss of one's own and for recurrent models,
+            batched for others.
         loss: As the `Task` has it; cross-entropy if None.
         keep_local: As the `Task` has it.
 
@@ -67,8 +66,6 @@ def trainer_for(
         check(logistic, "model", "be a LogisticRegression for kind='closed'", type(model).__name__)
         assert isinstance(model, LogisticRegression)  # noqa: S101 (for the type checker)
         return ClosedForm(model)
-    if type(model) is CharGRU and kind in ("auto", "batched") and loss is None:
-        return BatchedGRU(model)
     recurrent = any(isinstance(module, _RECURRENT) for module in model.modules())
     if kind == "auto" and (random or mixing or recurrent or loss is not None):
         kind = "loop" if random else "threads"

@@ -1,0 +1,58 @@
+"""The command `python -m paper`: the paper's evaluation, run again and judged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from diffsketch.app.settings import option
+from diffsketch.app.terminal import LastingConsole
+from diffsketch.cli import command, main
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@command(
+    "Examples: [bold]python -m paper --quick[/bold], [bold]python -m paper mnist audit[/bold]",
+    to=app,
+)
+def paper(
+    name: list[str] = option(
+        "Only these experiments (see --list); all without.", default=[], argument="NAME"
+    ),
+    quick: bool = option("Reduced: fewer seeds, rounds and panels; minutes.", default=False),
+    output: Path | None = option(
+        "Directory for the page, the numbers and the cache; continued if it has them.",
+        means="runs/reproduction, or runs/reproduction-quick with --quick",
+    ),
+    jobs: int | None = option("Processes at a time.", means="as many as there are cores"),
+    show_list: bool = option(
+        "List the experiments, with rough times, and exit.", default=False, flag="--list"
+    ),
+) -> int:
+    """Run the paper's evaluation again, and make a page of it: what it claims, and what is true.
+
+    Writes index.html, which needs no network, pictures, all numbers as CSV and results.json.
+    Results are cached by their settings: interrupted, the same command continues, and a second
+    run only draws.
+
+    Exit status: 0, also if claims fail or runs diverge (the page says so), 2 on an error, 130
+    after Ctrl-C and 143 after SIGTERM.
+    """
+    console = LastingConsole()
+    processes = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    if show_list:  # which needs neither PyTorch nor pictures
+        from paper.experiments import listing
+
+        console.show(*listing(processes))
+        return 0
+    from paper.reproduce import reproduce
+
+    default = Path("runs") / ("reproduction-quick" if quick else "reproduction")
+    return reproduce(name, output or default, console, reduced=quick, jobs=processes)
+
+
+if __name__ == "__main__":
+    main(app)

@@ -1,0 +1,97 @@
+"""Lemma 1 (the error of a sketch's estimates) and Theorem 2 (convergence of training with them).
+
+Hash words are taken to be independent and uniform, as everywhere here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from diffsketch.errors import check, check_positive, check_whole
+from diffsketch.sketch import CountSketch
+
+
+def lemma1_error(rows: int, cols: int, *, failure: float) -> float:
+    """Lemma 1 the other way round: the error that a table of this size keeps.
+
+    For any vector and any coordinate of it, the median of the rows is off by at most
+    `error * ||vector||` with probability at least `1 - failure` over the hashes. A row misses with
+    probability at most `p = 1 / (error^2 * cols)` (Chebyshev), the median only if half of the rows
+    do; p is where the binomial tail of that is `failure`. The paper leaves these constants open.
+    For all `dim` coordinates at once, ask for `failure / dim`.
+
+    Guarantees: no vector breaks it, and with one row some reach it
+    (`paper/tests/test_bounds.py`).
+
+    >>> round(lemma1_error(9, 2400, failure=0.01), 4)
+    0.0494
+    """
+    from scipy.special import betaincinv
+
+    sketch = CountSketch(1, rows, cols)  # checks the sizes
+    check(0 < failure < 1, "failure", "be in (0, 1)", failure)
+    half = (rows + 1) // 2
+    # P(at least `half` of `rows` miss) is the distribution function of a beta variable.
+    row_miss = float(betaincinv(half, rows - half + 1, failure))
+    return 1 / math.sqrt(row_miss * sketch.cols)
+
+
+@dataclass(frozen=True)
+class ConvexProblem:
+    """Assumptions of Theorem 2 about the problem and how it is solved.
+
+    * The objective F is the plain average of the workers' objectives, each of them convex.
+    * In round `i` each worker computes a gradient whose expectation is that of its objective at
+      `x_i`; `x_(i+1) = x_i - step / sqrt(i) * estimate`, where `estimate` is queried from the mean
+      of the workers' tables (or is the mean of what is queried from each). No noise is added.
+    * Every round has hashes of its own, independent of all that happened before.
+    * `x_(i+1)` may be projected onto a convex set that holds the optimum, which is the easy way to
+      make the two bounds below true.
+    """
+
+    dim: int
+    gradient_norm: float  # G, with E||gradient||^2 <= G^2 for every worker and round
+    distance: float  # D, with E||x_i - optimum||^2 <= D^2 for every round
+    step: float  # c, the size of the first step
+
+    def __post_init__(self) -> None:
+        check_whole("dim", self.dim, least=1)
+        for name in ("gradient_norm", "distance", "step"):
+            check_positive(name, getattr(self, name))
+
+
+def theorem2(problem: ConvexProblem, rounds: int, *, error: float) -> float:
+    """Theorem 2 as the paper states it: a bound on `F(average of x_1..x_rounds) - F(optimum)`.
+
+        (D^2 / (2c) + c sqrt((i + 1) / i) (dim * error^2 + 1) G^2) / sqrt(i),    i = rounds
+
+    **What of it is true.** Two slips of the proof cancel: it bounds `sum_j 1/sqrt(j)` by
+    `sqrt(i + 1)`, which is false from i = 3 on (it nears `2 sqrt(i)`), but loses a factor of 2 on
+    the way by not using that the estimates are unbiased. Its last slip stays: it bounds
+    expectations, so the result holds **in expectation**, not with the probability `1 - failure` of
+    Lemma 1 (which is for one coordinate in one round, while the proof uses it for all at once).
+    So: the expected gap is at most this wherever `dim * error^2 >= query_variance`, and that is so
+    for `error = lemma1_error(rows, cols, failure=...)` with any `failure` below 1/2.
+    """
+    check_whole("rounds", rounds, least=1)
+    check(0 <= error < math.inf, "error", "be >= 0 and finite", error)
+    start = problem.distance**2 / (2 * problem.step)
+    noise = problem.step * (1 + problem.dim * error**2) * problem.gradient_norm**2
+    return (start + math.sqrt((rounds + 1) / rounds) * noise) / math.sqrt(rounds)
+
+
+def expected_gap(problem: ConvexProblem, rounds: int, *, variance: float) -> float:
+    """The proven bound: the *expected* `F(average of x_1..x_rounds) - F(optimum)` is at most this.
+
+        (D^2 / (2c) + c (1 + variance) G^2) / sqrt(rounds)
+
+    From `2 sum_j (F(x_j) - F*) <= D^2 / step_i + sum_j step_j (1 + variance) G^2`, where the
+    second factor is `E||estimate||^2`, and `sum_j 1/sqrt(j) <= 2 sqrt(i)`. `variance` is the
+    `query_variance` of the sketch, or 0 without one.
+    """
+    check_whole("rounds", rounds, least=1)
+    check(0 <= variance < math.inf, "variance", "be >= 0 and finite", variance)
+    start = problem.distance**2 / (2 * problem.step)
+    noise = problem.step * (1 + variance) * problem.gradient_norm**2
+    return (start + noise) / math.sqrt(rounds)

@@ -1,0 +1,359 @@
+"""The paper's claims as data, and the facts that they are judged by.
+
+An experiment gives its facts as numbers by name. Of a training figure the names are
+`WHAT/PANEL/LINE`, such as `accuracy/50x, epsilon 1/DiffSketch`; `panels_in` reads them as panels
+and lines, and `Gap` is the difference of two lines.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from diffsketch.errors import DiffSketchError
+from diffsketch.privacy.claim import Basis, Scope, rounded_down, rounded_up
+from paper.figures import COORDINATE, Fact, is_reading
+
+OURS, UNCOMPRESSED = "DiffSketch", "uncompressed"
+_SAME_TASK = {"choices": "mnist"}  # an experiment with further readings of another's panels
+_CHANCE = 0.05  # of a lead that is none to be taken for one, among all readings tried
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A claim of the paper, as `claims.toml` has it."""
+
+    name: str  # unique
+    label: str  # a few words, for the scoreboard
+    quote: str  # the paper's words
+    where: str  # in the paper
+    figure: str = ""  # the experiment that shows it; the first of `experiments` if empty
+    aside: str = ""  # counted apart: "slip", "disclaimer", "setup", or the claim that it repeats
+    experiments: Sequence[str] = ()  # whose facts its rule reads
+    rule: str = ""  # the name of its rule; its own name if empty
+    values: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""  # nothing measures it; empty if something does
+    read: Mapping[str, str] = field(default_factory=dict)  # facts by name: "experiment fact"
+    hits: Sequence[Mapping[str, Any]] = ()  # conditions on them, in place of a rule
+    measured: str = ""
+    case: str = ""  # one case of those in `measured`
+    part: str = ""  # why it holds only in part; `{hits}` and `{total}` count the cases
+    none: str = ""  # why it fails
+    unmeasured: str = ""  # why the rule finds nothing to judge it by
+    missing: str = "..."  # the fact that is missing where there is no case
+
+    @property
+    def place(self) -> str:
+        """The experiment that shows it; empty if none does."""
+        return self.figure or "".join(self.experiments[:1])
+
+
+class MissingFactError(DiffSketchError):
+    """A rule asked for a fact that no experiment gave."""
+
+    def __init__(self, experiment: str, name: str) -> None:
+        super().__init__(f"{experiment} has no fact {name!r}")
+        self.experiment, self.name = experiment, name
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts by experiment and name; asking for one that is missing raises a `MissingFactError`."""
+
+    by_experiment: Mapping[str, Mapping[str, Fact]]
+
+    def get(self, experiment: str, name: str) -> Fact:
+        """A fact, None if it was measured that there is none."""
+        facts = self.by_experiment.get(experiment, {})
+        if name not in facts:
+            raise MissingFactError(experiment, name)
+        return facts[name]
+
+    def number(self, experiment: str, name: str) -> float:
+        """A fact that is a number."""
+        value = self.get(experiment, name)
+        if value is None or isinstance(value, str):
+            raise MissingFactError(experiment, name)
+        return float(value)
+
+    def numbers(self, experiment: str, prefix: str) -> dict[str, float]:
+        """All numbers whose names begin so, by the rest of their names; one at least."""
+        found = {
+            name.removeprefix(prefix): float(fact)
+            for name, fact in self.by_experiment.get(experiment, {}).items()
+            if name.startswith(prefix) and fact is not None and not isinstance(fact, str)
+        }
+        if not found:
+            raise MissingFactError(experiment, f"{prefix}...")
+        return found
+
+    def __getitem__(self, experiment: str) -> str:
+        """The number of seeds of an experiment, as a sentence: `{seeds[mnist]}` in a text."""
+        count = int(self.number(experiment, "seeds"))
+        return "One seed." if count == 1 else f"{count} seeds."
+
+
+Case: TypeAlias = Mapping[str, Any]
+Cases: TypeAlias = Iterable[Case]
+"""The cases of a rule: each with whether it is a `hit`, and with fields for the texts."""
+Graded: TypeAlias = tuple[Cases, Sequence[bool] | None, Mapping[str, Any]]
+"""Cases, what is graded in their place (None if the claim is not measured), and further fields."""
+
+
+def percent(share: float) -> str:
+    """A share.
+
+    >>> percent(0.8912), percent(0.00012), percent(1.0), percent(0.99996)
+    ('89.1%', '0.012%', '100%', '99.996%')
+    """
+    digits = 2 if 0 < abs(share) < 0.01 else 3
+    while 0 < share < 1 and float(f"{100 * share:.{digits}g}") == 100:
+        digits += 1  # not all
+    return f"{float(f'{100 * share:.{digits}g}'):.15g}%"
+
+
+def times(ratio: float) -> str:
+    """A ratio.
+
+    >>> times(50.97), times(1234.5), times(7.8)
+    ('51x', '1,234x', '7.8x')
+    """
+    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
+
+
+def meaning(basis: Basis, scope: Scope = COORDINATE, *, rounds: int = 1, delta: float = 0.0) -> str:
+    """Say what an epsilon is worth, to stand behind one or several.
+
+    >>> meaning(Basis.CLAIMED)
+    '(claimed; coordinate unit, replace, local trust; one round)'
+    """
+    span = "one round" if rounds == 1 else f"{rounds:,} rounds"
+    at = f"; delta = {delta:g}" if delta else ""
+    return f"({basis}; {scope}; {span}{at})"
+
+
+SPECS: dict[str, Callable[[float], str]] = {
+    "percent": percent,
+    "times": times,
+    "points": lambda difference: f"{100 * difference:+.1f} points",
+    "epsilon": lambda value: "no claim" if math.isinf(value) else rounded_up(value),
+    "lower": rounded_down,
+}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The difference of two lines: its mean over the seeds, and the standard error of that."""
+
+    mean: float
+    error: float
+    seeds: int
+
+    def above(self, least: float, *, tried: int = 1) -> bool:
+        """Whether it is so much; and, for a lead, clearly above 0.
+
+        Clearly: by a one-sided t-test at 5%, divided by the number of readings of which this is
+        the best (Bonferroni). With one seed there is no test.
+        """
+        from scipy import stats
+
+        if self.mean < least or least <= 0 or not self.error:
+            return self.mean >= least
+        limit = float(stats.t.ppf(1 - _CHANCE / tried, self.seeds - 1))
+        return self.mean > limit * self.error
+
+    def __str__(self) -> str:
+        sure = f" (standard error {100 * self.error:.1f})" if self.error else ""
+        return SPECS["points"](self.mean) + sure
+
+
+@dataclass(frozen=True)
+class LineFacts:
+    """The facts of a variant in a panel: `spread`, `noised`, `bytes-to`, ..."""
+
+    facts: Mapping[str, Fact]
+
+    def number(self, what: str) -> float | None:
+        """A fact, None if there is no number."""
+        value = self.facts.get(what)
+        return None if value is None or isinstance(value, str) else float(value)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the seeds at the end; None if all of them diverged."""
+        return self.number("accuracy")
+
+    def __str__(self) -> str:
+        if self.accuracy is None:
+            return "diverged"
+        spread = self.number("spread")
+        return percent(self.accuracy) + (f" ± {100 * spread:.1f}" if spread is not None else "")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot of a training figure."""
+
+    experiment: str  # the figure
+    name: str  # as the settings have it, such as "50x, epsilon 0.1"
+    lines: Mapping[str, LineFacts]  # by variant
+    gaps: Mapping[str, Gap]  # differences between two of them, seed by seed, by `<ours> - <other>`
+    seeds: int  # how many
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon in its name."""
+        match = re.search(r"epsilon (\d+(?:\.\d+)?)", self.name)
+        return None if match is None else float(match[1])
+
+    @property
+    def ratio(self) -> float | None:
+        """The compression in its name."""
+        match = re.search(r"(\d+(?:\.\d+)?)x\b", self.name)
+        return None if match is None else float(match[1])
+
+    def gap(self, ours: str, other: str) -> Gap | None:
+        """The lead of `ours`; None unless the panel has both and both finished."""
+        if not {ours, other} <= set(self.lines):
+            return None
+        unpaired = gap_of(self.lines[ours], self.lines[other], self.seeds)
+        return unpaired and self.gaps.get(f"{ours} - {other}", unpaired)
+
+    def leads(self, upper: str, lower: str, least: float, *, tried: int = 1) -> bool:
+        """Whether a line leads another by so much, as the best of so many pairs that were tried.
+
+        One that diverged is below all others.
+        """
+        gap = self.gap(upper, lower)
+        if gap is None:
+            return self.lines[upper].accuracy is not None
+        return gap.above(least, tried=tried)
+
+    def readings(self, ours: str, other: str) -> list[tuple[str, str]]:
+        """Each reading of `ours` with the line to compare it with.
+
+        That is the same reading of `other` where it was run, and else `other` itself; without
+        compression, the reading that does best, whatever serves the sketch.
+        """
+        pairs = []
+        for name in self.lines:
+            if is_reading(name, ours) and "proven" not in name:
+                same = f"{other}{name.removeprefix(ours)}"
+                pairs.append((name, same if same in self.lines else other))
+        if other == UNCOMPRESSED:
+            whole = [name for name in self.lines if is_reading(name, other)]
+            best = max(whole, key=lambda name: self.lines[name].accuracy or 0.0, default=other)
+            pairs = [(name, best) for name, _ in pairs]
+        return [pair for pair in pairs if pair[1] in self.lines]
+
+    def lead(self, ours: str, other: str) -> float:
+        """The difference of two accuracies, where a line that diverged is below all others."""
+        mine, theirs = (self.lines[name].accuracy for name in (ours, other))
+        return -2.0 if mine is None else mine - (-1.0 if theirs is None else theirs)
+
+    def best(self, ours: str, other: str) -> tuple[str, str] | None:
+        """The pair of readings with the largest lead; None if there is none.
+
+        What the paper does not say, such as how much noise DiffSketch appends, is so judged in its
+        favour.
+        """
+        pairs = self.readings(ours, other)
+        return max(pairs, key=lambda pair: self.lead(*pair), default=None)
+
+    def compared(self, ours: str, other: str) -> Case:
+        """A case: the two lines and their difference."""
+        gap, rest = self.gap(ours, other), ours.removeprefix(OURS).strip(" ,")
+        read = f" ({rest})" if ours.startswith(OURS) and rest else ""
+        return {
+            "experiment": self.experiment,
+            "panel": self.name,
+            "ours": f"{self.lines[ours]}{read}",
+            "other": self.lines[other],
+            "gap": "" if gap is None else f", {gap}",
+        }
+
+
+def gap_of(first: LineFacts, second: LineFacts, seeds: int) -> Gap | None:
+    """The difference of two lines that were not paired by seed; None if one did not finish."""
+    if first.accuracy is None or second.accuracy is None:
+        return None
+    spreads = [line.number("spread") or 0.0 for line in (first, second)]
+    return Gap(first.accuracy - second.accuracy, math.hypot(*spreads) / math.sqrt(seeds), seeds)
+
+
+def panels_in(facts: Facts, experiment: str, *names: str) -> list[Panel]:
+    """The panels of a training figure that have all of these lines; one at least.
+
+    Where the first of two names is DiffSketch, any of its readings will do.
+    """
+    seeds = int(facts.number(experiment, "seeds"))
+    lines: dict[str, dict[str, dict[str, Fact]]] = {}
+    gaps: dict[str, dict[str, Gap]] = {}
+    given = facts.by_experiment[experiment]
+    for name, value in given.items():
+        what, _, place = name.partition("/")
+        panel, _, variant = place.partition("/")
+        if what == "paired" and value is not None:
+            spread = given.get(f"paired-spread/{place}")
+            error = 0.0 if spread is None else float(spread) / math.sqrt(seeds)
+            gaps.setdefault(panel, {})[variant] = Gap(float(value), error, seeds)
+        elif variant and f"accuracy/{place}" in given:
+            lines.setdefault(panel, {}).setdefault(variant, {})[what] = value
+    if not lines:
+        raise MissingFactError(experiment, "accuracy/...")
+    found = []
+    for one, own in lines.items():
+        read = {name: LineFacts(each) for name, each in own.items()}
+        panel_ = Panel(experiment, one, read, gaps.get(one, {}), seeds)
+        compared = len(names) == 2 and names[0] == OURS
+        fits = panel_.best(*names) if compared else set(names) <= set(panel_.lines)
+        found += [panel_] if fits else []
+    if not found:
+        raise MissingFactError(experiment, f"accuracy/.../{names[0]}")
+    return found
+
+
+@dataclass(frozen=True)
+class BestReading:
+    """The largest lead of all panels and readings of one task, compression and epsilon."""
+
+    panel: Panel
+    pair: tuple[str, str]
+    tried: int  # how many there were
+
+    @property
+    def gap(self) -> Gap | None:
+        """The lead; None unless both finished."""
+        return self.panel.gap(*self.pair)
+
+    def leads(self, least: float) -> bool:
+        """Whether it is a lead by so much, and clearly so for the best of so many."""
+        return self.panel.leads(*self.pair, least, tried=self.tried)
+
+    @property
+    def case(self) -> Case:
+        """A case: the two lines, their difference, and of how many readings they are the best."""
+        found, several = self.panel.compared(*self.pair), f" (the best of {self.tried} readings)"
+        return {**found, "gap": f"{found['gap']}{several if self.tried > 1 else ''}"}
+
+
+def best_readings(
+    facts: Facts, experiments: Iterable[str], ours: str, other: str
+) -> list[BestReading]:
+    """The best reading of each task, compression and epsilon, over all of these experiments.
+
+    So a choice that the paper leaves open is not counted against it, however many were tried.
+    """
+    groups: dict[tuple[str, float | None, float | None], list[tuple[Panel, tuple[str, str]]]] = {}
+    for experiment in experiments:
+        for panel in panels_in(facts, experiment, ours, other):
+            key = (_SAME_TASK.get(experiment, experiment), panel.ratio, panel.epsilon)
+            groups.setdefault(key, []).extend((panel, one) for one in panel.readings(ours, other))
+    found = []
+    for some in groups.values():
+        panel, pair = max(some, key=lambda each: each[0].lead(*each[1]))
+        found.append(BestReading(panel, pair, len(some)))
+    return found

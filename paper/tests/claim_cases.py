@@ -1,0 +1,460 @@
+"""Facts for the rules of claims, both ways: those under which a claim holds, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from diffsketch.sketch import CountSketch
+from paper.claims import Standing
+
+HOLDS, PART, FAILS = Standing.HOLDS, Standing.IN_PART, Standing.FAILS
+OURS, SKETCH, RAW, WHOLE = (
+    "DiffSketch", "Laplace on sketches", "Laplace on raw gradients", "uncompressed",
+)  # fmt: skip
+PANELS = ("20x, epsilon 1", "20x, epsilon 5")
+Made = dict[str, dict[str, Any]]
+
+
+class Flip(NamedTuple):
+    """A claim, its expected verdict, facts by experiment, and values instead of some of its own.
+
+    `patches` has, by its name in `rules` or `calculations`, what stands in for a calculator.
+    """
+
+    claim: str
+    expected: Standing
+    facts: Made = {}  # noqa: RUF012
+    values: Mapping[str, Any] = {}
+    patches: Mapping[str, Any] = {}
+
+    def __str__(self) -> str:
+        return f"{self.claim} {self.expected}"
+
+
+def figure(lines: Mapping[str, Mapping[str, float | None]], **others: Any) -> dict[str, Any]:
+    """Facts of a training figure: accuracies by panel and variant; `what={(panel, name): x}`."""
+    facts: dict[str, Any] = {"seeds": 5}
+    for panel, variants in lines.items():
+        for name, accuracy in variants.items():
+            facts[f"accuracy/{panel}/{name}"] = accuracy
+            facts[f"spread/{panel}/{name}"] = None if accuracy is None else 0.002
+    for what, values in others.items():
+        for (panel, name), value in values.items():
+            facts[f"{what.replace('_', '-')}/{panel}/{name}"] = value
+    return facts
+
+
+def cpsgd(ours: float, theirs: float, whole: float = 0.9) -> Made:
+    """Two epsilons; cpSGD is as good at both."""
+    row = {OURS: ours, "cpSGD": theirs, WHOLE: whole}
+    return {"cpsgd": figure({"4 bits (10x), epsilon 5": row, "4 bits (10x), epsilon 10": row})}
+
+
+def against(experiment: str, *rows: tuple[float | None, float | None]) -> Made:
+    """DiffSketch against Laplace on sketches, at epsilon 0.1 and at 1."""
+    panels = ("50x, epsilon 0.1", "50x, epsilon 1")
+    return {experiment: figure({p: {OURS: a, SKETCH: b, WHOLE: 0.89}
+                                for p, (a, b) in zip(panels, rows, strict=False)})}  # fmt: skip
+
+
+def bytes_to(experiment: str, ours: float | None, raw: float | None, total: float = 1e6) -> Made:
+    panel = "50x, epsilon 1"
+    return {experiment: figure(
+        {panel: {OURS: 0.88, RAW: 0.88}},
+        bytes_to={(panel, OURS): ours, (panel, RAW): raw},
+        bytes={(panel, OURS): 1e5, (panel, RAW): total},
+    )}  # fmt: skip
+
+
+def ratios(*rows: tuple[str, float | None, float, float | None]) -> Made:
+    """Facts of accuracy-compression: name, accuracy, ratio, bytes."""
+    panel = "MNIST, sketch without privacy"
+    return {"accuracy-compression": figure(
+        {panel: {name: accuracy for name, accuracy, _, _ in rows}},
+        compression={(panel, name): ratio for name, _, ratio, _ in rows},
+        bytes_to={(panel, name): cost for name, _, _, cost in rows},
+    )}  # fmt: skip
+
+
+def noised(share: float, padding: float) -> Made:
+    panel = "50x, epsilon 1"
+    facts = figure(
+        {panel: {OURS: 0.88}}, noised={(panel, OURS): share}, padding={(panel, OURS): padding}
+    )
+    return {"mnist": facts, "shakespeare": facts}
+
+
+def timed(ours: float, plain: float) -> Made:
+    panel = "50x, epsilon 1"
+    bare = "sketch, no privacy"
+    times = {(panel, bare): ours, (panel, WHOLE): plain, (panel, OURS): 1e3}
+    return {"mnist": figure({panel: {bare: 0.88, WHOLE: 0.89, OURS: 0.8}}, seconds=times)}
+
+
+def masks(plain: float, shared: float, *, fixed: float = 0.6) -> Made:
+    control = "accuracy/control/noise instead of the sketch, "
+    facts = figure({
+        "fresh hashes": {"sketch": plain, "sketch, shared masks": shared},
+        "fixed hashes": {"sketch": fixed, "sketch, shared masks": shared},
+    })  # fmt: skip
+    facts |= {f"{control}no masks": 0.1, f"{control}shared masks": shared,
+              "mask-bytes": 981, "sketch-bytes": 620}  # fmt: skip
+    return {"correction": facts}
+
+
+def audited(best: float | None = None, **cases: tuple[float | None, float]) -> Made:
+    """Facts of audits by name: claimed, and measured. Two underscores are a comma."""
+    facts: dict[str, Any] = {"seeds": 1}
+    for given, (claimed, lower) in cases.items():
+        name = given.replace("__", ", ").replace("_", "-")
+        facts |= {f"claimed/{name}": claimed, f"lower/{name}": lower, f"limit/{name}": best,
+                  f"basis/{name}": "none" if claimed is None else "claimed"}  # fmt: skip
+    return {"audit": facts}
+
+
+def inverted(similarity: float, labels: float) -> Made:
+    return {"audit": {"inversion/similarity/7 x 22": similarity, "inversion/labels/7 x 22": labels,
+                      "inversion-raw/similarity/gradient": 1.0}}  # fmt: skip
+
+
+def shaped(experiment: str = "gradients", **facts: float) -> Made:
+    """Gaussian, but for what is given; underscores are dashes."""
+    usual = {"seeds": 5, "zeros": 0.0, "kurtosis": 0.1, "ks": 0.01, "above-alpha": 0.1,
+             "largest": 4.0}  # fmt: skip
+    usual |= {"ratio": 1.6, "DiffSketch/ratio": 1.5, "DiffSketch/ks": 0.011}
+    given = {name.replace("__", "/").replace("_", "-"): value for name, value in facts.items()}
+    return {experiment: {**usual, **given}}
+
+
+def local(within: dict[str, float]) -> Made:
+    """Shares of messages within 0.1 by padding."""
+    shares = {f"needs-noise/7 x 15, bare/7x15/{name}/0.1": 1 - one for name, one in within.items()}
+    return {"local-epsilon": {"seeds": 5, **shares}}
+
+
+def by_ratio(**facts: tuple[float | None, float | None]) -> Made:
+    """Facts of privacy-communication at 50x and at 75x, nothing appended."""
+    made: dict[str, Any] = {"seeds": 5}
+    for what, values in facts.items():
+        made |= {f"{what}/{ratio}": v for ratio, v in zip(("51x", "75x"), values, strict=True)}
+    return {"privacy-communication": made}
+
+
+def padded(what: str, bare: tuple[float, float], more: tuple[float, float],
+           signed: tuple[float, float] | None = None) -> Made:  # fmt: skip
+    """Shares at 50x and at 75x, with nothing and with 100 lengths appended."""
+    made: dict[str, Any] = {"seeds": 5}
+    for place, values in (
+        ("MNIST/none", bare), ("MNIST/100n", more), ("MNIST, signed alpha/none", signed),
+    ):  # fmt: skip
+        for ratio, value in zip(("51x", "75x"), values or (), strict=False):
+            made[f"{place}/{what}/{ratio}"] = value
+    return {"privacy-communication": made}
+
+
+def chosen(lead: float, *, tried: int, spread: float) -> Made:
+    """DiffSketch leads by so much, seed by seed, in the last of so many choices of a panel."""
+    panels = [f"50x, epsilon 1, choice {place}" for place in range(tried)]
+    facts = figure({panel: {OURS: 0.5, SKETCH: 0.5} for panel in panels})
+    facts |= {f"accuracy/{panels[-1]}/{OURS}": 0.5 + lead}
+    place = f"{panels[-1]}/{OURS} - {SKETCH}"
+    facts |= {f"paired/{place}": lead, f"paired-spread/{place}": spread}
+    return {"mnist": facts}
+
+
+def scope(**facts: float) -> Made:
+    """Facts of the experiment scope, all well, but for what is given by the first words."""
+    usual = {
+        "quantised/accuracy/7 x 22, 32 bits": 0.89, "quantised/compression/7 x 22, 32 bits": 50.0,
+        "quantised/accuracy/7 x 22, 4 bits": 0.885, "quantised/compression/7 x 22, 4 bits": 380.0,
+        "histogram/error/5 x 200": 1e-4, "histogram/share/5 x 200": 0.08,
+        "histogram/found/5 x 200": 1.0, "histogram/compression/5 x 200": 5.0,
+        "parallel/same/1,000,000 coordinates, 7 x 22": True,
+        "parallel/threads-alike/1,000,000 coordinates, 7 x 22": True,
+        "parallel/nanoseconds/1,000,000 coordinates, 7 x 22": 9.0,
+        "secure-sum/overhead/7 x 22, 10 members": 13.0,
+        "secure-sum/overhead/vector of 7,850, 10 members": 3.0,
+    }  # fmt: skip
+    for given, value in facts.items():
+        (name,) = [one for one in usual if one.startswith(given.replace("__", "/").strip("_"))][-1:]
+        usual[name] = value
+    for one in ("7 x 22, 10 members", "vector of 7,850, 10 members"):
+        usual |= {f"secure-sum/agreements/{one}": 9.0, f"secure-sum/masks/{one}": 1540.0}
+    return {"scope": {"seeds": 5, **usual}}
+
+
+def theorem(*, bound: float = 0.1, secret: float = 0.0, public: float = 0.4, known: float = 8.0
+            ) -> Made:  # fmt: skip
+    """Facts about Theorem 1's claim of 0.2 with secret hashes, public ones, and all known."""
+    made = audited(bare_secret=(0.2, secret), bare_unknown=(0.2, public), bare_known=(0.2, known))
+    made["audit"] |= {"secret/claimed/1 x 2 of 2,000": 0.2, "secret/bound/1 x 2 of 2,000": bound,
+                      "secret/claimed/7 x 22": None, "secret/bound/7 x 22": 0.5,
+                      "secret/holds": bound <= 0.2}  # fmt: skip
+    return made
+
+
+def counted(shakespeare: float, mnist: float = 7850) -> Made:
+    rows = {"MNIST": (10, mnist, 200, 0), "Shakespeare": (46, shakespeare, 743.6, 549.6),
+            "MNIST*": (6000, mnist, 10, 0)}  # fmt: skip
+    words = ("workers", "parameters", "mean", "stdev")
+    return {"datasets": {f"{name}/{word}": value for name, row in rows.items()
+                         for word, value in zip(words, row, strict=True)}}  # fmt: skip
+
+
+def converged(share: float, slope: float, *, bound: float = 50.0) -> Made:
+    return {"convergence": {"seeds": 5, "bound-holds": share, "gap": 0.5, "bound": bound,
+                            "slope/sketch": slope, "slope/uncompressed": -0.5}}  # fmt: skip
+
+
+def rising_theorem(dim: int, rows: int, cols: int, **_: float) -> Any:
+    """A Theorem 1 that is the other way round."""
+    return SimpleNamespace(epsilon=lambda **_: dim * 1e-12 + 1 / (rows * cols))
+
+
+class Squares(CountSketch):
+    """No sketch: not linear."""
+
+    def encode(self, vector: Any, seed: Any, **_: Any) -> Any:
+        return super().encode(vector, seed).square() + 1e3
+
+
+class Shrinking(CountSketch):
+    """A sketch whose estimates are half of what they should be."""
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:
+        return super().query(table, seed) / 2
+
+
+class Exact(CountSketch):
+    """A sketch whose tables are small, and whose estimates are right: what the paper hopes for."""
+
+    def encode(self, vector: Any, seed: Any, **_: Any) -> Any:
+        table: Any = super().encode(vector, seed) * 0
+        table.whole = vector
+        return table
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:  # noqa: ARG002
+        return table.whole
+
+
+class Rough(Exact):
+    """Estimates that are 70% off."""
+
+    def query(self, table: Any, seed: Any, **_: Any) -> Any:  # noqa: ARG002
+        return table.whole * 0.3
+
+
+FLIPS = [
+    # Sizes and text
+    Flip("sizes-mnist", HOLDS),
+    Flip("sizes-mnist", FAILS, values={"sizes": [[7, 22, 75], [7, 15, 50]]}),
+    Flip("sizes-shakespeare", FAILS),
+    Flip("sizes-shakespeare", HOLDS, values={"sizes": [[10, 245, 16], [10, 190, 20]]}),
+    Flip("bits", PART),
+    Flip("bits", HOLDS, values={"sizes": [[4, 8], [5, 6]]}),
+    Flip("bits", FAILS, values={"sizes": [[4, 10]]}),
+    Flip("histogram-text", FAILS),
+    Flip("histogram-text", HOLDS, values={"text": 0.1}),
+    Flip("full-bins", HOLDS),
+    Flip("full-bins", FAILS, values={"sizes": [[30, 22]]}),
+    Flip("lemma-2", HOLDS),
+    Flip("lemma-2", FAILS, patches={"_inverses": min}),
+    # Formulas
+    Flip("longer-vectors", FAILS),
+    Flip("longer-vectors", HOLDS, values={"smaller_when": "larger"}),
+    Flip("longer-vectors", HOLDS, patches={"theorem1": rising_theorem}),
+    Flip("vanishing", PART),
+    Flip("vanishing", HOLDS, values={"change": 0.0}),
+    Flip("vanishing", FAILS, patches={"theorem1": rising_theorem}),
+    Flip("smaller-tables", HOLDS),
+    Flip("smaller-tables", FAILS, patches={"theorem1": rising_theorem}),
+    Flip("longer-padding", HOLDS),
+    Flip("longer-padding", PART, patches={"theorem1": rising_theorem}),
+    Flip("less-noise", PART),
+    Flip("less-noise", HOLDS, values={"panels": [[7850, 7, 15, 0.1]]}),
+    Flip("less-noise", FAILS, values={"panels": [[39720, 10, 190, 1.0]]}),
+    Flip("weaker-unit", HOLDS),
+    Flip("weaker-unit", FAILS, values={"dim": 1}),
+    Flip("more-devices", PART),
+    Flip("more-devices", HOLDS, values={"in_a_round": 1000}),
+    Flip("more-devices", FAILS, values={"cohorts": [11]}),
+    Flip("cpsgd-parameters", PART),
+    Flip("cpsgd-parameters", HOLDS, values={"cohort": 6000, "rows": [[5.0, 4, 12, 4]]}),
+    Flip("cpsgd-parameters", FAILS, values={"rows": [[5.0, 4, 23, 9]]}),
+    Flip("tighter-bound", HOLDS),
+    Flip("tighter-bound", FAILS, values={"cols": [88, 22], "rows": [11, 7]}),
+    # Count Sketch
+    Flip("linear", HOLDS),
+    Flip("linear", FAILS, patches={"CountSketch": Squares}),
+    Flip("lemma-1", HOLDS),
+    Flip("lemma-1", FAILS, patches={"lemma1_error": lambda *_, **__: 0.001}),
+    Flip("unbiased", HOLDS, values={"trials": 300}),
+    Flip("unbiased", FAILS, values={"trials": 300}, patches={"CountSketch": Shrinking}),
+    Flip("recovered", FAILS),
+    Flip("recovered", PART, patches={"CountSketch": Rough}),
+    Flip("recovered", HOLDS, patches={"CountSketch": Exact}),
+    Flip("bounded-bins", FAILS),
+    Flip("bounded-bins", HOLDS, patches={"CountSketch": Exact}),
+    # Baselines
+    Flip("five-to-fifty", HOLDS, cpsgd(0.9, 0.5) | against("mnist", (0.8, 0.7), (0.9, 0.8))
+         | against("shakespeare", (0.4, 0.3))),
+    Flip("five-to-fifty", FAILS, cpsgd(0.9, 0.9) | against("mnist", (0.8, 0.79))
+         | against("shakespeare", (0.4, 0.4))),
+    Flip("over-cpsgd", HOLDS, cpsgd(0.9, 0.45)),
+    Flip("over-cpsgd", PART, cpsgd(0.9, 0.8)),
+    Flip("over-cpsgd", FAILS, cpsgd(0.9, 0.89)),
+    Flip("cpsgd-panels", HOLDS, cpsgd(0.9, 0.8)),
+    Flip("cpsgd-panels", FAILS, cpsgd(0.9, 0.899)),
+    Flip("cpsgd-smaller", Standing.NOT_MEASURED, cpsgd(0.9, 0.8)),
+    Flip("cpsgd-smaller", FAILS, cpsgd(0.9, 0.8), values={"below": 6.0}),
+    Flip("cpsgd-smaller", HOLDS, {"cpsgd": figure({
+        "4 bits (10x), epsilon 10": {"cpSGD": 0.8}, "4 bits (10x), epsilon 5": {"cpSGD": 0.7}})}),
+    Flip("cpsgd-smaller", HOLDS, {"cpsgd": figure({
+        "4 bits (10x), epsilon 10": {"cpSGD": 0.8}, "4 bits (10x), epsilon 5": {"cpSGD": None}})}),
+    Flip("combination", HOLDS, cpsgd(0.9, 0.8)),
+    Flip("combination", FAILS, cpsgd(0.9, 0.89)),
+    Flip("mnist-communication", HOLDS, bytes_to("mnist", 1e4, 5e5)),
+    Flip("mnist-communication", HOLDS, bytes_to("mnist", 1e4, None)),
+    Flip("mnist-communication", FAILS, bytes_to("mnist", 1e4, 5e4)),
+    Flip("mnist-communication", FAILS, bytes_to("mnist", None, 5e5)),
+    Flip("shakespeare-communication", HOLDS, bytes_to("shakespeare", 1e4, 5e5)),
+    Flip("shakespeare-communication", HOLDS, bytes_to("shakespeare", 1e4, 1.5e4)),
+    Flip("shakespeare-communication", FAILS, bytes_to("shakespeare", 1e4, 9e3)),
+    Flip("shakespeare-communication", FAILS, bytes_to("shakespeare", None, 1e4)),
+    Flip("mnist-accuracy", HOLDS, against("mnist", (0.8, 0.7), (0.9, 0.88))),
+    Flip("mnist-accuracy", PART, against("mnist", (0.8, 0.7), (0.88, 0.9))),
+    Flip("mnist-accuracy", HOLDS, against("mnist", (0.7, 0.8)) | against("choices", (0.8, 0.7))),
+    Flip("mnist-accuracy", FAILS, chosen(0.012, tried=1, spread=0.02)),
+    Flip("mnist-accuracy", HOLDS, chosen(0.03, tried=1, spread=0.02)),
+    Flip("mnist-accuracy", FAILS, chosen(0.03, tried=20, spread=0.02)),
+    Flip("mnist-accuracy", FAILS, against("mnist", (0.7, 0.8), (0.88, 0.879))),
+    Flip("mnist-smaller", HOLDS, against("mnist", (0.8, 0.7), (0.9, 0.88))),
+    Flip("mnist-smaller", FAILS, against("mnist", (0.8, 0.78), (0.9, 0.8))),
+    Flip("shakespeare-accuracy", HOLDS, against("shakespeare", (0.4, None), (0.4, 0.3))),
+    Flip("shakespeare-accuracy", FAILS, against("shakespeare", (0.4, 0.4), (None, 0.3))),
+    Flip("shakespeare-diverging", HOLDS, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: None, RAW: None}},
+        diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 3})}),
+    Flip("shakespeare-diverging", HOLDS, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.02, RAW: 0.01}},
+        diverged={(PANELS[0], SKETCH): 0, (PANELS[0], RAW): 0})}),
+    Flip("shakespeare-diverging", PART, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: None, RAW: 0.3}},
+        diverged={(PANELS[0], SKETCH): 5, (PANELS[0], RAW): 0})}),
+    Flip("shakespeare-diverging", Standing.NOT_MEASURED, {"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.3, RAW: 0.3}}, diverged={(PANELS[0], SKETCH): 0})}),
+    Flip("shakespeare-diverging", FAILS, values={"below": 2.0}, facts={"shakespeare": figure(
+        {PANELS[0]: {SKETCH: 0.3, RAW: 0.3}, PANELS[1]: {SKETCH: None, RAW: None}},
+        diverged={(PANELS[0], SKETCH): 0, (PANELS[0], RAW): 1, (PANELS[1], SKETCH): 5})}),
+    Flip("correction-helps", HOLDS, masks(0.8, 0.9)),
+    Flip("correction-helps", PART, masks(0.89, 0.87)),
+    Flip("correction-helps", FAILS, masks(0.89, 0.87, fixed=0.88)),
+    Flip("correction-private", FAILS, masks(0.89, 0.82)),
+    Flip("correction-private", HOLDS, masks(0.89, 0.12)),
+    # Trade-offs
+    Flip("marginal", HOLDS, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.88, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {OURS: 0.41, WHOLE: 0.42}})}),
+    Flip("marginal", PART, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.88, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {
+            OURS: 0.31, WHOLE: 0.32, f"{WHOLE}, server step 1": 0.38}})}),
+    Flip("marginal", FAILS, {
+        "mnist": figure({"50x, epsilon 1": {OURS: 0.7, WHOLE: 0.89}}),
+        "shakespeare": figure({PANELS[0]: {OURS: None, WHOLE: 0.42}})}),
+    Flip("federated", HOLDS, {"shakespeare": figure({PANELS[0]: {OURS: 0.4, WHOLE: 0.42}})}),
+    Flip("federated", PART, {"shakespeare": figure(
+        {PANELS[0]: {OURS: 0.2, WHOLE: 0.42}, PANELS[1]: {OURS: 0.4, WHOLE: 0.42}})}),
+    Flip("federated", FAILS, {"shakespeare": figure({PANELS[0]: {OURS: None, WHOLE: 0.42}})}),
+    Flip("light-weight", HOLDS, timed(1.5, 1.0)),
+    Flip("light-weight", PART, timed(5.0, 1.0)),
+    Flip("light-weight", FAILS, timed(50.0, 1.0)),
+    Flip("minor", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.885, 47, 1e6))),
+    Flip("minor", FAILS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.87, 47, 1e6))),
+    Flip("faster", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("50x", 0.89, 47, 1e6))),
+    Flip("faster", PART, ratios(
+        (WHOLE, 0.89, 1, 9e6), ("50x", 0.89, 47, 1e6), ("75x", 0.89, 70, None))),
+    Flip("faster", FAILS, ratios((WHOLE, 0.89, 1, 9e5), ("50x", 0.89, 47, 1e6))),
+    Flip("lower", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", 0.87, 400, 1e6))),
+    Flip("lower", HOLDS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", None, 400, None))),
+    Flip("lower", FAILS, ratios((WHOLE, 0.89, 1, 9e6), ("490x", 0.892, 400, 1e6))),
+    # Scope
+    Flip("combined", HOLDS, scope()),
+    Flip("combined", PART, scope(quantised__accuracy=0.8)),
+    Flip("combined", FAILS, scope(quantised__accuracy=0.8, quantised__compression=60.0)),
+    Flip("parallel", HOLDS, scope()),
+    Flip("parallel", PART, scope(parallel__same=False)),
+    Flip("general", HOLDS, scope()),
+    Flip("general", PART, scope(histogram__error=0.05)),
+    Flip("secure-computation", HOLDS, scope()),
+    Flip("secure-computation", PART, scope(secure=1.2)),
+    # Noise
+    Flip("little-noise", HOLDS, noised(0.01, 0)),
+    Flip("little-noise", PART, noised(0.01, 400)),
+    Flip("little-noise", FAILS, noised(1.0, 0)),
+    Flip("free", HOLDS, padded("noised", (0.4, 0.1), (1.0, 1.0))),
+    Flip("free", HOLDS, padded("noised", (1.0, 1.0), (1.0, 1.0), signed=(0.4, 0.1))),
+    Flip("free", PART, padded("noised", (0.9, 0.1), (0.0, 0.0))),
+    Flip("free", FAILS, padded("noised", (1.0, 0.8), (0.0, 0.0))),
+    Flip("histogram", HOLDS, local({"none": 0.0, "20n": 0.1, "200n": 0.99})),
+    Flip("histogram", FAILS, local({"none": 0.0, "20n": 0.1})),
+    Flip("most-rounds", HOLDS, padded("noised", (0.4, 0.1), (0.4, 0.1))),
+    Flip("most-rounds", PART, padded("noised", (1.0, 0.9), (0.4, 0.1))),
+    Flip("most-rounds", PART, padded("noised", (1.0, 0.9), (0.9, 0.1))),
+    Flip("most-rounds", FAILS, padded("noised", (1.0, 0.9), (0.9, 0.9))),
+    Flip("compression-privacy", HOLDS, by_ratio(epsilon=(5.0, 2.0))),
+    Flip("compression-privacy", FAILS, by_ratio(epsilon=(2.0, 5.0))),
+    Flip("averages", HOLDS, padded("finite", (0.0, 0.5), (1.0, 1.0))),
+    Flip("averages", PART, padded("finite", (0.0, 0.5), (0.9, 1.0))),
+    Flip("averages", FAILS, padded("finite", (0.0, 0.5), (0.9, 0.9))),
+    # Assumptions
+    Flip("gaussian-gradients", HOLDS, shaped()),
+    Flip("gaussian-gradients", PART, shaped(zeros=0.5)),
+    Flip("gaussian-gradients", FAILS, shaped(zeros=0.5, ks=0.4)),
+    Flip("gaussian-gradients", FAILS, shaped(zeros=0.5, ks=0.4, kurtosis=9.0)),
+    Flip("gaussian-updates", HOLDS, shaped("updates")),
+    Flip("gaussian-updates", FAILS, shaped("updates", ks=0.2, kurtosis=9.0)),
+    Flip("bounded", HOLDS, shaped()),
+    Flip("bounded", FAILS, shaped(above_alpha=0.2)),
+    Flip("similar", HOLDS, shaped() | shaped("updates")),
+    Flip("similar", PART, shaped(DiffSketch__ratio=1.0) | shaped("updates")),
+    Flip("similar", FAILS, shaped(DiffSketch__ratio=1.0, DiffSketch__ks=0.02)
+         | shaped("updates", DiffSketch__ratio=2.5, DiffSketch__ks=0.001)),
+    # Audits
+    Flip("proof-issues", HOLDS, audited(bare_known=(0.2, 8.0), bare_unknown=(0.2, 0.1))),
+    Flip("proof-issues", FAILS, audited(bare_known=(0.2, 0.1), bare_unknown=(0.2, 0.1))),
+    Flip("inherent", PART, theorem()),
+    Flip("inherent", HOLDS, theorem(public=0.1, known=0.1)),
+    Flip("theorem-1", PART, theorem()),
+    Flip("theorem-1", PART, theorem(public=0.1)),
+    Flip("theorem-1", FAILS, theorem(bound=0.3)),
+    Flip("theorem-1", FAILS, theorem(secret=0.3)),
+    Flip("theorem-1", HOLDS, theorem(public=0.1, known=0.1)),
+    Flip("local-model", FAILS, audited(padded__client=(None, 9.0))),
+    Flip("local-model", HOLDS, audited(padded__client=(None, 0.5))),
+    Flip("same-privacy", HOLDS, audited(Laplace__alpha=(1.0, 0.9))),
+    Flip("same-privacy", FAILS, audited(Laplace__largest=(1.0, 4.0))),
+    Flip("every-round", HOLDS, audited(Laplace__alpha=(1.0, 0.9))),
+    Flip("every-round", PART, audited(Laplace__alpha=(1.0, 0.9), Laplace__largest=(1.0, 4.0))),
+    Flip("inputs-hidden", HOLDS, inverted(0.05, 0.1)),
+    Flip("inputs-hidden", FAILS, inverted(0.5, 0.4)),
+    Flip("inputs-hidden", FAILS, inverted(0.05, 0.4)),
+    Flip("inputs-hidden", FAILS, {"audit": {
+        **inverted(0.9, 1.0)["audit"], "inversion-batch/similarity/10": 0.1,
+        "inversion-batch/labels/10": 1.0}}),
+    Flip("inputs-hidden", PART, {"audit": {
+        **inverted(0.9, 1.0)["audit"], "inversion-batch/similarity/10": 0.1,
+        "inversion-batch/labels/10": 0.7}}),
+    # Data sets and Theorem 2
+    Flip("datasets", HOLDS, counted(39720)),
+    Flip("datasets", PART, counted(39408)),
+    Flip("datasets", FAILS, counted(39408, mnist=7840)),
+    Flip("theorem-2", HOLDS, converged(1.0, -0.5, bound=4.0)),
+    Flip("theorem-2", PART, converged(1.0, -0.5)),
+    Flip("theorem-2", PART, converged(0.95, -0.5, bound=4.0)),
+    Flip("theorem-2", FAILS, converged(0.5, -0.5)),
+    Flip("same-rate", HOLDS, converged(1.0, -0.45)),
+    Flip("same-rate", FAILS, converged(1.0, -0.2)),
+]  # fmt: skip

@@ -1,0 +1,89 @@
+"""The command `python -m paper`: help, the list, one-line errors."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paper.__main__ import app
+from paper.experiments import names
+from tests.app.commands import done, invoke, plain, refused
+
+
+def test_help_says_how_it_ends() -> None:
+    printed = plain(done("--help", program=app).output)
+    for text in ("NAME", "--quick", "--list", "Exit status: 0", "Examples: python -m paper"):
+        assert text in printed
+    assert "bool" not in printed.lower()  # flags have no value
+
+
+def test_help_and_the_list_import_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from paper.__main__ import app\n"
+        "for words in ('--help', '--list'):\n"
+        "    app(words.split(), standalone_mode=False)\n"
+        "heavy = {'torch', 'numba', 'numpy', 'matplotlib', 'plotly', 'scipy', 'dp_accounting'}\n"
+        "sys.exit(not heavy.isdisjoint(sys.modules))\n"
+    )
+    root = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False)  # noqa: S603
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["mnst"],
+            "error: name must be that of an experiment, got name='mnst'; did you mean mnist",
+        ),
+        (["--jobs", "0"], "--jobs must be a whole number >= 1, got --jobs=0"),
+        (["--quick", "true"], "got name='true'; see python -m paper --list"),
+    ],
+)
+def test_errors_name_options(here: Path, arguments: list[str], said: str) -> None:
+    assert said in refused(invoke(*arguments, program=app))
+    assert list(here.iterdir()) == []
+
+
+def test_it_lists_its_experiments_and_keeps_files_of_others(here: Path) -> None:
+    listed = done("--list", "--jobs", "3", program=app).output
+    for text in (*names(), "Times are rough", "with 3 processes"):
+        assert text in listed
+    assert list(here.iterdir()) == []
+    (here / "out").mkdir()
+    (here / "out" / "mine").write_text("mine")
+    said = refused(invoke("--quick", "--output", "out", program=app))
+    assert "--output must be new, empty, or of an earlier python -m paper" in said
+    assert [path.name for path in (here / "out").iterdir()] == ["mine"]
+
+
+def test_a_missing_extra_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("diffsketch.pages.charts", "diffsketch.pages.page", "paper.reproduce"):
+        package, _, module = name.rpartition(".")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(importlib.import_module(package), module, raising=False)
+    for name in ("matplotlib", *(one for one in sys.modules if one.startswith("matplotlib."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = refused(invoke("--output", tmp_path / "new", program=app))
+    assert 'paper needs the extra pages: python -m pip install ".[pages]" in the' in said
+    assert list(tmp_path.iterdir()) == []
+    done("--list", program=app)
+
+
+@pytest.mark.slow
+def test_runs_may_have_the_methods_of_this_package(tmp_path: Path) -> None:
+    words = [
+        "--method", "diffsketch-proven", "--workers", "3", "--samples", "10", "--rounds", "1",
+        "--cols", "5", "--clip", "1", "--padding", "2000", "--std", "1", "--output", str(tmp_path),
+    ]  # fmt: skip
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "paper.run", *words]
+    ended = subprocess.run(command, cwd=root, check=False, capture_output=True)  # noqa: S603
+    assert ended.returncode == 0, ended.stderr
+    assert b"proven, simulated" in ended.stdout

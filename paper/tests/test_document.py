@@ -1,0 +1,163 @@
+"""The Markdown documents: whole, deterministic, and safe from what is in their texts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from diffsketch.errors import MismatchError
+from diffsketch.pages.charts import COLOURS, looks_of
+from diffsketch.pages.exhibits import (
+    Axis,
+    Page,
+    Plot,
+    Section,
+    Series,
+    Table,
+    VerdictEntry,
+    all_exhibits,
+)
+from diffsketch.pages.page import pictures_of
+from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
+from paper.claims import ClaimVerdict, Standing, statements
+from paper.document import documents, page_of, write_document
+from paper.experiments import load
+from paper.figures import Figure
+
+EPSILON = Epsilon(1.0, 0.0, 1, Basis.CLAIMED,
+                  Scope(Unit.COORDINATE, Relation.REPLACE, Trust.LOCAL))  # fmt: skip
+PLOT = Plot(
+    "mnist-50x", "50x | epsilon 1", Axis("bytes", log=True), Axis("accuracy", percent=True),
+    (Series("DiffSketch", (1.0, 2.0), (0.5, 0.8), epsilon=EPSILON),), caption="Mean over 5 seeds.",
+)  # fmt: skip
+RUNS = Table("mnist-runs", "All runs", ("method", "epsilon"), (("DiffSketch | ours", EPSILON),))
+DEVIATIONS = Table("mnist-details-deviations", "", ("what", "why"), (("1 <b>", "2 *times*"),))
+COMMANDS = Table("mnist-details-commands", "", ("what", "command"),
+                 (("all of it", "python -m paper mnist"),))  # fmt: skip
+VERDICT = VerdictEntry("marginal", "Little | loss", "holds in part", "20-50x <b>", "abstract",
+                  "in 1 of 2", "3_000 bytes.")  # fmt: skip
+SECTION = Section(
+    "mnist", "MNIST* <script>", exhibits=(PLOT,), badge="Figure 3", verdicts=(VERDICT,),
+    row={"the paper says": "It | is.", "to the letter": "50%", "at its best": "60%", "proven": "1"},
+    notes=("Better on MNIST* by 3_000: `code <b>` and <b>.",),
+    details={"Numbers": (RUNS,), "Where this is not as in the paper": (DEVIATIONS,),
+             "Commands": (COMMANDS,)},
+)  # fmt: skip
+APART = replace(VERDICT, name="bits", label="Bits", standing="fails", aside="slip")
+PAGE = Page(
+    "Run again", "What came out.", (SECTION, Section("others", "Others", verdicts=(APART,))),
+    origin={"Versions": "torch 2", "Seeds": "0"}, score="Of 2 distinct claims: 1.",
+)  # fmt: skip
+
+
+def test_it_has_all_parts_in_order_as_they_are() -> None:
+    found = documents(PAGE)
+    assert list(found) == ["reproduction.md", "reproduction/mnist.md", "reproduction/others.md"]
+    orders = (
+        ["# Run again", "What came out.", "**Of 2 distinct claims: 1.**",
+         "- **holds in part (1)**: [Little \\| loss](reproduction/mnist.md)",
+         "- **counted apart (1)**: [Bits](reproduction/others.md)", "## Figure by figure",
+         "| [Figure 3](reproduction/mnist.md) | It \\| is. | 50% | 60% | 1 |",
+         "coordinate unit, replace, local trust", "## How to run it",
+         "[Others](reproduction/others.md)", "## What made this document", "torch 2"],
+        ["# Figure 3: MNIST\\* \\<script\\>", "[To the summary](../reproduction.md)",
+         "| It \\| is. | 50% | 60% | 1 |", "## Claims", "| “20-50x \\<b\\>” | abstract | holds in",
+         "## The figure", "![50x \\| epsilon 1](../images/reproduction/mnist-50x.svg)",
+         "Mean over 5 seeds.", "## Numbers", "### All runs", "## Where this is not",
+         "| 1 \\<b\\> | 2 \\*times\\* |", "Made by `python -m paper mnist`.", "## Notes",
+         "3\\_000: `code <b>` and \\<b\\>."],
+        ["# Others", "## Claims", "fails: in 1 of 2 (slip)"],
+    )  # fmt: skip
+    for text, order in zip(found.values(), orders, strict=True):
+        places = [text.index(part) for part in order]
+        assert places == sorted(places)
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+        assert ">" not in [line[:1] for line in text.splitlines()]
+    row = next(line for line in found["reproduction/mnist.md"].splitlines() if "ours" in line)
+    assert "claimed; coordinate unit, replace, local trust" in row  # every epsilon in full
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3  # cells stay cells
+    notice = documents(replace(PAGE, notice="Reduced run (`--quick`)."))["reproduction.md"]
+    assert notice.splitlines()[2] == "> **Reduced run (`--quick`).**"
+
+
+def test_long_tables_are_left_to_the_page() -> None:
+    rows = tuple((str(index), index) for index in range(41))
+    for count in (40, 41):
+        table = Table("mnist-runs", "All", ("a", "b"), rows[:count])
+        section = replace(SECTION, details={"Numbers": (table,)})
+        text = documents(Page("P", "L", (section,)))["reproduction/mnist.md"]
+        assert ("| 39 | 39 |" in text) is (count == 40)
+        assert ("`data/mnist-runs.csv`" in text) is (count == 41)
+
+
+def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
+    verdicts = dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "5.", "it does"))
+    plots = tuple(replace(PLOT, name=f"plot-{number}") for number in range(8))
+    figure = Figure("Lead.", (*plots, RUNS), proven=(replace(RUNS, name="proven"),), facts={})
+    figures = [(load(name, reduced=False, complete=False), figure) for name in ("mnist", "audit")]
+    exhibits = [replace(one, name=f"audit-{one.name}") for one in figure.exhibits]
+    proven = (replace(RUNS, name="audit-proven"),)
+    figures[1] = (figures[1][0], replace(figure, exhibits=tuple(exhibits), proven=proven))
+    versions = dict.fromkeys(("diffsketch", "torch", "numpy", "python", "source", "machine"), "1")
+    page = page_of(figures, verdicts, reduced={}, notice="", versions=versions, names=[])
+    assert [one.name for one in page.sections] == ["audit", "mnist", "others", "reading"]
+    shown = {section.name: [one.name for one in section.verdicts] for section in page.sections}
+    assert sorted(chain.from_iterable(shown.values())) == sorted(one.name for one in statements())
+    assert "theorem-1" in shown["audit"]
+    assert "mnist-accuracy" in shown["mnist"]
+    assert "cpsgd-panels" in shown["others"]  # was not run
+    same = next(one for one in page.sections[0].verdicts if one.name == "inherent")
+    assert same.aside == "says the same: Theorem 1"
+    section = page.sections[1]
+    assert list(section.row) == ["the paper says", "to the letter", "at its best", "proven"]
+    assert len(section.exhibits) == 6  # the rest is folded away
+    assert [one.name for one in section.details["Further plots"]] == ["plot-6", "plot-7"]
+    assert section.badge == "Figure 3"
+    blue, orange = (
+        looks_of(all_exhibits(page), page.roles)[f"Laplace on {what}"].colour
+        for what in ("sketches", "raw gradients")
+    )
+    assert (blue, orange) == (COLOURS[0], COLOURS[1])  # as in the caption of Figure 3
+
+
+def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
+    pictures = pictures_of(PAGE)
+    written = write_document(PAGE, tmp_path / "docs", pictures=pictures)
+    assert written[0] == tmp_path / "docs" / "reproduction.md"
+    text = written[1].read_text("utf-8")
+    links = re.findall(r"\]\(../(images/reproduction/[\w.-]+)\)", text)
+    assert [tmp_path / "docs" / link for link in links] == written[3:]
+    assert len(links) == 1
+    content = written[3].read_bytes()
+    assert content.startswith(b"\x89PNG") or b"<svg" in content
+    again = write_document(PAGE, tmp_path / "again", pictures=pictures_of(PAGE))
+    assert again[1].read_text("utf-8") == text
+    assert (tmp_path / "again" / links[0]).read_bytes() == content
+
+
+def test_the_smaller_picture_is_kept_and_its_twin_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "images" / "reproduction"
+    forms = {"svg": b"<svg>" * 100, "png": b"png"}
+    write_document(PAGE, tmp_path, pictures={PLOT.name: forms})
+    assert [path.name for path in folder.iterdir()] == ["mnist-50x.png"]
+    (folder / "other.svg").write_bytes(b"mine")
+    forms["png"] = b"png" * 1000
+    write_document(PAGE, tmp_path, pictures={PLOT.name: forms})
+    assert sorted(path.name for path in folder.iterdir()) == ["mnist-50x.svg", "other.svg"]
+    assert "mnist-50x.svg" in (tmp_path / "reproduction" / "mnist.md").read_text("utf-8")
+
+
+def test_all_or_nothing(tmp_path: Path) -> None:
+    pictures = pictures_of(PAGE)
+    (tmp_path / "reproduction.md").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_document(PAGE, tmp_path, pictures=pictures)
+    assert not list((tmp_path / "images" / "reproduction").iterdir())
+    with pytest.raises(MismatchError, match="pictures must have one of each plot"):
+        write_document(PAGE, tmp_path / "new", pictures={})
+    assert not (tmp_path / "new").exists()

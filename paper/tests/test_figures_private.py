@@ -1,0 +1,178 @@
+"""Figures of audits and of Theorem 1's claims: what is refuted is counted, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diffsketch.pages.exhibits import Plot, Table
+from diffsketch.privacy.claim import Basis, Epsilon, Unit
+from paper.audits import measure_audit
+from paper.experiments import Experiment, Measurement
+from paper.figures_private import (
+    draw_audits,
+    draw_local_epsilon,
+    draw_privacy_communication,
+    epsilon_of,
+)
+from paper.measurements import measure_local_epsilon
+from paper.tests.made_up import checked, experiment_of
+
+COMMON: dict[str, Any] = {"round": 2, "trials": 1000, "confidence": 0.99}
+BARE = {**COMMON, "case": "padded", "rows": 7, "cols": 2, "padding": 0, "change": "alpha"}
+TABLE = {**COMMON, "rows": 2, "cols": 5}
+PROVEN = {**TABLE, "case": "sketch-laplace", "per_round": 1.0, "clip": 0.02, "change": "largest"}
+CLIENT = {**TABLE, "case": "sketch-gaussian", "clip": 1.0, "noise_multiplier": 1.0,
+          "change": "client"}  # fmt: skip
+INVERSION: dict[str, Any] = {"case": "inversion", "images": 1}
+
+
+def audits() -> Experiment:
+    named = {"bare-known": BARE, "proven": PROVEN, "client": CLIENT, "inversion": INVERSION}
+    cases = tuple(Measurement(name, "audit", one) for name, one in named.items())
+    return experiment_of("audit", "audit", seeds=1, measurements=cases)
+
+
+@pytest.fixture(scope="module")
+def audited() -> dict[Any, Any]:
+    found = {}
+    for job in audits().jobs:
+        if job.settings != INVERSION:
+            data = measure_audit(job.settings, seed=0, on_progress=lambda _: None)
+            found[job] = json.loads(json.dumps(data, allow_nan=False))
+            continue
+        claimed = {"epsilon": 0.5, "delta": 0.0, "rounds": 1, "basis": "claimed",
+                   "unit": "coordinate", "relation": "replace", "trust": "local"}  # fmt: skip
+        bare = {"message": "bare", "claimed_by_theorem_1": claimed, "guaranteed": None,
+                "mean_similarity": 0.9, "least_similarity": 0.8, "labels_right": 1.0}  # fmt: skip
+        batch = {**bare, "message": "batch", "mean_similarity": 0.4}
+        found[job] = {"images": 1, "inversion": [bare], "batches": [batch]}
+    return found
+
+
+@pytest.mark.slow
+def test_drawing(audited: dict[Any, Any]) -> None:
+    drawn = checked(draw_audits(audits(), audited))
+    facts = drawn.facts
+    assert facts["refuted/bare-known"] is True
+    assert facts["limit/bare-known"] is None
+    assert float(facts["claimed/bare-known"] or 0) < float(facts["lower/bare-known"] or 0)
+    assert (facts["broken"], facts["claims"]) == (1, 1)
+    assert facts["proven-stands"] is True
+    assert facts["inversion/similarity/bare"] == 0.9
+    assert facts["inversion-batch/similarity/batch"] == 0.4
+    assert drawn.lead.startswith("1 of 1 claimed")
+    assert any("0.03 for any of the 3" in text for text in drawn.text)
+    names = [exhibit.name for exhibit in drawn.proven]
+    assert names == ["audit-proven-claims", "audit-proven-cases"]
+
+
+@pytest.mark.slow
+def test_a_proven_bound_that_is_exceeded_is_said(audited: dict[Any, Any]) -> None:
+    changed = dict(audited)
+    (job,) = (job for job in audited if job.settings.get("clip") == 0.02)
+    bound = {**audited[job]["measured_lower_bound"], "epsilon": 1.5}
+    changed[job] = {**audited[job], "measured_lower_bound": bound}
+    facts = draw_audits(audits(), changed).facts
+    assert facts["proven-stands"] is False
+    assert facts["broken"] == 1  # of the claims
+    data = audited[audits().jobs[2]]
+    measured = epsilon_of(data["measured_lower_bound"])
+    assert (measured.basis, measured.scope.unit) == (Basis.MEASURED, Unit.CLIENT)
+    assert epsilon_of({**data["claimed"], "epsilon": None}).value == float("inf")
+
+
+@pytest.mark.parametrize(("bound", "holds"), [(0.1, True), (0.3, False), (None, False)])
+def test_secret_hashes(bound: float | None, holds: bool) -> None:
+    calculated = Measurement("secret", "audit", {"case": "secret-hashes", "tables": ""})
+    whole = experiment_of("audit", "audit", seeds=1, measurements=(calculated,))
+    first = {"table": "5 x 2 of 9", "claimed": 0.2, "exact": None, "bound": bound}
+    second = {"table": "7 x 9 of 9", "claimed": None, "exact": None, "bound": 0.4}
+    drawn = checked(draw_audits(whole, {whole.jobs[0]: {"secret": [first, second], "delta": 1e-5}}))
+    assert drawn.facts["secret/holds"] is holds
+    assert drawn.facts["secret/claimed/5 x 2 of 9"] == 0.2
+    (table,) = (one for one in drawn.exhibits if one.name == "audit-secret")
+    assert isinstance(table, Table)
+    assert isinstance(table.rows[0][1], Epsilon)
+    assert table.rows[0][1].basis is Basis.CLAIMED
+    assert table.rows[1][1:] == (None, None, 0.4)  # a number, and no guarantee
+
+
+SETTINGS: dict[str, Any] = {
+    "task": "mnist", "method": "sketch", "rows": 7, "cols": 15, "rounds": 2, "table_rows": 7,
+    "widths": "4, 15, 112", "paddings": "0, 20", "requirements": "0.1, 1", "proven_hashes": 1,
+}  # fmt: skip
+AUDIT = {"case": "padded", "rows": 7, "cols": 15, "padding": 20, "change": "largest"}
+MEASURED = Measurement("MNIST", "local-epsilon", SETTINGS)
+AUDITED = Measurement("padded 20n, 7 x 15", "audit", AUDIT, seeds=1)
+WORDS = {"unit": "coordinate", "relation": "replace", "trust": "local", "rounds": 1}
+
+
+def experiment(drawing: str) -> Experiment:
+    return experiment_of(drawing, drawing, seeds=2, measurements=(MEASURED, AUDITED))
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[Any, Any]:
+    whole = experiment("local-epsilon")
+    found: dict[Any, Any] = {}
+    for job in whole.jobs_of(MEASURED):
+        data = measure_local_epsilon(job.settings, seed=job.seed, on_progress=lambda _: None)
+        found[job] = json.loads(json.dumps(data))
+    (job,) = whole.jobs_of(AUDITED)
+    found[job] = {
+        "title": "DiffSketch", "change": "largest", "adversary": "knows", "confidence": 0.99,
+        "claimed": {"epsilon": 0.2, "delta": 1e-5, "basis": "claimed", **WORDS},
+        "measured_lower_bound": {"epsilon": 0.9, "delta": 1e-5, "basis": "measured", **WORDS},
+        "best_possible": {"epsilon": None}, "trials_per_world": 100, "verdict": "contradicts",
+    }  # fmt: skip
+    return found
+
+
+def test_histogram(results: dict[Any, Any]) -> None:
+    drawn = checked(draw_local_epsilon(experiment("local-epsilon"), results))
+    tables = [results[job]["tables"] for job in experiment("local-epsilon").jobs_of(MEASURED)]
+    shares = [table[0]["needs_noise"]["1"] for table in tables]
+    assert drawn.facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2)
+    assert drawn.facts["needs-noise/7x112/none/1"] == 1  # nothing is claimed there
+    assert drawn.facts["lower/padded 20n, 7 x 15"] == 0.9
+    assert "at least 0.9 where 0.2 is claimed" in drawn.lead
+    histogram = drawn.exhibits[0]
+    assert isinstance(histogram, Plot)
+    # Shares in the picture and shares without a claim are all messages, but for what lies beyond.
+    first = histogram.series[0]
+    assert sum(value or 0.0 for value in first.y) == pytest.approx(1.0)
+    assert [mark.value for mark in histogram.marks] == [0.1, 1.0]
+    alone = draw_local_epsilon(
+        replace(experiment("local-epsilon"), measurements=(MEASURED,)), results
+    )
+    assert "audit" not in alone.lead
+    assert len(alone.proven) == 1
+    # Only with messages of other seeds do the shares change.
+    (job, *_) = experiment("local-epsilon").jobs_of(MEASURED)
+    other = json.loads(json.dumps(results[job]))
+    other["tables"][0]["needs_noise"]["1"] += 0.5
+    facts = draw_local_epsilon(experiment("local-epsilon"), {**results, job: other}).facts
+    assert facts["needs-noise/7x4/none/1"] == pytest.approx(sum(shares) / 2 + 0.25)
+
+
+def test_compression(results: dict[Any, Any]) -> None:
+    drawn = checked(draw_privacy_communication(experiment("privacy-communication"), results))
+    facts = drawn.facts
+    assert "of 1 audited messages, 1 have more" in drawn.lead
+    assert facts["finite/280x"] == 1
+    assert facts["finite/10x"] == 0
+    assert facts["epsilon/10x"] is None
+    assert facts["noised/10x"] == 1
+    assert float(facts["MNIST/20n/epsilon/280x"] or 0) < float(facts["epsilon/280x"] or 0)
+    proven = drawn.proven[0]
+    assert isinstance(proven, Plot)
+    points = [series for series in proven.series if series.kind == "points"]
+    assert [(series.x, series.y) for series in points] == [((7850 / 105,), (0.9,))]
+    assert all(series.epsilon is not None for series in proven.series)
+    table = drawn.exhibits[-1]
+    assert isinstance(table, Table)
+    assert any(isinstance(cell, Epsilon) for row in table.rows for cell in row)

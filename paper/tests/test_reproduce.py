@@ -1,0 +1,275 @@
+"""Reproducing: nothing is done twice, nothing is lost, and the page says what it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from diffsketch.app.files import RunBusy, locked
+from diffsketch.errors import ArgumentError
+from diffsketch.pages.exhibits import Axis, Plot, Series
+from diffsketch.training.simulation import Simulation
+from paper.claims import ClaimVerdict, Standing, judged, statements
+from paper.experiments import Experiment, Results
+from paper.facts import Statement
+from paper.figures import Figure
+from paper.reproduce import JobsFailed, reproduce
+from paper.tests import tiny
+
+HERE = "paper.reproduce"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.register(monkeypatch)
+    # The formulas of some of the rules take seconds; `test_claims.py` has them.
+    verdict = ClaimVerdict(Standing.NOT_MEASURED, "Nothing.")
+    monkeypatch.setattr(f"{HERE}.judged", lambda *_, **__: dict.fromkeys(statements(), verdict))
+    return tiny.both(tmp_path / "settings")
+
+
+def run(
+    output: Path, folder: Path, *names: str, reduced: bool = False, jobs: int = 1, status: int = 0
+) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    found = reproduce(names, output, console, reduced=reduced, jobs=jobs, folder=folder)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert found == status, printed
+    return printed
+
+
+def results_of(output: Path) -> Any:
+    return json.loads((output / "results.json").read_text())
+
+
+def text_of(output: Path) -> str:
+    """The text that a reader sees of the page."""
+    page = (output / "index.html").read_text()
+    return " ".join(re.sub(r"<[^>]*>", " ", page[page.index("<body") :]).split())
+
+
+def test_a_second_run_only_makes_what_is_damaged(
+    folder: Path, tmp_path: Path, steps: list[int]
+) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder)
+    # Both experiments have the same training runs: they are done once.
+    assert len(steps) == tiny.RUN_STEPS
+    assert "2 experiments, 5 jobs" in printed
+    assert "5 jobs done, 0 from the cache" in printed
+    assert f"Wrote {output / 'index.html'}" in printed
+    assert "not measured" in printed
+    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    del steps[:]
+    printed = run(output, folder)
+    assert steps == []
+    assert "0 jobs done, 5 from the cache" in printed
+    assert {path: path.read_bytes() for path in files} == files
+    path = sorted((output / "cache" / "results").glob("*.json"))[0]
+    path.write_bytes(path.read_bytes()[:100])
+    printed = run(output, folder)
+    assert f"note: {path}: damaged" in printed
+    assert "1 job done, 4 from the cache" in printed
+    assert (output / "results.json").read_bytes() == files[output / "results.json"]
+
+
+@pytest.mark.slow
+def test_results_and_page(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder)
+    data = results_of(output)
+    assert data["command"] == "python -m paper"
+    assert set(data["versions"]) >= {"diffsketch", "torch", "numpy", "source"}
+    assert not data["reduced"]
+    assert data["claims"]
+    two = data["experiments"]["two"]
+    assert [(one["name"], one["seed"]) for one in two["runs"]] == [
+        ("plain", 0), ("plain", 1), ("sketch", 0), ("sketch", 1),
+    ]  # fmt: skip
+    assert two["runs"][0]["curve"]["round"] == [0, 2, 4, 6]
+    assert two["measurements"][0]["result"] == {"sum": 3}
+    assert two["facts"]["value/tiny/0"] == 3
+    assert two["facts"]["most"] == "inf"
+    seen = text_of(output)
+    for text in (
+        "Figure 0", "Small it is.", "the paper says It is small.", "What is true", "Proven",
+        "diffsketch run --workers 3", "python -m paper two",
+        "Seeds 0 to 1", "torch",
+    ):  # fmt: skip
+        assert text in seen, text
+    assert "Reduced run" not in seen + printed
+    assert (output / "reproduction.md").is_file()
+    assert (output / "data" / "two-all.csv").is_file()
+
+
+@pytest.mark.slow
+def test_a_full_run_judges_once_and_draws_each_picture_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, drawn, asked = tmp_path / "out", list[str](), list[Any]()
+    plain = tiny.draw
+
+    def with_plot(experiment: Experiment, results: Results) -> Figure:
+        line = Series("line", (1.0, 2.0), (0.5, 0.8))
+        plot = Plot(f"{experiment.name}-plot", "Plot", Axis("x"), Axis("y"), (line,))
+        return replace(plain(experiment, results), exhibits=(plot,))
+
+    def judge_all(facts: Any, *, reduced: bool, show: Any) -> dict[Statement, ClaimVerdict]:
+        asked.append(facts)
+        show(0.5)
+        assert not reduced
+        return dict.fromkeys(statements(), ClaimVerdict(Standing.FAILS, "Nothing."))
+
+    def picture(plot: Plot, _: Any, *, form: str) -> bytes:
+        drawn.append(f"{plot.name}.{form}")
+        return f"{form} of {plot.name}".encode() + b" " * (form == "png")
+
+    for form in ("svg", "png"):
+        monkeypatch.setattr(f"diffsketch.pages.charts.to_{form}", partial(picture, form=form))
+    monkeypatch.setattr(f"{HERE}.judged", judge_all)
+    tiny.register(monkeypatch, draw=with_plot)
+    printed = run(output, folder)
+    for text in ("Drawing the figures: 0%", "Judging the claims: 50%", "Making the pictures: 50%"):
+        assert text in printed
+    assert "distinct claims of the paper" in printed
+    assert sorted(drawn) == ["one-plot.png", "one-plot.svg", "two-plot.png", "two-plot.svg"]
+    # Both the page and the document have them.
+    for name in ("one-plot.svg", "two-plot.svg"):
+        content = (output / "figures" / name).read_bytes()
+        assert (output / "images" / "reproduction" / name).read_bytes() == content
+    assert [list(facts) for facts in asked] == [["one", "two"]]
+
+
+def test_quick_says_so(folder: Path, tmp_path: Path, steps: list[int]) -> None:
+    output = tmp_path / "out"
+    printed = run(output, folder, reduced=True)
+    assert len(steps) == 4
+    for text in (printed, text_of(output)):
+        words = " ".join(text.replace(" )", ")").replace("( ", "(").split())
+        assert "Reduced run (--quick)" in words
+        assert "fewer seeds (1 instead of 2); rounds (4 instead of 6); panels (1 instead" in words
+    each = "seeds 1 instead of 2, rounds 4 instead of 6, {}panels 1 instead of 2."
+    assert f"Reduced by --quick : {each.format('')}" in text_of(output)
+    numbers = "numbers [1] instead of [1, 2], "
+    assert f"Reduced by --quick : {each.format(numbers)}" in text_of(output)
+    assert results_of(output)["reduced"]
+    assert "python -m paper --quick" in text_of(output)
+    assert not (output / "reproduction.md").exists()
+
+
+def test_quick_judges_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{HERE}.judged", judged)
+    printed = run(tmp_path / "out", folder, "one", reduced=True)
+    assert re.search(r"Of \d+ distinct claims of the paper: \d+ are\s+not judged", printed)
+    verdicts = {one["verdict"].partition(" (")[0] for one in results_of(tmp_path / "out")["claims"]}
+    assert verdicts == {"not judged"}
+    seen = text_of(tmp_path / "out")
+    assert "not judged" in seen
+    assert "holds in part" not in seen
+
+
+def test_names_that_are_left_out_are_named(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run(output, folder)
+    assert (output / "data" / "two-all.csv").is_file()
+    printed = run(output, folder, "one", "one")
+    assert "Not asked for, so left out: two." in printed
+    assert "Not asked for, so left out: two." in text_of(output)
+    assert list(results_of(output)["experiments"]) == ["one"]
+    # No number or picture stays that is not on the page.
+    assert (output / "data" / "one-all.csv").is_file()
+    assert not (output / "data" / "two-all.csv").exists()
+
+
+@pytest.mark.slow
+def test_interrupted_and_continued_by_two_processes_it_is_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, folder, "one")
+    real, rounds = Simulation.step, 0
+
+    def step(self: Simulation) -> Any:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 9:  # in the second run
+            signal.raise_signal(signal.SIGTERM)
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Simulation, "step", step)
+        printed = run(parts, folder, "one", status=143)
+    assert "Interrupted; what is done is kept. Continue with the same command." in printed
+    assert not (parts / "results.json").exists()
+    assert rounds == 9
+    printed = run(parts, folder, "one", jobs=2)
+    assert "with 2 processes" in printed
+    assert "3 jobs done, 1 from the cache" in printed
+    for name in ("results.json", "index.html"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_failures_take_nothing_from_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    output = tmp_path / "out"
+
+    def failing(settings: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        raise ZeroDivisionError(f"no {settings['numbers']}")
+
+    with monkeypatch.context() as patched:
+        tiny.register(patched, measure=failing)
+        with pytest.raises(JobsFailed) as caught:
+            run(output, folder)
+    said = str(caught.value)
+    assert "two, sum, seed 0: ZeroDivisionError: no [1, 2]" in said
+    assert "what is done is kept, and the same command tries the rest again" in said
+    assert "in failing" in (output / "errors.txt").read_text()
+    assert list(results_of(output)["experiments"]) == ["one"]
+    assert "Left out after an error: two." in text_of(output)
+    assert len(steps) == tiny.RUN_STEPS
+    printed = run(output, folder)
+    assert "1 job done, 4 from the cache" in printed
+    assert len(steps) == tiny.RUN_STEPS
+    assert list(results_of(output)["experiments"]) == ["one", "two"]
+    assert not (output / "errors.txt").exists()
+
+
+def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "mine").write_text("mine")
+    with pytest.raises(ArgumentError, match=r"output must be new, empty, or .* such as 'mine'"):
+        run(output, folder)
+    assert [path.name for path in output.iterdir()] == ["mine"]
+    (output / "mine").unlink()
+    run(output, folder, "one", reduced=True)
+    files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    with pytest.raises(ArgumentError, match="has the page of a reduced run"):
+        run(output, folder, "one")
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == files
+    with locked(output), pytest.raises(RunBusy):
+        run(output, folder, "one", reduced=True)
+
+
+def test_mistakes_write_nothing(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(ArgumentError, match=r"got name='tow'; did you mean two\?"):
+        run(output, folder, "one", "tow")
+    with pytest.raises(ArgumentError, match="jobs must be a whole number >= 1, got jobs=0"):
+        run(output, folder, jobs=0)
+    assert not output.exists()

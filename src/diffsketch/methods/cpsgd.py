@@ -1,0 +1,227 @@
+"""cpSGD under a secure sum: few levels, and binomial noise."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, check, check_positive, check_whole
+from diffsketch.methods.base import FALSE_REFUSAL, Encoded, register
+from diffsketch.methods.forecast import (
+    Plannable,
+    RelativeError,
+    Vectors,
+    clipped_coordinates,
+    noise_error,
+    rounding_variance,
+)
+from diffsketch.privacy.claim import (
+    Claim,
+    PaperClaim,
+    Relation,
+    Scope,
+    Trust,
+    Unit,
+    rounded_up,
+)
+from diffsketch.privacy.clipping import clip_coordinates, clip_norm
+from diffsketch.privacy.mechanisms.binomial import (
+    PAPER_SETTINGS,
+    BinomialMechanism,
+)
+from diffsketch.privacy.simulated_noise import Noise
+from diffsketch.sketch.hashing import HashSeed
+from diffsketch.wire.formats import MessageFormat
+
+_DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class CpSgd(Plannable):
+    """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
+
+    The vector is clipped to norm `clip`, rotated if asked, its coordinates are clipped to
+    `[-limit, limit]` and rounded at random to one of `levels` levels, and a binomial number of
+    `trials` fair trials is added to each. The mean is the sum, less the noise's mean, over the
+    number of workers.
+
+    Under distributed trust the noise of all workers together hides one client, if there is enough
+    of it; `claim_for` says what is proven, and that nothing is where the theorem's condition fails.
+    A message has as many bits a number as the secure sum of the cohort needs.
+
+    *The paper's settings* are those of `PAPER_SETTINGS`: `claimed=5.0` or `10.0`, with `bits` 4
+    (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
+    round, break the theorem's condition by far, and are shown as claimed. Messages then have the
+    paper's 4 or 5 bits, which hold one worker's number and leave no room for a secure sum: that is
+    the paper's accounting. (With so many workers that something is proven they have the sum's.)
+    The paper does not say which range it took for coordinates; `limit=1` needs no look at the data.
+
+    Args:
+        dim: Length of the vectors.
+        cohort: Workers of a round, at most.
+        clip: Norm of a vector. If not given, `limit * sqrt(dim)`: none that fits the range is
+            clipped, and the claim is accordingly weak.
+        limit: Range of a coordinate, X in the paper.
+        levels: Of a coordinate, k in the paper.
+        trials: Of the noise, m in the paper.
+        delta: That the claim is made for.
+        claimed: An epsilon of the paper's table.
+        bits: To choose from the paper's table.
+        rotate: Spread the vector over all coordinates by a random rotation, which the round's
+            seed gives; messages then are as long as the next power of two.
+        relation: Which data sets are neighbours.
+
+    >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
+    3929
+    >>> CpSgd(dim=7850, cohort=10, levels=12, trials=4).wire_bytes
+    7854
+    """
+
+    cohort: int
+    clip: float | None = None
+    limit: float = 1.0
+    levels: int | None = None
+    trials: int | None = None
+    delta: float = 1e-5
+    claimed: float | None = None
+    bits: int | None = None
+    rotate: bool = False
+    relation: Relation = Relation.REPLACE
+
+    name: ClassVar[str] = "cpsgd"
+    code: ClassVar = 6
+    margins: ClassVar = (16, 2, 4, 8, 32, 64, 256)
+    """Levels of a coordinate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("cohort", self.cohort, least=1)
+        check_positive("limit", self.limit)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+        check(isinstance(self.rotate, bool), "rotate", "be true or false", self.rotate)
+        object.__setattr__(self, "relation", self._unrotated.relation)
+
+    @cached_property
+    def _unrotated(self) -> BinomialMechanism:
+        """The mechanism but for a round's rotation, with levels and trials as given or claimed."""
+        levels, trials = self.levels, self.trials
+        if self.claimed is not None:
+            given = (self.claimed, self.bits, levels, trials)
+            for row in PAPER_SETTINGS:
+                if all(own is None or own == its for own, its in zip(given, row, strict=True)):
+                    levels, trials = row.levels, row.trials
+                    break
+            else:
+                rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
+                raise ArgumentError(
+                    "claimed, bits, levels and trials must be a row of the paper's table "
+                    f"({'; '.join(rows)}), got claimed={self.claimed}, bits={self.bits}, "
+                    f"levels={levels}, trials={trials}"
+                )
+        elif self.bits is not None:
+            raise ArgumentError("bits must come with claimed: levels and trials decide them")
+        if levels is None or trials is None:
+            missing = "levels" if levels is None else "trials"
+            raise ArgumentError(f"{missing} must be given, or claimed for the paper's settings")
+        check_whole("levels", levels, least=2)
+        check_whole("trials", trials, least=1)
+        clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
+        return BinomialMechanism(
+            self.dim, clip, self.limit, levels, trials, self.cohort, self.delta,
+            rotation_seed=0 if self.rotate else None, relation=self.relation, claimed=self.claimed,
+        )  # fmt: skip
+
+    def mechanism(self, seed: HashSeed) -> BinomialMechanism:
+        """Return the mechanism of a round, which clips, rotates and adds noise."""
+        if not self.rotate:
+            return self._unrotated
+        digest = hashlib.blake2b(key=seed.value, digest_size=8, person=b"ds-cpsgd-rotate")
+        rotation = int.from_bytes(digest.digest(), "little")
+        return replace(self._unrotated, rotation_seed=rotation)
+
+    @property
+    def most_messages(self) -> int | None:
+        """The cohort, whose sum must not wrap."""
+        return self.cohort
+
+    @cached_property
+    def message_format(self) -> MessageFormat:
+        """As the total, under a secure sum; the paper's, if its claim is all that there is."""
+        if not isinstance(self._claim, PaperClaim):
+            return self.total_format
+        return replace(self.total_format, bits=self._unrotated.bits)
+
+    @cached_property
+    def total_format(self) -> MessageFormat:
+        """Numbers with room for the sum of the cohort, which does not wrap."""
+        return self._format((self._unrotated.length,), "unsigned", self._unrotated.sum_bits)
+
+    @cached_property
+    def _claim(self) -> Claim:
+        return self._claim_of(self.cohort)
+
+    def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
+        # The same for every rotation.
+        return self._claim if present == self.cohort else self._claim_of(present)
+
+    def _claim_of(self, present: int) -> Claim:
+        claim = self._unrotated.claim_for(present)
+        if not isinstance(claim, PaperClaim):
+            return claim
+        size = f"messages of {self._unrotated.bits} bits that leave no room for a secure sum"
+        return replace(claim, source=f"{claim.source}, with {size},")
+
+    def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
+        """Bound by clip, rounding and the noise of so many; rotating changes no norm."""
+        return self._unrotated.largest_norm(count, failure)
+
+    def norm_of(self, total: Tensor, count: int = 1) -> float:
+        """Norm of the numbers that the cells stand for, less the noise's mean."""
+        return float(torch.linalg.vector_norm(self._unrotated.centred(total, count)))
+
+    def after_clipping(self, vectors: Tensor) -> Tensor:
+        """Return the vectors clipped to a norm, and to the range of coordinates unless rotated."""
+        clipped = clip_norm(vectors, self._unrotated.clip)
+        return clipped if self.rotate else clip_coordinates(clipped, self.limit)
+
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
+        return Encoded(self.mechanism(seed).release(batch, noise))
+
+    def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        return self.mechanism(seed).decode(total, count).float()
+
+    @classmethod
+    def planned(
+        cls, vectors: Vectors, scope: Scope, *, cells: int, bits: int | None, margin: float
+    ) -> dict[str, Any] | None:
+        """Settings, all but the noise: a range that dense vectors hardly ever leave."""
+        wanted = Scope(Unit.CLIENT, scope.relation, Trust.DISTRIBUTED)
+        if scope != wanted or bits is not None or cells < vectors.dim:
+            return None
+        limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
+        found = {"clip": vectors.norm, "limit": float(rounded_up(limit, 4))}
+        return {**found, "levels": int(margin), "relation": scope.relation.value}
+
+    @classmethod
+    def noise_settings(cls, level: float) -> dict[str, Any]:
+        """Choose the trials of the noise."""
+        return {"trials": max(1, math.ceil(level))}
+
+    def forecast(self, vectors: Vectors) -> RelativeError:
+        """Error of one round; rotations leave dense vectors as they are."""
+        mechanism, count = self._unrotated, vectors.count
+        cell = min(vectors.norm, mechanism.clip) / math.sqrt(mechanism.length) / mechanism.step
+        rounding = mechanism.step**2 * rounding_variance(cell) / count
+        return replace(
+            clipped_coordinates(vectors, self.limit),
+            noise=noise_error(vectors, mechanism.step**2 * mechanism.trials / 4 / count),
+            rounding=noise_error(vectors, rounding),
+        )

@@ -1,7 +1,0 @@
-"""The paper's evaluation: its figures and tables as settings (TOML), run, cached and drawn.
-
-`experiments` reads the settings files; `jobs` does the work in them, and keeps the results;
-`measurements` and `audits` measure what is no training run. `figures`, `figures_trained` and
-`figures_private` draw; `claims` judges what `claims.toml` has, by `rules`; `document` makes the
-page, the Markdown and `results.json`; `reproduce` is the command.
-"""

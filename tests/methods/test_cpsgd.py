@@ -1,0 +1,104 @@
+"""cpSGD: the paper's settings, its secure sum, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from diffsketch.errors import ArgumentError
+from diffsketch.methods import CpSgd
+from diffsketch.privacy import FastNoise, PaperClaim
+from diffsketch.privacy.claim import NoClaim, ProvenClaim
+from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
+from diffsketch.sketch import SketchKey
+
+DIM = 300
+SEED = SketchKey.from_integer(3).seed(1)
+
+
+@pytest.mark.parametrize("setting", PAPER_SETTINGS)
+def test_the_papers_cpsgd_is_claimed(setting: tuple[float, int, int, int]) -> None:
+    claimed, bits, levels, trials = setting
+    method = CpSgd(dim=7850, cohort=10, claimed=claimed, bits=bits)
+    assert (method.mechanism(SEED).levels, method.mechanism(SEED).trials) == (levels, trials)
+    assert method.message_format.bits == bits
+    claim = method.claim_for(10, SEED)
+    assert isinstance(claim, PaperClaim)
+    assert float(claim.epsilon(delta=1e-5, rounds=1)) == claimed
+    same = CpSgd(dim=7850, cohort=10, claimed=claimed, levels=levels, trials=trials)
+    assert same.message_format == method.message_format
+    # Without the paper's word for it there is nothing to be said.
+    assert isinstance(
+        CpSgd(dim=7850, cohort=10, levels=levels, trials=trials).claim_for(10, SEED), NoClaim
+    )
+
+
+def test_cpsgd_takes_four_bits_where_nothing_is_said() -> None:
+    method = CpSgd(dim=100, cohort=10, claimed=10.0)
+    assert method.message_format.bits == 4
+    # A secure sum of ten such numbers needs more, and the claim says that there is no room.
+    assert method.total_format.bits == 8
+    for present in (9, 10):
+        assert "4 bits that leave no room for a secure sum" in str(method.claim_for(present, SEED))
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_messages_of_a_secure_sum_have_its_modulus(rotate: bool) -> None:
+    method = CpSgd(dim=DIM, cohort=10, levels=12, trials=4, rotate=rotate)
+    assert method.message_format == method.total_format
+    assert method.message_format.bits == (10 * 15).bit_length()
+    # With very many workers the paper's numbers are proven, and then not of the paper's bits.
+    many = CpSgd(dim=DIM, cohort=1000, claimed=5.0, rotate=rotate)
+    assert isinstance(many.claim_for(1000, SEED), ProvenClaim)
+    assert many.message_format == many.total_format
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "levels must be given"),
+        ({"levels": 4}, "trials must be given"),
+        ({"claimed": 3.0}, "row of the paper's table"),
+        ({"claimed": 5.0, "bits": 6}, "row of the paper's table"),
+        ({"claimed": 5.0, "levels": 12, "trials": 5}, "row of the paper's table"),
+        ({"levels": 4, "trials": 4, "bits": 3}, "bits must come with claimed"),
+        ({"levels": 1, "trials": 4}, "levels must be >= 2"),
+        ({"levels": 4, "trials": 0}, "trials must be >= 1"),
+        ({"levels": 4, "trials": 4, "limit": 0.0}, "limit must be"),
+        ({"levels": 4, "trials": 4, "clip": -1.0}, "clip must be"),
+        ({"levels": 4, "trials": 4, "delta": 1.0}, "delta must be"),
+        ({"levels": 4, "trials": 4, "rotate": 1}, "rotate must be"),
+        ({"levels": 4, "trials": 4, "relation": "other"}, "relation must be"),
+    ],
+)
+def test_cpsgd_refuses(settings: dict[str, object], match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        CpSgd(dim=10, cohort=5, **settings)  # type: ignore[arg-type]
+
+
+def test_cpsgd_clips_nothing_that_fits_the_range_by_default() -> None:
+    method = CpSgd(dim=DIM, cohort=1, levels=2, trials=1, limit=0.5)
+    assert method.mechanism(SEED).clip == 0.5 * math.sqrt(DIM)
+    corner = torch.full((DIM,), 0.5)
+    drawn = method.encode(corner, SEED, FastNoise(1)).messages
+    assert bool((drawn >= 1).all())  # the upper level for sure, plus noise
+
+
+def test_every_seed_rotates_in_another_way() -> None:
+    method = CpSgd(dim=DIM, cohort=5, levels=4, trials=4, rotate=True)
+    assert method.message_format.shape == (512,)
+    key = SketchKey.from_integer(1)
+    turns = [method.mechanism(key.seed(index)).rotation_seed for index in range(50)]
+    assert len(set(turns)) == 50
+    assert method.mechanism(key.seed(3)) == method.mechanism(key.seed(3))
+
+
+def test_the_largest_sum_fits_its_format() -> None:
+    for levels, trials, cohort in ((12, 4, 10), (2, 1, 1), (64, 3200, 1000)):
+        method = CpSgd(dim=3, cohort=cohort, levels=levels, trials=trials)
+        largest = torch.full((3,), cohort * (levels - 1 + trials))
+        assert int(largest[0]) < 1 << method.total_format.bits
+        assert int(largest[0]) >= 1 << (method.total_format.bits - 1)
+        method.decode(largest, SEED, count=cohort)

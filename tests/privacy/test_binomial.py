@@ -1,0 +1,337 @@
+"""cpSGD against exact divergences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.privacy.accounting.events import ApproximateEvent, epsilon_for, gaussian
+from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.mechanisms.binomial import (
+    PAPER_SETTINGS,
+    BinomialMechanism,
+)
+from diffsketch.privacy.secure_noise import SecureNoise
+from diffsketch.privacy.simulated_noise import FastNoise
+
+Vector = npt.NDArray[np.float64]
+
+
+def unit_shift(trials: int, cohort: int = 1, **changes: float) -> BinomialMechanism:
+    """One coordinate on two levels: every shift is of one step."""
+    plain = BinomialMechanism(
+        dim=1, clip=1.0, limit=1.0, levels=2, trials=trials, cohort=cohort, delta=1e-6
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def proven(mechanism: BinomialMechanism) -> ApproximateEvent:
+    claim = mechanism.claim
+    assert isinstance(claim, ProvenClaim)
+    assert isinstance(claim.event, ApproximateEvent)
+    return claim.event
+
+
+def exact_delta(probabilities: Vector, shifted: Vector, epsilon: float) -> float:
+    """By definition, in both directions."""
+    scale = math.exp(epsilon)
+    one = np.maximum(probabilities - scale * shifted, 0).sum()
+    return float(max(one, np.maximum(shifted - scale * probabilities, 0).sum()))
+
+
+def shifted_binomials(trials: int, p: float, shift: int) -> tuple[Vector, Vector]:
+    k = np.arange(-shift, trials + shift + 1)
+    return binom.pmf(k, trials, p), binom.pmf(k - shift, trials, p)
+
+
+# The theorem.
+
+
+def test_published_values() -> None:
+    assert proven(unit_shift(2000)).epsilon == pytest.approx(0.637513, abs=5e-7)
+    assert proven(unit_shift(200, cohort=10)).epsilon == pytest.approx(0.637513, abs=5e-7)
+    assert proven(unit_shift(2000)).delta == 1e-6
+    assert proven(unit_shift(1483)).epsilon < 1
+    assert isinstance(unit_shift(1482).claim, NoClaim)
+
+
+def written_out(
+    shift: tuple[float, float, float], *, v: float, delta: float, d: int, p: float
+) -> float:
+    """The theorem's epsilon once more."""
+    d1, d2, dinf = shift
+    b = 2 / 3 * (p**2 + (1 - p) ** 2) + 1 - 2 * p
+    c = math.sqrt(2) * (3 * p**3 + 3 * (1 - p) ** 3 + 2 * p**2 + 2 * (1 - p) ** 2)
+    e = 4 / 3 * (p**2 + (1 - p) ** 2)
+    return (
+        d2 * math.sqrt(2 * math.log(1.25 / delta)) / math.sqrt(v)
+        + (d2 * c * math.sqrt(math.log(10 / delta)) + d1 * b) / (v * (1 - delta / 10))
+        + 2 / 3 * dinf * math.log(1.25 / delta) / v
+        + dinf * e * math.log(20 * d / delta) * math.log(10 / delta) / v
+    )
+
+
+def test_theorem_term_by_term() -> None:
+    """Another p, more levels, more dimensions, with the shift that is certain."""
+    mechanism = BinomialMechanism(
+        dim=4, clip=1.0, limit=0.5, levels=5, trials=30, cohort=500, delta=1e-5, probability=0.3
+    )
+    r = 2 / 0.25
+    shift = min(2 * r + 4, 4 * 4), min(r + 2, 2 * 4), 4
+    expected = written_out(shift, v=30 * 500 * 0.21, delta=1e-5, d=4, p=0.3)
+    assert proven(mechanism).epsilon == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.4, 0.2])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_theorem_bounds_the_exact_divergence(p: float, delta: float) -> None:
+    """In one dimension, for the least noise that the condition allows and for more."""
+    for levels in (2, 4, 11):
+        plain = unit_shift(1, levels=levels, delta=delta, probability=p)
+        for factor in (1, 1.5, 10):
+            trials = math.ceil(factor * 23 * math.log(10 / delta) / (p * (1 - p)))
+            event = proven(replace(plain, trials=trials))
+            for shift in range(1, levels):
+                pair = shifted_binomials(trials, p, shift)
+                assert exact_delta(*pair, event.epsilon) <= delta
+
+
+def test_exact_divergence_tells_too_little_noise() -> None:
+    """The control of the two tests above: a quarter of the noise would be found out."""
+    event = proven(unit_shift(2000))
+    assert exact_delta(*shifted_binomials(2000, 0.5, 1), event.epsilon) <= 1e-6
+    assert exact_delta(*shifted_binomials(2000, 0.5, 1), event.epsilon / 4) > 1e-6
+    assert exact_delta(*shifted_binomials(100, 0.5, 1), event.epsilon) > 1e-6
+
+
+# The condition.
+
+
+@pytest.mark.parametrize("setting", PAPER_SETTINGS)
+def test_the_paper_s_table_is_not_proven(setting: tuple[float, int, int, int]) -> None:
+    claimed, bits, levels, trials = setting
+    mechanism = BinomialMechanism(
+        dim=7850, clip=1.0, limit=1.0, levels=levels, trials=trials, cohort=10, delta=1e-5
+    )
+    assert mechanism.bits == bits
+    variance = {4: 10.0, 9: 22.5, 2: 5.0}[trials]
+    claim = mechanism.claim
+    assert isinstance(claim, NoClaim)
+    assert f"needs noise of variance 524 in the sum, and 10 members give {variance:g}" in str(claim)
+    assert float(claim.epsilon(delta=1e-5, rounds=1)) == math.inf
+    shown = replace(mechanism, claimed=claimed).claim
+    assert isinstance(shown, PaperClaim)
+    assert shown.basis is Basis.CLAIMED
+    assert "not proven" in str(shown)
+    assert "variance 524" in str(shown)
+    assert float(shown.epsilon(delta=1e-5, rounds=1)) == claimed
+    with pytest.raises(ArgumentError, match="rounds must be 1"):
+        shown.epsilon(delta=1e-5, rounds=2)
+
+
+def test_condition_on_the_largest_shift() -> None:
+    """With very many levels it is twice the largest shift that the variance must reach."""
+    mechanism = unit_shift(1, levels=2001)
+    assert mechanism.shifts()[0].largest == 2000
+    assert isinstance(replace(mechanism, trials=4 * 4000 - 1).claim, NoClaim)
+    assert isinstance(replace(mechanism, trials=4 * 4000).claim, ProvenClaim)
+
+
+def test_claim_says_what_it_is() -> None:
+    mechanism = unit_shift(20, cohort=200, unit=Unit.EXAMPLE, relation=Relation.ADD_OR_REMOVE)  # type: ignore[arg-type]
+    claim = mechanism.claim
+    assert isinstance(claim, ProvenClaim)
+    assert claim.scope.unit is Unit.EXAMPLE
+    assert claim.scope.relation is Relation.ADD_OR_REMOVE
+    assert claim.scope.trust is Trust.DISTRIBUTED
+    # A claim which is proven is not replaced by one which is not.
+    assert replace(mechanism, claimed=0.01).claim == claim
+
+
+def test_dropouts_weaken_the_claim() -> None:
+    mechanism = unit_shift(20, cohort=200)
+    fewer = mechanism.claim_for(100)
+    assert isinstance(fewer, ProvenClaim)
+    assert isinstance(fewer.event, ApproximateEvent)
+    assert fewer.event.epsilon == pytest.approx(proven(unit_shift(20, cohort=100)).epsilon)
+    assert fewer.event.epsilon > proven(mechanism).epsilon
+    assert isinstance(mechanism.claim_for(10), NoClaim)
+    for present in (0, 201, True):
+        with pytest.raises(ArgumentError, match="present must"):
+            mechanism.claim_for(present)
+
+
+# How far a member moves the sum.
+
+
+@pytest.mark.parametrize("relation", list(Relation))
+@pytest.mark.parametrize("levels", [2, 5, 16, 200])
+def test_shift_bounds_hold(levels: int, relation: Relation) -> None:
+    """All outcomes of rounding two neighbours with the same random numbers, exactly."""
+    dim, clip, limit = 7, 1.0, 0.6
+    mechanism = BinomialMechanism(
+        dim=dim, clip=clip, limit=limit, levels=levels, trials=1, cohort=1, delta=0.9,
+        relation=relation,
+    )  # fmt: skip
+    certain, likely = mechanism.shifts()
+    assert certain.failure == 0
+    assert likely.failure == pytest.approx(0.45)
+    rng = np.random.default_rng(31)
+    exceeded = 0.0
+    for _ in range(12):
+        one = rng.standard_normal(dim) * rng.integers(0, 2, dim) + 1e-3
+        one *= clip / np.linalg.norm(one)
+        other = -one if relation is Relation.REPLACE else 0 * one
+        gap = np.abs(np.clip(one, -limit, limit) - np.clip(other, -limit, limit)) / mechanism.step
+        beyond = 0.0
+        for up in itertools.product((0, 1), repeat=dim):
+            part = gap - np.floor(gap)
+            chance = float(np.prod(np.where(up, part, 1 - part)))
+            if chance == 0:
+                continue
+            shift = np.floor(gap) + up
+            norms = (shift.sum(), np.linalg.norm(shift), shift.max())
+            assert all(a <= b * (1 + 1e-12) for a, b in zip(norms, certain[:3], strict=True))
+            beyond += chance * any(a > b for a, b in zip(norms, likely[:3], strict=True))
+            exceeded += chance * (norms[1] > np.linalg.norm(gap))
+        assert beyond <= likely.failure
+    assert exceeded > 0.3  # control: distances before rounding are no bound
+
+
+def test_likely_shift_matters_in_high_dimension() -> None:
+    """The certain bound grows with the dimension. The other is used, with half of delta."""
+    mechanism = BinomialMechanism(
+        dim=10_000, clip=1.0, limit=0.05, levels=8, trials=100, cohort=100_000, delta=1e-6
+    )
+    certain, likely = mechanism.shifts()
+    assert likely.l2 < 0.7 * certain.l2
+    expected = written_out(likely[:3], v=2.5e6, delta=5e-7, d=10_000, p=0.5)
+    assert proven(mechanism).epsilon == pytest.approx(expected)
+    assert proven(mechanism).delta == 1e-6
+    assert expected < written_out(certain[:3], v=2.5e6, delta=1e-6, d=10_000, p=0.5)
+
+
+@pytest.mark.parametrize("delta", [1e-8, 0.02, 0.5])
+def test_likely_shift_where_rounding_is_widest(delta: float) -> None:
+    """Every coordinate half a step apart: the L1 norm and the square are Bin(dim, 1/2)."""
+    mechanism = BinomialMechanism(
+        dim=400, clip=10.0, limit=1.0, levels=2, trials=1, cohort=1, delta=delta
+    )
+    _, likely = mechanism.shifts()
+    assert binom.sf(math.floor(likely.l1), 400, 0.5) <= delta / 2
+    assert binom.sf(math.floor(likely.l2**2), 400, 0.5) <= delta / 2
+    # The control: the mean alone is exceeded half of the time.
+    assert binom.sf(200, 400, 0.5) > 0.4
+
+
+# Messages.
+
+
+def decoded(mechanism: BinomialMechanism, vectors: Tensor, seed: int) -> Tensor:
+    messages = mechanism.release(vectors, FastNoise(seed))
+    assert messages.dtype == torch.int64
+    assert 0 <= int(messages.min()) <= int(messages.max()) < mechanism.levels + mechanism.trials
+    return mechanism.decode(messages.sum(-2), vectors.shape[-2])
+
+
+@pytest.mark.parametrize("rotation_seed", [None, 5])
+def test_decoding_is_unbiased(rotation_seed: int | None) -> None:
+    """Means within 6.5 standard deviations: fails by chance with probability 5e-10."""
+    mechanism = BinomialMechanism(
+        dim=6, clip=3.0, limit=3.0, levels=4, trials=9, cohort=5, delta=1e-6, probability=0.3,
+        rotation_seed=rotation_seed,
+    )  # fmt: skip
+    repeats = 10_000
+    vectors = torch.from_numpy(np.random.default_rng(41).uniform(-1, 1, (5, 6)))
+    mean = decoded(mechanism, vectors.expand(repeats, 5, 6), 42).mean(0)
+    variance = (mechanism.std**2 + mechanism.step**2 * 5 / 4) / 25
+    tolerance = 6.5 * math.sqrt(variance / repeats)
+
+    def right(estimate: Tensor) -> bool:
+        return bool(((estimate - vectors.mean(0)).abs() < tolerance).all())
+
+    assert right(mean)
+    # Controls: rounding to the nearest level, and noise that is taken to have a mean 3% off.
+    nearest = (((vectors + 3) / 2).round() * 2 - 3).mean(0)
+    assert not right(nearest)
+    assert not right(mean + 0.03 * 9 * 0.3 * mechanism.step)
+
+
+def test_stated_variance() -> None:
+    """Exact levels, so noise alone: within 6%, some 11 standard deviations."""
+    mechanism = BinomialMechanism(
+        dim=3, clip=9.0, limit=3.0, levels=4, trials=20, cohort=4, delta=1e-6
+    )
+    vectors = torch.tensor([[-3.0, -1.0, 1.0], [3.0, 3.0, -3.0], [1.0, 1.0, 1.0], [-1.0, 3.0, 1.0]])
+    errors = decoded(mechanism, vectors.expand(25_000, 4, 3), 43) - vectors.double().mean(0)
+    for factor, fits in ((1.0, True), (0.8, False)):
+        ratio = float((factor * errors).square().mean()) / (mechanism.std**2 / 16)
+        assert (abs(ratio - 1) < 0.06) == fits
+
+
+def test_wire_format() -> None:
+    """Messages take `bits`, sums `sum_bits`: the largest possible ones just fit."""
+    mechanism = BinomialMechanism(
+        dim=2, clip=1.0, limit=1.0, levels=12, trials=4, cohort=10, delta=1e-5
+    )
+    assert mechanism.bits == 4
+    assert 12 + 4 - 1 == 2**4 - 1
+    assert mechanism.sum_bits == math.ceil(math.log2(10 * 15 + 1)) == 8
+    message = mechanism.release(torch.tensor([[5.0, -5.0]]), SecureNoise())
+    assert 0 <= int(message.min()) <= int(message.max()) < 16
+
+
+def test_clipping_comes_first() -> None:
+    """A vector far too long counts as its direction; a coordinate off the grid as its end."""
+    mechanism = BinomialMechanism(
+        dim=2, clip=1.0, limit=0.5, levels=3, trials=1, cohort=1, delta=1e-5, probability=1e-12
+    )
+    long = torch.tensor([1e30, 0.0], dtype=torch.float64)
+    assert mechanism.release(long, FastNoise(0)).tolist() == [2, 1]
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="finite"):
+            mechanism.release(torch.tensor([bad, 0.0]), FastNoise(0))
+
+
+def test_bad_arguments() -> None:
+    good = unit_shift(10)
+    for name, values in {
+        "dim": (0,), "clip": (0.0, math.nan, math.inf), "limit": (-1.0, math.nan),
+        "levels": (1,), "trials": (0,), "cohort": (0,), "delta": (0.0, 1.0, math.nan),
+        "probability": (0.0, 1.0, math.nan), "unit": (Unit.COORDINATE,), "relation": ("both",),
+    }.items():  # fmt: skip
+        for value in values:
+            with pytest.raises(ArgumentError, match=f"{name} must"):
+                replace(good, **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match="vectors of 1"):
+        good.release(torch.zeros(2), FastNoise(0))
+    with pytest.raises(MismatchError, match="sums of 1"):
+        good.decode(torch.zeros(2, dtype=torch.int64), 1)
+    with pytest.raises(ArgumentError, match="count must"):
+        good.decode(torch.zeros(1, dtype=torch.int64), 2)
+
+
+@pytest.mark.parametrize("probability", [0.6, 0.9, 0.99])
+def test_the_theorem_does_not_see_the_sign_of_noise(probability: float) -> None:
+    """Bin(n, p) mirrors Bin(n, 1 - p); beyond 1/2 one of the constants would turn negative."""
+    settings: dict[str, Any] = {
+        "dim": 10**6, "clip": 150.0, "limit": 150.0, "levels": 301, "trials": 150,
+        "cohort": 1000, "delta": 1e-5,
+    }  # fmt: skip
+    one = BinomialMechanism(**settings, probability=probability).claim
+    other = BinomialMechanism(**settings, probability=1 - probability).claim
+    found = float(one.epsilon(delta=1e-5, rounds=1))
+    assert found == pytest.approx(float(other.epsilon(delta=1e-5, rounds=1)), rel=1e-9)
+    # What a sum over all coordinates gives away: a Gaussian shift, at least.
+    variance = 150 * 1000 * probability * (1 - probability)
+    assert found > epsilon_for(gaussian(math.sqrt(variance) / 300), 1e-5)
