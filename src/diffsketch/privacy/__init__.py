@@ -40,7 +40,7 @@ from diffsketch.privacy.clipping import (
     clip_coordinates,
     clip_norm,
 )
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
@@ -65,7 +65,6 @@ __all__ = [
     "Epsilon",
     "FastNoise",
     "GaussianMechanism",
-    "LaplaceMechanism",
     "Ledger",
     "LedgerBusy",
     "MeasuredClaim",
