@@ -138,9 +138,11 @@ def plain_sum(
         fingerprint = most_common(header.fingerprint for header in headers.values())
     place: dict[str, Any] = {"round_index": about.round_index, "fingerprint": fingerprint}
     good = {node: data for node, data in parts.items() if node not in refused}
-    usual = _usual_bound(good, about, place, weights or {})
+    usual, substituted = _usual_bound(good, about, place, weights or {}), set[int]()
 
     def check(message: WireMessage) -> None:
+        if message.sender in substituted:
+            return
         weight = (weights or {}).get(message.sender, 1)
         norm = method.norm_of(message.cells) / weight
         if not norm <= usual:
@@ -163,6 +165,7 @@ def plain_sum(
                 if about.substitute is None:
                     raise
                 _LOG.debug("node %d counts as zeros: %s", node, error)
+                substituted.add(node)
                 zeros = WireMessage(layout, about.substitute(), **place, sender=node)
                 inbox.add(zeros.to_bytes())
         except WireError as error:

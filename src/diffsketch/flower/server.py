@@ -598,7 +598,7 @@ class SketchStrategy(Strategy):
         """
         state = self._state(arrays)
         if not self.plan.opens("evaluation"):
-            if not self._told_closed:
+            if not self._told_closed and getattr(self.strategy, "fraction_evaluate", 1.0):
                 _LOG.info("clients are not asked to evaluate: %s", CLOSED_DOOR.format("evaluation"))
             self._told_closed = True
             return []
