@@ -335,6 +335,7 @@ def test_a_limit_below_the_clip_tells_nothing_about_a_client(trust: str) -> None
     plan = FlowerPlan("gaussian", {"clip": 2.0, "noise_multiplier": 1.0, "trust": trust}, 3, 2)
     seen = []
     for norm in NEIGHBOURS:
+
         def train(number: int, weights: Tensor, _: int, norm: float = norm) -> Tensor:
             length = 2.0 * (norm if number == 0 else 0.3)
             return weights + length * torch.nn.functional.normalize(torch.ones(DIM), dim=0)
