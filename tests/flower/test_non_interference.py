@@ -387,6 +387,19 @@ def published(plan: FlowerPlan, behaviours: Sequence[str], limit: float | None) 
             [(index, len(total)) for index, total in strategy.totals]]  # fmt: skip
 
 
+SUM = FlowerPlan(
+    "skellam", {"clip": 1.0, "noise_multiplier": 2.0}, 3, 2, secure_sum=True, identities=False
+)
+
+
+@given(WORLDS, WORLDS)
+@settings(FEW, max_examples=4)
+def test_what_is_seen_of_a_secure_sum_does_not_depend_on_data(
+    first: list[str], second: list[str]
+) -> None:
+    assert published(SUM, first, None) == published(SUM, second, None)
+
+
 @given(WORLDS, WORLDS, st.sampled_from([None, 0.7, 0.01, math.inf]))
 @settings(FEW, max_examples=12)
 def check_published(first: list[str], second: list[str], limit: float | None) -> None:

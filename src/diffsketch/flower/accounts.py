@@ -8,7 +8,8 @@ import hmac
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def open_account(
         budget: Where to stop; that of the file, if there is one.
 
     Raises:
-        Refusal: The message cannot be paid, or cannot be counted yet.
+        Refusal: Earlier rounds are beyond the budget, cannot be counted yet, or are about another
+            kind of privacy.
         WireError: The statement is not this client's.
         DataError: The file is not an account.
         MismatchError: The file has another budget.
@@ -94,36 +96,36 @@ def open_account(
     nothing_known = stated is remembered is None and (path is None or not path.exists())
     if nothing_known:
         _check_countable(request, member=member, has_key=key is not None)
-    try:
+    with refusing():
         if stated is not None:
             whole.merge(stated)
         if remembered is not None:
             whole.resume(remembered)
         if nothing_known and request.round_index:
             whole.charge(claim, rounds=request.round_index)
-    except (BudgetExceeded, MismatchError) as error:
-        raise as_refusal(error) from error
+    if path is None:
+        return whole
     # A file that is made has all of it at once: an empty one would say that nothing was sent.
-    account = whole if path is None else Account.open(path, budget=budget, first=whole, wait=_WAIT)
-    try:
-        if account is not whole:
-            account.resume(whole)
-        account.check(claim)
-    except (BudgetExceeded, MismatchError) as error:
-        raise as_refusal(error) from error
+    account = Account.open(path, budget=budget, first=whole, wait=_WAIT)
+    with refusing():
+        account.resume(whole)
     return account
 
 
-def as_refusal(error: BudgetExceeded | MismatchError) -> Refusal:
-    """The refusal of a message that an account does not allow."""
-    if isinstance(error, BudgetExceeded):
-        return Refusal("budget", str(error))
-    return Refusal(
-        "account",
-        "this client's account is about another kind of privacy than the plan, and the two cannot "
-        f"be added: {error}. Use a plan of the account's kind, or give this one an account of its "
-        "own, and count both",
-    )
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what an account does not allow into a `Refusal`."""
+    try:
+        yield
+    except BudgetExceeded as error:
+        raise Refusal("budget", str(error)) from error
+    except MismatchError as error:
+        raise Refusal(
+            "account",
+            "this client's account is about another kind of privacy than the plan, and the two "
+            f"cannot be added: {error}. Use a plan of the account's kind, or give this one an "
+            "account of its own, and count both",
+        ) from error
 
 
 def _check_countable(request: Request, *, member: str, has_key: bool) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.flower import records
-from diffsketch.flower.accounts import as_refusal, open_account, sign_statement
+from diffsketch.flower.accounts import open_account, refusing, sign_statement
 from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan, find_client_key, find_sketch_key
 from diffsketch.flower.records import (
     MOST_WEIGHT,
@@ -43,7 +43,7 @@ from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
 from diffsketch.methods.plain import RoundedTables
 from diffsketch.methods.release import release
-from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
@@ -343,13 +343,13 @@ class _Session:
             key=self._own_key, path=self._path, budget=self._options.budget,
         )  # fmt: skip
         self._remember(account=account)  # what it has met: the server may not show it again
+        with refusing():
+            account.check(claim)
         outcome = self._outcome(call_next, isinstance(claim, ProvenClaim))
         if isinstance(outcome, Message):
             return outcome
-        try:
+        with refusing():  # as another process may have charged the file meanwhile
             data, metrics = self._released(outcome, claim, feedback, account)
-        except (BudgetExceeded, MismatchError) as error:  # another process has charged the file
-            raise as_refusal(error) from error
         statement = b"" if self._own_key is None else sign_statement(account, self._own_key)
         reply = Reply(
             request.nonce, self._member, self._memory.version, message=data, statement=statement,
