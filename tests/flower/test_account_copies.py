@@ -112,7 +112,7 @@ class Copies(RuleBasedStateMachine):
             except KeyboardInterrupt:
                 return None
         place.state = context.state
-        return our_record(reply)
+        return dict(our_record(reply))
 
     @rule(number=PLACES, times=st.integers(1, 3))
     def ask(self, number: int, times: int) -> None:

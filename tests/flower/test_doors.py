@@ -205,7 +205,7 @@ def failing(raised: BaseException) -> Answer:
 
 def replying(content: RecordDict | Error | None) -> Answer:
     def train(message: Message, _: Context) -> Message:
-        return None if content is None else Message(content, reply_to=message)  # type: ignore
+        return None if content is None else Message(content, reply_to=message)
 
     return train
 
@@ -241,7 +241,7 @@ FAILURES: dict[str, Answer] = {
 def outside_cells(reply: Message) -> list[Any]:
     """All of a reply but for its noised cells and times: its records, and the size of these."""
     values = dict(our_record(reply))
-    sizes = {name: len(values.pop(name)) for name in ("message", "metrics")}  # type: ignore
+    sizes = {name: len(values.pop(name)) for name in ("message", "metrics")}
     metadata = {
         name: value for name, value in vars(reply.metadata).items()
         if name not in ("_created_at", "_ttl", "_message_id", "_reply_to_message_id")
@@ -326,7 +326,7 @@ def measured(plan: FlowerPlan, values: list[dict[str, Any]], rounds: int) -> lis
     strategy = strategy_of(plan)
     result = strategy.start(network, FIRST, rounds)
     assert not any(report.void or report.refused for report in strategy.reports)
-    return [{name: float(value) for name, value in one.items()}  # type: ignore[arg-type]
+    return [{name: float(value) for name, value in one.items()}
             for one in result.train_metrics_clientapp.values()]  # fmt: skip
 
 
@@ -388,9 +388,9 @@ def test_no_report_moves_a_metric_beyond_its_bounds(reported: dict[str, Any]) ->
     assert float(scaled.norm()) <= method.clip * (1 + 1e-6)
     back = plan.restored_metrics(scaled)
     for name, (low, high) in BOUNDS.items():
-        value = reported.get(name)
+        value: Any = reported.get(name)
         good = isinstance(value, int | float) and math.isfinite(value)
-        expected = min(max(value, low), high) if good else (low + high) / 2  # type: ignore
+        expected = min(max(value, low), high) if good else (low + high) / 2
         assert back[name] == pytest.approx(expected, abs=1e-5 * (high - low))
 
 

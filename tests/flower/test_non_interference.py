@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from diffsketch.flower import FlowerPlan, sketch_mod
 from diffsketch.flower import client as client_module
 from diffsketch.flower.plan import DOORS
-from diffsketch.flower.records import RECORD, Request
+from diffsketch.flower.records import RECORD, Refusal, Request
 from diffsketch.flower.server import ServerState
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.privacy import Budget
@@ -325,7 +325,7 @@ def test_errors_of_apps_would_be_seen(failure: str, monkeypatch: pytest.MonkeyPa
         del proven
         found = outcome(self, call_next, False)
         if not isinstance(found, Message) and not bool(found.vector.isfinite().all()):
-            raise client_module.Refusal("not-finite", "the vector has NaN or infinite values")
+            raise Refusal("not-finite", "the vector has NaN or infinite values")
         return found
 
     monkeypatch.setattr(client_module._Session, "_outcome", passing)

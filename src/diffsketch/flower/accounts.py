@@ -202,8 +202,8 @@ class ClientRegistry:
     @property
     def claim(self) -> Claim:
         """Claim that holds for all rounds."""
-        claims = (each.claim for each in self._all_paid().values())
-        return reduce(weaker, (claim for claim in claims if claim is not None), self._planned)
+        claims = [each.claim for each in self._all_paid().values() if each.rounds]
+        return reduce(weaker, [claim for claim in claims if claim is not None] or [self._planned])
 
     def version_of(self, node: int) -> int:
         """Version of the model that a node is known to have."""

@@ -209,7 +209,7 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 
 @dataclass(frozen=True, eq=False)
 class _Outcome:
-    """What an app's training has brought: zeros, where it has failed."""
+    """Result of an app's training: zeros, where it has failed."""
 
     vector: Tensor  # to be sent
     weight: int = 0  # by which it counts; 0 if clients count alike

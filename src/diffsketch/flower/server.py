@@ -113,7 +113,7 @@ class ServerState:
         return self._plan.claim_for(self.method, present, seed)
 
     def context(self, round_index: int, nonce: bytes, claim: Claim) -> RoundContext:
-        """What is known of a round before its messages come."""
+        """Context of a round whose messages are still to come."""
         method = self.method
         return RoundContext(
             self._plan, method, round_index, self.fingerprint(round_index), nonce,
@@ -598,7 +598,8 @@ class SketchStrategy(Strategy):
         """
         state = self._state(arrays)
         if not self.plan.opens("evaluation"):
-            if not self._told_closed and getattr(self.strategy, "fraction_evaluate", 1.0):
+            would = getattr(self.strategy, "fraction_evaluate", 1.0) > 0
+            if would and not self._told_closed:
                 _LOG.info("clients are not asked to evaluate: %s", CLOSED_DOOR.format("evaluation"))
             self._told_closed = True
             return []
