@@ -411,7 +411,8 @@ class Account:
             self._refresh()
             counts = _merged(self._counts, other._counts)
             self._weakest(_totals(counts))
-            self._write(counts)
+            if counts != self._counts:
+                self._write(counts)
             self._counts = counts
 
     def resume(self, copy: Account) -> None:
