@@ -227,3 +227,14 @@ def test_two_memories_with_one_node_id_cannot_be_told_apart(same_id: bool, tmp_p
     copies.ask(number=0, times=1)
     with pytest.raises(AssertionError) if same_id else nullcontext():
         copies.meet(number=0, other=1)
+
+
+def test_a_refused_client_remembers_what_it_was_shown(tmp_path: Path) -> None:
+    """By a statement that a server shows once, to a node whose account is in its memory alone."""
+    copies = type("Copies", (Copies,), {"folder": tmp_path, "budget": BUDGET})()
+    copies.clone(number=0, memory=False, disk=False, times=1)
+    copies.ask(number=0, times=allowed())
+    sent = copies.count
+    copies.meet(number=1, other=0)
+    copies.ask(number=1, times=1)
+    assert copies.count == sent

@@ -269,7 +269,7 @@ def test_a_failing_app_counts_as_zeros(name: str, caplog: pytest.LogCaptureFixtu
         assert "the app has failed" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["raises", "exits", "error", "empty"])
+@pytest.mark.parametrize("name", ["raises", "exits", "error", "empty", "other type"])
 def test_where_nothing_is_claimed_failures_pass(name: str) -> None:
     network, _ = node_of(SKETCH, FAILURES[name])
     if name in ("raises", "exits"):
