@@ -283,6 +283,10 @@ class SketchStrategy(Strategy):
     a plan with `secure_sum` and is refused without, unless `trusted_server` says that it will not
     look. Under a secure sum the server sees nothing but the sum.
 
+    *What clients are asked for.* To train; and to evaluate, as the wrapped strategy wants it, with
+    `none` and `sketch` or where the plan opens that door. The plan's `metrics` come to the wrapped
+    strategy as means with noise.
+
     *Void rounds.* With fewer than `plan.min_replies` messages, or if a secure sum fails, or the sum
     is beyond float32, or the model would not be finite, nothing is published and the model stays.
     That is logged as an error; and the round is paid for by whoever was asked for a message, since
@@ -293,14 +297,17 @@ class SketchStrategy(Strategy):
     server's bits; whoever is asked has paid before, even if the server then dies.
     `tests/flower/test_hostile.py`: replies of another round, node, method or version, repeated or
     damaged ones change nothing but a count, and the mean is that of the others; nor do messages
-    that are too long.
+    that are too long, or weights that are too large. `tests/flower/test_non_interference.py`: what
+    a trusted server reports does not depend on a client's data.
 
     Args:
         strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
             needs those of single clients, such as Krum or a median, is refused (`check_strategy`).
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
-        budget: Budget at which to stop. Only proven claims can be within one.
+        budget: Most that a client may spend. One who cannot pay a further round is not asked, and
+            the run ends when fewer than `plan.min_replies` can. Only proven claims can be within
+            one, and those whose doors were opened.
         aggregation: The secure sum, for a plan with `secure_sum`. If nothing is given, its
             identities are looked up (`find_identities`), where the plan has them.
         trusted_server: As for `sketch_mod`.
