@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "secure_sum": BASE | {"wire"},
     "training": CORE,
     "ddp": CORE | {"training"},
-    "flower": CORE | {"training", "secure_sum"},
+    "flower": CORE | {"secure_sum"},
     "planning": CORE,
     "auditing": CORE | {"training", "ddp"},
     "pages": BASE | {"privacy"},

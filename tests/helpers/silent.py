@@ -15,7 +15,6 @@ __all__ = ["Silent", "silence"]
 
 SENDERS = (
     "diffsketch.ddp.group",
-    "diffsketch.flower.client",
     "diffsketch.flower.server",
     "diffsketch.methods.release",
 )
