@@ -144,16 +144,18 @@ def handshake(
     device: torch.device,
     failure: Exception | None = None,
     share: bytes = bytes(8 * _SHARE_WORDS),
+    party: str = "",
     doing: str = "start",
 ) -> bytes:
     """Compare settings with all processes of a group: one gather of a fixed size.
 
     A process that is going to raise a `failure` takes part all the same, so that the others learn
     of it at once: they raise a `MismatchError` that says what it was `doing`, as all do where
-    settings differ. Returns 32 bytes that follow from the shares of all, the same everywhere.
+    settings differ, or where two have an account of the same `party`. Returns 32 bytes that follow
+    from the shares of all, the same everywhere.
     """
-    words = [0 if failure is None else 1, *map(digest_of, settings.values())]
-    words += [0] * (1 + _MOST_SETTINGS - len(words))
+    words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
+    words += [0] * (2 + _MOST_SETTINGS - len(words))
     shared = torch.frombuffer(bytearray(share), dtype=torch.int64)
     own = torch.cat([torch.tensor(words), shared]).to(device)
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
@@ -163,8 +165,14 @@ def handshake(
     table = torch.stack(gathered).cpu()
     if failed := table[:, 0].nonzero().flatten().tolist():
         raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    parties = table[:, 1].tolist()
+    if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
+        raise MismatchError(
+            f"each rank must have an account of its own, but {_ranks(alike)} opened copies of the "
+            "same one: account_file is the path of one party's file"
+        )
     rank = dist.get_rank(group)
-    for place, (name, value) in enumerate(settings.items(), start=1):
+    for place, (name, value) in enumerate(settings.items(), start=2):
         other = (table[:, place] != table[rank, place]).nonzero().flatten().tolist()
         if other:
             raise MismatchError(
