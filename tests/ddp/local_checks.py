@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp import (
     LocalSteps,
     own_gradients,
+    same_weights,
 )
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
@@ -317,7 +318,7 @@ def not_finite(rank: int) -> dict[str, Any]:
 def private(folder: str, rank: int) -> dict[str, Any]:
     """Silos with a budget for some exchanges, and what is refused there."""
     budget = Budget(5.0, 1e-5)
-    options = {**PROVEN, "every": 2, "budget": budget, "account_file": f"{folder}/account.json"}
+    options = {**PROVEN, "every": 2, "budget": budget, "account_file": f"{folder}/silo-{rank}.json"}
     model = make_model()
     local = local_of(model, **options)
     error, found = "", []
@@ -339,6 +340,9 @@ def private(folder: str, rank: int) -> dict[str, Any]:
         "trust": lambda: local_of(make_model(), **PROVEN, trust="central"),
         "budget": lambda: local_of(make_model(), budget=budget),
         "again": local_of(make_model(), **{**options, "every": 1}).step,
+        "one account": lambda: local_of(
+            make_model(), **{**options, "account_file": f"{folder}/silo-0.json"}
+        ),
     }
     return {
         "error": error,
@@ -347,6 +351,11 @@ def private(folder: str, rank: int) -> dict[str, Any]:
         "epsilon": float(epsilon),
         "words": str(epsilon),
         "refused": {name: error_of(one) for name, one in tries.items()},
+        "swapped": str(
+            local_of(
+                make_model(), **{**options, "account_file": f"{folder}/silo-{1 - rank}.json"}
+            ).epsilon(1e-5)
+        ),
         "files": sorted(one.name for one in Path(folder).glob("*.json")),
     }
 
@@ -388,11 +397,15 @@ def wrapped(rank: int) -> dict[str, Any]:
         weights.append(weights_of(module))
 
     def refused(model: nn.Module, **options: Any) -> str:
-        outer = DistributedDataParallel(model, **options)
+        prepared = model if options.pop("plain", False) else same_weights(model)
+        outer = DistributedDataParallel(prepared, **options)
         outer.register_comm_hook(None, own_gradients)
         return error_of(lambda: local_of(outer, **PROVEN))
 
-    tries = [refused(norm), refused(trainable(), find_unused_parameters=True), refused(trainable())]
+    tries = [
+        refused(norm, plain=True), refused(trainable(), plain=True),
+        refused(trainable(), find_unused_parameters=True), refused(norm),
+    ]  # fmt: skip
     return {"weights": weights, "tries": tries}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.errors import MismatchError
+from diffsketch.errors import ArgumentError, MismatchError
+
+LOGGER = logging.getLogger("diffsketch.ddp")
+"""Log of this rank alone: what others must not learn of."""
 
 CELLS_PER_RANK = 2
 _PIECE = 1 << 24  # values of a cell, from 1 on
@@ -72,6 +76,12 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     if "cuda" in kinds:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(kinds[0])
+
+
+def check_started() -> None:
+    """Raise an `ArgumentError` unless this process is in a group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError("a process group is needed: call init_process_group before")
 
 
 def control_bytes(world: int) -> int:

@@ -20,6 +20,7 @@ from diffsketch.ddp.agreement import (
     RankStatus,
     SavedByState,
     check_reports,
+    check_started,
     control_cells,
     device_of,
     handshake,
@@ -221,8 +222,7 @@ class GroupMean(SavedByState):
     @staticmethod
     def _join(group: Any) -> tuple[int, int]:
         """This process's rank in the group, and how many there are."""
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
+        check_started()
         return dist.get_rank(group), dist.get_world_size(group)
 
     @property
@@ -428,8 +428,8 @@ class GroupMean(SavedByState):
     ) -> None:
         """Continue where `state_dict` was called. All ranks must load theirs together.
 
-        If one of them cannot, all raise, and none has loaded anything. No rounds are forgotten: what
-        the state has and this rank's account has not is added to it.
+        If one of them cannot, all raise, and none has loaded anything. No rounds are forgotten:
+        what the state has and this rank's account has not is added to it.
 
         Args:
             state: This rank's.
@@ -647,8 +647,7 @@ def all_reduce_mean(
         MismatchError: Ranks disagree, or the tensors have another number of coordinates.
     """
     if isinstance(mean, Method):
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
+        check_started()
         # Hashes that no other round has: from bytes of all ranks.
         share = secrets.token_bytes(32)
         key = SketchKey(handshake(group, {}, device=device_of(group), share=share))
