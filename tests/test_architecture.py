@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": CORE,
     "secure_sum": BASE | {"wire"},
     "training": CORE,
-    "ddp": CORE | {"training"},
+    "ddp": CORE,
     "flower": CORE | {"training", "secure_sum"},
     "planning": CORE,
     "auditing": CORE | {"training", "ddp"},

@@ -281,8 +281,9 @@ class StoreMean(GroupMean):
     ) -> None:
         """Continue where `state_dict` was called: each rank for itself, whenever it likes.
 
-        From the state of another rank, only what all have in common is taken, and its account if
-        that is in no file: it may be this party's, from a time when it had another number.
+        From the state of another rank, only what all have in common is taken; and its account, if
+        that may be this party's from a time when it had another number: a copy of this one, or one
+        without a file.
 
         Raises:
             ArgumentError: The state is of another rank, which does not know what this one has sent,
@@ -295,8 +296,9 @@ class StoreMean(GroupMean):
                     "account_file must be given to go on from the state of another rank, which "
                     "does not know what this one has sent"
                 )
-            if not state["in_file"]:
-                self._account.merge(Account.from_text(state["account"]))
+            account = Account.from_text(state["account"])
+            if account.party == self._account.party or not state["in_file"]:
+                self._account.merge(account)
             self._go_on_from(state)
             return
         super().load_state_dict(state, failure=failure)
