@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import runpy
 import warnings
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import PlainSketch, Uncompressed
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
-from tests.ddp.processes import WORLD, Checks, error_of
+from tests.ddp.processes import WORLD, Checks, error_of, logged
 from tests.helpers.silent import silence
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.py"
@@ -317,7 +316,7 @@ def guarded_steps(rank: int, method: str, *, raises: bool, **settings: Any) -> d
     model = DistributedDataParallel(same_weights(make_model()), bucket_cap_mb=SMALL)
     state = state_of(model, method=method, error_feedback=False, **settings)
     model.register_comm_hook(state, sketch_hook)
-    optimizer, log, errors = optimizer_of(model), Log(), []
+    optimizer, errors = optimizer_of(model), []
 
     def fail(_: Tensor) -> None:
         raise OSError("planted")
@@ -332,13 +331,12 @@ def guarded_steps(rank: int, method: str, *, raises: bool, **settings: Any) -> d
             (0 * loss if planted else loss).backward()
         optimizer.step()
 
-    logging.getLogger("diffsketch.ddp").addHandler(log)
-    for index in range(3):
-        errors.append(error_of(partial(step, index)))
-        model.module.layers[2].weight._backward_hooks = None
-    logging.getLogger("diffsketch.ddp").removeHandler(log)
+    with logged() as texts:
+        for index in range(3):
+            errors.append(error_of(partial(step, index)))
+            model.module.layers[2].weight._backward_hooks = None
     rounds = state.epsilon(1e-5).rounds
-    return {"weights": weights_of(model), "errors": errors, "log": log.texts, "rounds": rounds}
+    return {"weights": weights_of(model), "errors": errors, "log": texts, "rounds": rounds}
 
 
 def guarded(rank: int) -> dict[str, Any]:
@@ -349,18 +347,6 @@ def guarded(rank: int) -> dict[str, Any]:
             "zeros": proven(raises=False),
             "unproven": guarded_steps(rank, "sketch", raises=True),
         }
-
-
-class Log(logging.Handler):
-    """Texts of what was logged, with the errors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        self.texts.append(f"{record.getMessage()}: {error}")
 
 
 def different_weights(rank: int) -> dict[str, Any]:

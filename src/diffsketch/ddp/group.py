@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diffsketch.ddp.agreement import (
     CELLS_PER_RANK,
+    LOGGER,
     RankReport,
     RankStatus,
     SavedByState,
@@ -107,8 +108,8 @@ class GroupMean(SavedByState):
     comes of the means.
 
     *Vectors that are not finite.* Where the claim is proven, they count as zeros, with their noise,
-    and only their own rank is warned: anything else would tell about its data. Elsewhere all ranks
-    get NaN, as they would without compression, and error feedback forgets that round.
+    and only their own rank's log has it: anything else would tell about its data. Elsewhere all
+    ranks get NaN, as they would without compression, and error feedback forgets that round.
 
     *Errors.* A rank that fails before it sends takes part with zeros and says so; all ranks raise,
     and none waits. A round in which any rank has sent a message counts, and is paid for, even if it
@@ -567,15 +568,12 @@ class GroupMean(SavedByState):
                 index=index, whose=f" of rank {self.rank}",
             )  # fmt: skip
         if not finite:
-            fate = "makes the mean NaN on all ranks"
-            if isinstance(claim, ProvenClaim):
-                fate = "counts as zeros, with its noise"
-            warnings.warn(
-                f"round {index}: NaN or infinite values in the vector of rank {self.rank}, which "
-                f"{fate}",
-                NonFiniteUpdate,
-                stacklevel=3,
-            )
+            what = f"round {index}: NaN or infinite values in the vector of rank {self.rank}"
+            if isinstance(claim, ProvenClaim):  # a warning could be an error, which others see
+                LOGGER.warning("%s, which counts as zeros, with its noise", what)
+            else:
+                text = f"{what}, which makes the mean NaN on all ranks"
+                warnings.warn(text, NonFiniteUpdate, stacklevel=3)
         central = method.central_noise(release_noise(method, claim)) if self.rank == 0 else None
         if central is not None:
             message = message + central.to(message.device)
