@@ -328,7 +328,7 @@ def guarded_steps(rank: int, method: str, *, raises: bool, **settings: Any) -> d
             loss = loss_of(model, rank, index)
             if planted and raises:
                 model.module.layers[2].weight.register_hook(fail)
-            (0 * loss if planted else loss).backward()
+            (0 * loss if planted else loss).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     with logged() as texts:
@@ -357,11 +357,12 @@ def different_weights(rank: int) -> dict[str, Any]:
     apart = error_of(lambda: same_weights(module))
     wrong = error_of(lambda: same_weights("module" if rank == 1 else module))  # type: ignore[type-var]
     kept = []
-    for prepare in (same_weights, lambda one: one):
+    choices: tuple[Callable[[nn.Module], nn.Module], ...] = (same_weights, lambda module: module)
+    for prepare in choices:
         norm = nn.BatchNorm1d(3)
         assert norm.running_mean is not None
         norm.running_mean.fill_(float(rank))
-        DistributedDataParallel(prepare(nn.Sequential(nn.Linear(2, 3), norm)))  # type: ignore[operator]
+        DistributedDataParallel(prepare(nn.Sequential(nn.Linear(2, 3), norm)))
         kept.append(float(norm.running_mean[0]))
     return {"apart": apart, "wrong": wrong, "kept": kept}
 

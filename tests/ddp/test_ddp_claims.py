@@ -129,7 +129,7 @@ def test_a_hook_of_another_model_is_refused_in_the_first_step() -> None:
 
 def turn_on(model: DistributedDataParallel) -> None:
     model.parameters_to_ignore = set()
-    model._assign_modules_buffers()
+    model._assign_modules_buffers()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("change", [turn_on, DistributedDataParallel._set_static_graph])

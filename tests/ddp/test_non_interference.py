@@ -105,7 +105,7 @@ class Recorder(ProcessGroup):
         whole = [(str(one.dtype), tuple(one.shape), bytes_of(one)) for one in tensors]
         self.transcript.seen.append((kind, whole, more))
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> Done:
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> Done:  # type: ignore[override]
         """Sum a message of cells and control cells. Rank 0's control is recorded as it is."""
         (payload,) = tensors
         cells, control = payload[: -CELLS_PER_RANK * WORLD], payload[-CELLS_PER_RANK * WORLD :]
@@ -122,11 +122,13 @@ class Recorder(ProcessGroup):
         control[CELLS_PER_RANK:] = peer
         return Done(tensors)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> Done:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Done:  # type: ignore[override]
         self._saw("broadcast", tensors, root=opts.rootRank)
         return Done(tensors)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], _: Any = None) -> Done:
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], _: Any
+    ) -> Done:
         self._saw("allgather", inputs)
         for gathered, own in zip(outputs, inputs, strict=True):
             gathered[0].copy_(own)
@@ -149,7 +151,7 @@ def bytes_of(value: Tensor | bytes) -> bytes:
 @pytest.fixture(scope="module", autouse=True)
 def _recorded() -> Iterator[None]:
     def made(store: Any, rank: int, size: int, timeout: Any) -> Recorder:  # noqa: ARG001
-        return Recorder(rank, size)
+        return Recorder(rank, size)  # type: ignore[call-arg]
 
     if not hasattr(dist.Backend, "RECORDER"):
         dist.Backend.register_backend("recorder", made, devices=["cpu"])
@@ -216,10 +218,14 @@ class Network(nn.Module):
             raise OSError("planted in the forward pass")
         if self.fault == "backward":
             hidden.register_hook(self.fail)
+        left: Tensor
         if bool(inputs.sum() > 0):
-            return self.right(hidden).relu() + self.left(hidden)
-        left: Tensor = self.left(hidden)
-        return left + self.right(left.repeat(1, 3))
+            right: Tensor = self.right(hidden).relu()
+            left = self.left(hidden)
+        else:
+            left = self.left(hidden)
+            right = self.right(left.repeat(1, 3))
+        return left + right
 
     def fail(self, gradient: Tensor) -> Tensor:
         raise OSError(f"planted in the backward pass {gradient.shape}")

@@ -195,10 +195,8 @@ class GroupMean(SavedByState):
             good = cohort is None or cohort == self.world
             check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
             planned = method.claim_for(self.world, key.seed(0))
-            if account_file is None:
-                self._account = Account(budget, planned=planned)
-            else:
-                self._account = Account.open(account_file, budget=budget, planned=planned)
+            opened = Account if account_file is None else partial(Account.open, account_file)
+            self._account = opened(budget=budget, planned=planned)
             check_group_options(
                 method, planned, budget=self._account.budget, trusted_group=trusted_group,
                 scaler=scaler,
@@ -218,7 +216,7 @@ class GroupMean(SavedByState):
             }
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        self._account.begin_series(self._start(compared, failure))
+        self._account.begin_series(self.agree(compared, failure=failure))
 
     @staticmethod
     def _join(group: Any) -> tuple[int, int]:
@@ -389,23 +387,19 @@ class GroupMean(SavedByState):
         kind = torch.float32 if form.cells == "float32" else torch.int64
         return torch.zeros(form.shape, dtype=kind, device=place)
 
-    def _start(self, settings: Mapping[str, str], failure: Exception | None) -> str:
-        """Compare settings and accounts with all ranks, and name a series that they have in common.
-
-        With it, a state that another rank has saved counts no round twice.
-        """
-        place, party = device_of(self.group), self._account.party
-        share = secrets.token_bytes(32)
-        return handshake(
-            self.group, settings, device=place, failure=failure, share=share, party=party
-        ).hex()
-
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
-    ) -> None:
-        """A `handshake` of the group, with its arguments: all ranks raise, or none."""
-        place = device_of(self.group)
-        handshake(self.group, settings, device=place, failure=failure, doing=doing)
+    ) -> str:
+        """A `handshake` of the group, with its arguments: all ranks raise, or none.
+
+        Returns the name of a new series of the account. All ranks have the same: so a state that
+        another one has saved counts no round twice.
+        """
+        common = handshake(
+            self.group, settings, device=device_of(self.group), failure=failure, doing=doing,
+            share=secrets.token_bytes(32), party=self._account.party,
+        )  # fmt: skip
+        return common.hex()
 
     def state_dict(self) -> dict[str, Any]:
         """Round, account and error feedback, as tensors, numbers and texts.

@@ -26,7 +26,7 @@ from diffsketch.ddp.agreement import (
     fail_together,
     handshake,
 )
-from diffsketch.ddp.group import GroupMean, Scaler
+from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
 from diffsketch.ddp.weights import named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
@@ -147,7 +147,8 @@ def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Modu
     # All names of a buffer that has several: they may part later.
     names = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     names.update(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(names))
+    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(module, sorted(names))
     setattr(module, _STAMP, digest)
     return module
 
@@ -342,49 +343,31 @@ class HookState(SavedByState):
                     f"without static_graph, got {type(model).__name__}"
                 )
         except Exception as error:
-            self.mean.fail(error, layout=self._layout)
-        like = next(iter(self._parameters.values()))
-        vector = self._vector_on(like.device)
+            self.mean.fail(error)
+        parameters = list(self._parameters.values())
         try:
             with model.no_sync():  # an error would leave DDP in the middle of a step
                 yield
-            self._fill(vector)
+            gradients = [
+                torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
+                for each in parameters
+            ]
         except Exception as error:
             if not self.mean.proven:
-                self.mean.fail(error, layout=self._layout, like=vector)
+                self.mean.fail(error, like=parameters[0])
             LOGGER.exception("the step counts as zeros, with its noise, since its code raised")
-            vector.zero_()
-        mean = self.mean.mean(vector, layout=self._layout, out=vector)
-        for parameter in self._parameters.values():
-            begin = self._places[id(parameter)]
-            part = mean[begin : begin + parameter.numel()].view(parameter.shape)
-            if parameter.grad is None or parameter.grad.layout != torch.strided:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(part)
-
-    def _fill(self, vector: Tensor) -> None:
-        """Copy the gradients of all parameters to their places."""
-        for name, parameter in self._parameters.items():
-            begin, gradient = self._places[id(parameter)], parameter.grad
-            target = vector[begin : begin + parameter.numel()]
-            if gradient is None:
-                target.zero_()
-            elif gradient.layout == torch.strided:
-                target.copy_(gradient.reshape(-1))
-            else:
-                raise ArgumentError(f"gradients must be dense, got {name} as {gradient.layout}")
-
-    def _vector_on(self, device: torch.device) -> Tensor:
-        """Memory for the whole gradient, used again in each step."""
-        if self._vector is None or self._vector.device != device:
-            self._vector = torch.zeros(self.mean.method.dim, device=device)
-        return self._vector
+            gradients = [torch.zeros_like(each) for each in parameters]
+        all_reduce_mean(gradients, self.mean)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def _copied(self, bucket: Any, buffer: Tensor) -> list[tuple[Tensor, int]]:
         """Copy the gradients to their places."""
         if buffer.layout != torch.strided:
             raise ArgumentError(f"gradients must be dense, got a {buffer.layout} tensor")
-        vector, parts = self._vector_on(buffer.device), []
+        if self._vector is None or self._vector.device != buffer.device:
+            self._vector = torch.zeros(self.mean.method.dim, device=buffer.device)
+        parts = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             begin = self._places.get(id(parameter))
             if begin is None:
@@ -393,7 +376,7 @@ class HookState(SavedByState):
                     "no gradient, when the hook's state was made: make a new state, and wrap the "
                     "module in DDP anew"
                 )
-            vector[begin : begin + gradient.numel()].copy_(gradient.reshape(-1))
+            self._vector[begin : begin + gradient.numel()].copy_(gradient.reshape(-1))
             parts.append((gradient, begin))
         return parts
 

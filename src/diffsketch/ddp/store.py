@@ -178,8 +178,13 @@ class StoreMean(GroupMean):
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
-    ) -> None:
-        """Compare settings with the ranks that are there; a state is loaded by each for itself."""
+    ) -> str:
+        """Compare settings with the ranks that are there; a state is loaded by each for itself.
+
+        Returns the name of a new series of the account, which no earlier life of this rank has
+        counted in. All ranks have the same in their first lives, and so on: so a state that another
+        one has saved counts no round of this run twice.
+        """
         if failure is None:
             claim = self.method.claim_for(self.world, self._key.seed(0))
             if not isinstance(claim, NoClaim) and claim.scope.trust is not Trust.LOCAL:
@@ -192,14 +197,6 @@ class StoreMean(GroupMean):
             self._peers.agree(settings, failure=failure)
         elif failure is not None:
             raise failure
-
-    def _start(self, settings: Mapping[str, str], failure: Exception | None) -> str:
-        """Compare settings, and name a series that no earlier life of this rank has counted in.
-
-        It is the same for the first lives of all ranks, the second ones, and so on: a state that
-        another rank has saved in this run counts no rounds twice.
-        """
-        self.agree(settings, failure=failure)
         store = self._peers.store
         run = store.compare_set("series", "", secrets.token_hex(8)).decode()
         return f"{run}-{store.add(f'series/{self.rank}', 1)}"
