@@ -22,7 +22,7 @@ from diffsketch.ddp import (
 )
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
-from tests.ddp.processes import Checks, error_of
+from tests.ddp.processes import Checks, error_of, logged
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_steps.py"
 NONE: dict[str, Any] = {"method": "none"}
@@ -409,6 +409,29 @@ def wrapped(rank: int) -> dict[str, Any]:
     return {"weights": weights, "tries": tries}
 
 
+def guarded(rank: int) -> dict[str, Any]:
+    """Rank 1's code raises in its second step, of two to an exchange or to a fragment."""
+    found: dict[str, Any] = {}
+    for name, options in {
+        "proven": {**PROVEN, "every": 2},
+        "unproven": {"every": 2},
+        "fragments": {"every": 4, "fragments": 2, "delay": 1},
+    }.items():
+        model = make_model()
+        local = local_of(model, **options)
+
+        def step(index: int) -> None:
+            with local.guard():  # noqa: B023
+                change(model, rank, index)  # noqa: B023
+                if rank == 1 and index == 1:
+                    raise OSError("planted")
+
+        with logged() as texts:
+            errors = [error_of(partial(step, index)) for index in range(2)]
+        found[name] = {"errors": errors, "log": texts, "weights": weights_of(model)}
+    return found
+
+
 def overlapping(rank: int) -> Tensor:
     """Rank 0 goes on while rank 1 has not sent yet; if it did not, both would wait forever.
 
@@ -479,6 +502,7 @@ def pair_checks(folder: str) -> Checks:
         not_finite,
         refused,
         wrapped,
+        guarded,
         overlapping,
         zeros,
         replaced,

@@ -57,6 +57,13 @@ def trained_before() -> DistributedDataParallel:
     return DistributedDataParallel(module)
 
 
+def compared_later() -> DistributedDataParallel:
+    """Weights were sent before they were compared."""
+    model = DistributedDataParallel(network())
+    same_weights(model.module)
+    return model
+
+
 def late_buffer() -> DistributedDataParallel:
     """With a buffer that was not there when weights were compared."""
     module = same_weights(network())
@@ -86,6 +93,7 @@ LEAKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "late buffer": (late_buffer, "sends rank 0's buffers"),
     "weights": (lambda: DistributedDataParallel(network()), "gave rank 0's weights to all ranks"),
+    "weights compared later": (compared_later, "gave rank 0's weights to all ranks"),
     "other weights": (trained_before, "gave rank 0's weights to all ranks, .*same_weights"),
     "SyncBatchNorm": (with_sync_batch_norm, "SyncBatchNorm sends statistics"),
     "unused": (lambda: wrapped(find_unused_parameters=True), "with find_unused_parameters all"),

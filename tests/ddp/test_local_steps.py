@@ -210,6 +210,20 @@ def test_a_ddp_that_averages_nothing_is_a_plain_module(pair: Results) -> None:
 
 
 @slow
+def test_an_error_in_a_guard_is_a_step_or_raised_by_all(pair: Results) -> None:
+    zero, one = pair["guarded"]
+    assert zero["proven"]["errors"] == one["proven"]["errors"] == ["", ""]
+    assert torch.equal(zero["proven"]["weights"], one["proven"]["weights"])
+    assert one["proven"]["log"] == ["step 2 counts with the weights as they are: planted"]
+    void = "MismatchError: round 0 is void: rank 1 failed, see the error there"
+    for name in ("unproven", "fragments"):
+        assert one[name]["errors"] == ["", "OSError: planted"]
+        assert one[name]["log"] == []
+    assert zero["unproven"]["errors"] == ["", void]
+    assert zero["fragments"]["errors"] == ["", ""]  # with a delay it is raised one step later
+
+
+@slow
 def test_steps_go_on_during_an_exchange(pair: Results) -> None:
     assert all_equal(pair["overlapping"])
 

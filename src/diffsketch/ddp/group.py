@@ -195,12 +195,12 @@ class GroupMean(SavedByState):
             good = cohort is None or cohort == self.world
             check(good, "cohort", f"be {self.world}, the number of ranks", cohort)
             planned = method.claim_for(self.world, key.seed(0))
+            check_group_options(
+                method, planned, budget=budget, trusted_group=trusted_group, scaler=scaler
+            )
             opened = Account if account_file is None else partial(Account.open, account_file)
             self._account = opened(budget=budget, planned=planned)
-            check_group_options(
-                method, planned, budget=self._account.budget, trusted_group=trusted_group,
-                scaler=scaler,
-            )  # fmt: skip
+            check_release(method, planned, budget=self._account.budget)  # the file may have one
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
             feedback = self._feedback

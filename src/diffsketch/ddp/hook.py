@@ -44,14 +44,16 @@ _NAMED = 3  # parameters that an error lists
 _USED = "all ranks learn, exactly, which parameters a rank's data has used"
 _USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
 _WRAP = "write DistributedDataParallel(diffsketch.ddp.same_weights(module))"
-_STAMP = "_diffsketch_same_weights"  # attribute of a module: digest of weights that all ranks have
+# With a digest, a name on the list of what DDP leaves alone, which it copies when it wraps a module:
+# so a model shows that its weights were compared before, and which they were.
+_COMPARED = "diffsketch compared "
 
 # What DDP may send besides the hook: whether it does, what that is, and what to do instead.
 #
-# It sends three things more, of which none is about data. Wrapping gathers the shapes of parameters
-# and broadcasts those of rank 0, which `check_wrapping` has found to be what all ranks had. And the
-# second forward pass broadcasts in which order gradients came at rank 0 in the first backward pass:
-# so does the model, as long as its graph does not depend on data. In a `guard` it is not sent.
+# It sends three things more. Wrapping gathers the shapes of parameters, and broadcasts rank 0's
+# weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass tells
+# all ranks in which order rank 0's gradients came in the first backward pass: the model's own order,
+# as long as its graph does not depend on data. In a `guard` that is not sent.
 _CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
     (
         # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes,
@@ -144,12 +146,12 @@ def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Modu
         group, {"weights": digest}, device=device_of(group), failure=failure,
         doing="compare its weights",
     )  # fmt: skip
+    before = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    names = {name for name in before if not name.startswith(_COMPARED)}
     # All names of a buffer that has several: they may part later.
-    names = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    names.update(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(module, sorted(names))
-    setattr(module, _STAMP, digest)
+    ignore(module, [*names, _COMPARED + digest])
     return module
 
 
@@ -167,7 +169,7 @@ def check_wrapping(model: nn.Module, method: str) -> None:
         )
     check_nothing_else_is_sent(model, method)
     digest = named_digest(dict(model.module.named_parameters()))
-    if getattr(model.module, _STAMP, None) != digest:
+    if _COMPARED + digest not in model.parameters_to_ignore:
         raise ArgumentError(
             f"the claim of method={method!r} does not cover all that is sent: "
             "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says that "
@@ -318,7 +320,8 @@ class HookState(SavedByState):
             optimizer.step()
 
         Gradients are averaged when the block ends, by the same mean as in the hook, which is left
-        out here: DDP itself sends nothing. A parameter without a gradient counts as zeros.
+        out here: DDP itself sends nothing. A parameter without a gradient counts as zeros. All
+        ranks make a step in a guard, or none.
 
         An error in the block, under a proven claim, goes to this rank's log (`diffsketch.ddp`), and
         its gradient counts as zeros, with noise, and is paid for: other ranks see a step like any
@@ -335,6 +338,7 @@ class HookState(SavedByState):
             BudgetExceeded: As for the hook.
         """
         model: Any = self._model()
+        parameters = list(self._parameters.values())
         try:  # what does not depend on data
             self._check_model()
             if not isinstance(model, DistributedDataParallel) or model.static_graph:
@@ -343,8 +347,7 @@ class HookState(SavedByState):
                     f"without static_graph, got {type(model).__name__}"
                 )
         except Exception as error:
-            self.mean.fail(error)
-        parameters = list(self._parameters.values())
+            self.mean.fail(error, like=parameters[0])
         try:
             with model.no_sync():  # an error would leave DDP in the middle of a step
                 yield
