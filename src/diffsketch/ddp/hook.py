@@ -44,16 +44,16 @@ _NAMED = 3  # parameters that an error lists
 _USED = "all ranks learn, exactly, which parameters a rank's data has used"
 _USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
 _WRAP = "write DistributedDataParallel(diffsketch.ddp.same_weights(module))"
-# With a digest, a name on the list of what DDP leaves alone, which it copies when it wraps a module:
+# With a digest, a name on the list of what DDP leaves alone, which DDP copies as it wraps a module:
 # so a model shows that its weights were compared before, and which they were.
 _COMPARED = "diffsketch compared "
 
 # What DDP may send besides the hook: whether it does, what that is, and what to do instead.
 #
 # It sends three things more. Wrapping gathers the shapes of parameters, and broadcasts rank 0's
-# weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass tells
-# all ranks in which order rank 0's gradients came in the first backward pass: the model's own order,
-# as long as its graph does not depend on data. In a `guard` that is not sent.
+# weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass
+# tells all ranks in which order rank 0's gradients came in the first backward pass: the model's own
+# order, as long as its graph does not depend on data. In a `guard` that is not sent.
 _CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
     (
         # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes,
