@@ -552,8 +552,10 @@ class GroupMean(SavedByState):
 
         charge = partial(self._account.charge, claim)
         released = release(vector[None], method, seed, claim, charge=charge, noise_of=noise_of)
-        message, finite = self._zeros(vector.device), bool(released.kept.all())
-        if released.encoded is not None:
+        finite = bool(released.kept.all())
+        if released.encoded is None:
+            message = self._zeros(vector.device)
+        else:
             encoded = released.encoded[0]
             message, self.saturated = encoded.messages, encoded.saturated
         if self.saturated is not None and self.saturated.device.type == "cpu":  # no waiting
