@@ -354,7 +354,10 @@ class RecordingStore(HashStore):
 
 @dataclass
 class InStore(Local):
-    """A silo that meets another one in a store, which may be late, or have gone on without it."""
+    """A silo that meets another one in a store.
+
+    That one is there in time ("fine"), stays away ("failed"), or has gone on without it ("garbage").
+    """
 
     def start(self, saved: Any = None) -> None:
         if saved is None:
@@ -370,13 +373,13 @@ class InStore(Local):
 
     def step(self, day: Day) -> None:
         behaves = self.store.transcript.peer.pop(0) if self.store.transcript.peer else "fine"
-        if self.local._since + 1 == EVERY and behaves != "failed":  # an exchange comes
+        if self.local._since + 1 == EVERY and behaves != "failed":
             while self.peer.missed() is not None:
                 pass
             layout = self.local._layout_of(self.local._fragments[0])
             wait = self.peer.begin(torch.ones(self.peer.method.dim), layout=layout)
             if behaves == "garbage":
-                wait()  # it has gone on alone
+                wait()
         super().step(day)
 
 

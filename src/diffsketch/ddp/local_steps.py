@@ -423,9 +423,10 @@ class LocalSteps(SavedByState):
         The optimizer and the model's buffers must be loaded as well, as they were at that moment,
         before or after. Trained weights are loaded here: making this object has given all ranks
         those of rank 0, or, where something is claimed, they had the same already (the first ones,
-        or `global_weights`; those of a rank between exchanges are its own). With a `StoreGroup`, a rank loads for itself, and takes over what it has
-        missed since; it may load the state of another rank, and then has no error feedback of its
-        own.
+        or `global_weights`; those of a rank between exchanges are its own).
+
+        With a `StoreGroup`, a rank loads for itself, and takes over what it has missed since; it
+        may load the state of another rank, and then has no error feedback of its own.
 
         Raises:
             MismatchError: The state belongs to other settings, another model or another rank, or
