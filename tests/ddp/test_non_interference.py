@@ -356,7 +356,7 @@ class RecordingStore(HashStore):
 class InStore(Local):
     """A silo that meets another one in a store.
 
-    That one is there in time ("fine"), stays away ("failed"), or has gone on without it ("garbage").
+    That one is there in time ("fine"), stays away ("failed"), or has gone on alone ("garbage").
     """
 
     def start(self, saved: Any = None) -> None:
