@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "methods": CORE,
     "secure_sum": BASE | {"wire"},
     "training": CORE,
-    "ddp": CORE | {"training"},
+    "ddp": CORE,
     "flower": CORE | {"secure_sum"},
     "planning": CORE,
     "auditing": CORE | {"training", "ddp"},
