@@ -30,7 +30,7 @@ from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import threads
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 from paper.experiments import (
     MEASUREMENTS,
     RUN,

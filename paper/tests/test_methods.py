@@ -9,14 +9,14 @@ import pytest
 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, Method, build_method
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from paper.projections import SketchedGaussianMean
 from paper.projunit import ProjUnitMean
 from paper.repaired import ProvenDiffSketch
 from paper.rotated import RotatedCpSgd
 from tests.methods import test_contract as contract
 from tests.methods import test_honest as honest
-from tests.methods import test_release as release
+from tests.methods import test_gate as release
 from tests.methods.cases import DIM, SEED, WORKERS, Case
 
 SETTINGS: dict[str, dict[str, object]] = {

@@ -26,7 +26,7 @@ from torch import Tensor
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import MismatchError
 from diffsketch.methods import Method, private_mean
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.sketch import SketchKey
@@ -151,7 +151,7 @@ def test_noise_that_follows_from_the_round_is_found(
     def repeating(*_: object, **__: object) -> Noise:
         return CohortNoise(key, [0], round_index=machine.mean.round_index)
 
-    for module in ("ddp.group", "methods.release"):
+    for module in ("ddp.group", "methods.gate"):
         monkeypatch.setattr(f"diffsketch.{module}.release_noise", repeating)
     machine.keep_the_state()
     machine.do_a_round(0)

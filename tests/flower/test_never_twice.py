@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from torch import Tensor
 
 from diffsketch.flower import FlowerPlan
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
 from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.claim import Trust
@@ -151,7 +151,7 @@ def test_noise_that_follows_from_the_round_is_found(
 
     machine = machine_of(name, tmp_path)()
     if planted:
-        for name in ("flower.server", "methods.release"):
+        for name in ("flower.server", "methods.gate"):
             monkeypatch.setattr(f"diffsketch.{name}.release_noise", repeating)
     machine.do_a_round()
     for number in range(NODES):

@@ -16,7 +16,7 @@ __all__ = ["Silent", "silence"]
 SENDERS = (
     "diffsketch.ddp.group",
     "diffsketch.flower.server",
-    "diffsketch.methods.release",
+    "diffsketch.methods.gate",
 )
 """Where messages get their noise."""
 

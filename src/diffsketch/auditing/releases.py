@@ -2,7 +2,7 @@
 
 Clients encode, messages are summed as the method's trust says, the server publishes, and the
 adversary of that trust sees a single message, the modular sum, or what is published. Noise comes
-from `diffsketch.methods.release`, so from the operating system, and no seed repeats it. Methods
+from `diffsketch.methods.gate`, so from the operating system, and no seed repeats it. Methods
 that engines refuse to send are played with simulated noise, and their cases say so.
 
 Neighbours differ by all that a claim allows, and are beyond the clip, so that clipping is audited
@@ -45,7 +45,7 @@ from diffsketch.methods import (
     build_method,
     parse_settings,
 )
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre

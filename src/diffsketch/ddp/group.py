@@ -31,14 +31,14 @@ from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check, difference
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
-from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.methods.release import (
+from diffsketch.methods.gate import (
     NonFiniteUpdate,
     check_release,
     release,
     release_noise,
     rounding_noise,
 )
+from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
 from diffsketch.privacy.simulated_noise import Noise
@@ -122,7 +122,7 @@ class GroupMean(SavedByState):
     was sent. Without a file, a process knows its own rounds and those of the states that it loads,
     and each rank must load its own.
 
-    *Noise* comes from the operating system, anew for every message (`diffsketch.methods.release`),
+    *Noise* comes from the operating system, anew for every message (`diffsketch.methods.gate`),
     and is exact where the claim is proven; random roundings where nothing is claimed follow from
     the key. Under central trust rank 0 adds the server's to its own
     message. Going back to an older state repeats hashes, which are public, and never noise.

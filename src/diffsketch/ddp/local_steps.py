@@ -52,7 +52,7 @@ from diffsketch.errors import (
     difference,
 )
 from diffsketch.methods.base import Method, is_finite, settings_of
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey

@@ -41,8 +41,8 @@ from diffsketch.flower.records import (
 from diffsketch.flower.secure import ClientContext, SecureClientAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
+from diffsketch.methods.gate import release
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.methods.release import release
 from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey

@@ -46,7 +46,7 @@ from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Rep
 from diffsketch.flower.secure import SecureAggregation
 from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
-from diffsketch.methods.release import check_release, release, release_noise
+from diffsketch.methods.gate import check_release, release, release_noise
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
 from diffsketch.secure_sum import VoidError
