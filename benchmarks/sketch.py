@@ -13,6 +13,9 @@ read of the vector (`sum`), one write (`fill_`) and both (`copy_`).
 On CUDA these are times of the device, which works while the host prepares. `Calls` are times from
 a call on an idle device to its end, against three reads of the vector and 50 us, and what rounding
 the cells to four bits, and taking sums of such cells from packed words, adds to them.
+
+`Edges` (`--edges`, on a CPU) are calls at a border of the kernels, each beside one on its other
+side: at most what the last column says of their work should show in their times.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from benchmarks.peers import HASHED_DIM, Problem, peer_jobs
 from benchmarks.report import LIMIT_OF, Report, print_table, print_timings, readable, summarise
 from benchmarks.timing import Job, available_memory, environment, extra_memory, measure, wait_for
 from diffsketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import FAMILIES, HashSeed
+from diffsketch.errors import DiffSketchError
+from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
 
 SMALL = (7850, 7, 22)  # the model of the paper's experiments: dim, rows, cols
 ROWS = 5
@@ -284,6 +288,85 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
     yield "query, few bits", query_few
 
 
+def edges() -> Iterator[tuple[str, Callable[[], Any], str, Callable[[], Any], float]]:
+    """A call at a border, its neighbour, and how much more work the call has."""
+    seed = SketchKey.from_integer(0).seed(round_index=0)
+
+    def sketch(dim: int, rows: int, cols: int, family: Family = "blocked") -> tuple[Any, ...]:
+        made, vector = CountSketch(dim, rows, cols, family), torch.randn(dim)
+        return made, vector, made.encode(vector, seed), torch.zeros(dim)
+
+    def on(threads: int, call: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: (torch.set_num_threads(threads), call())
+
+    def encode(*shape: Any) -> Callable[[], Any]:
+        made, vector, _, _ = sketch(*shape)
+        return _call(made.encode, vector, seed)
+
+    def query(*shape: Any) -> Callable[[], Any]:
+        made, _, table, out = sketch(*shape)
+        return _call(made.query, table, seed, out=out)
+
+    def residual(*shape: Any) -> Callable[[], Any]:
+        made, vector, table, out = sketch(*shape)
+        scratch = torch.empty_like(vector)
+        return _call(made.add_residual, out, vector, table, seed, scratch=scratch)
+
+    made, vector, table, out = sketch(10**7, ROWS, 40_000)
+    for threads in (1, 2):
+        fresh, there = _call(made.query, table, seed), _call(made.query, table, seed, out=out)
+        name = f"query of 10^7, {threads} threads"
+        yield name, on(threads, fresh), "with out=", on(threads, there), 1.0
+    for dim in (32_768, 100_000, 250_000):
+        least = on(1, encode(dim // 4, ROWS, 1000))
+        name = f"encode of {dim:,} to 5x1,000"
+        yield name, on(1, encode(dim, ROWS, 1000)), f"of {dim // 4:,}", least, 4.0
+    for name, call in (
+        ("pairwise encode of 10^6", encode(10**6, ROWS, 4000, "pairwise")),
+        ("pairwise encode of 10^7", encode(10**7, ROWS, 40_000, "pairwise")),
+        ("pairwise query of 10^7", query(10**7, ROWS, 40_000, "pairwise")),
+        ("residual of 10^6", residual(10**6, ROWS, 4000)),
+        ("residual of 10^7", residual(10**7, ROWS, 40_000)),
+        ("encode of 40,000 to 5x1,000", encode(40_000, ROWS, 1000)),
+        ("encode of 250,000 to 5x1,000", encode(250_000, ROWS, 1000)),
+        ("query of 32,768 from 5x1,000", query(32_768, ROWS, 1000)),
+        ("query of 65,536 from 5x1,000", query(65_536, ROWS, 1000)),
+        ("query of 131,072 from 5x1,000", query(131_072, ROWS, 1000)),
+        ("query of 10^6 from 5x4,000", query(10**6, ROWS, 4000)),
+    ):
+        yield f"{name}, 2 threads", on(2, call), "1 thread", on(1, call), 1.0
+    for cols in (1, 4, 12):
+        for name, call in (("encode", encode), ("query", query)):
+            narrow, wide = (on(1, call(20_000, ROWS, size)) for size in (cols, 16))
+            yield f"{name} of 20,000, {cols} columns", narrow, "16 columns", wide, 1.0
+    tall, half = (on(1, query(10**5, rows, 1000)) for rows in (64, 32))
+    yield "query of 64 rows", tall, "32 rows", half, 2.4  # as many minima and maxima
+    made, vector, _, _ = sketch(10**6, ROWS, 4000)
+    aligned, shifted = on(1, _call(made.encode, vector, seed)), torch.empty(10**6 + 1)[1:]
+    yield "encode, unaligned", on(1, _call(made.encode, shifted.zero_(), seed)), "aligned", aligned, 1.0
+    bfloat = on(1, _call(made.encode, vector.bfloat16(), seed))
+    yield "encode, bfloat16", bfloat, "float32", aligned, 1.0
+
+
+def run_edges(report: Report) -> None:
+    """Least times of calls at borders of the kernels, beside calls on the other side."""
+    lines = []
+    for name, call, other, beside, work in edges():
+        jobs = [Job(name, "step", call, ours=True), Job(other, "step", beside, ours=True)]
+        try:
+            timings = measure(jobs, device=report.device, repeat=report.repeat)
+        except DiffSketchError as error:
+            report.note(f"{name}: {error}")
+            continue
+        here, there = (min(timing.samples) for timing in timings)
+        entry = {"call": name, "beside": other, "work": work}
+        report.edges.append(entry | {"call_s": here, "beside_s": there})
+        times = [readable(here), other, readable(there), f"{here / there:.2f}"]
+        lines.append([name, *times, f"{work:g}"])
+    headers = ["call", "least", "beside", "least", "ratio", "of work"]
+    print_table("Edges", headers, lines)
+
+
 def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
     """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch.
 
@@ -320,6 +403,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="rounds; default: 9, on CUDA 25")
     parser.add_argument("--quick", action="store_true", help="small sizes and three rounds")
     parser.add_argument("--startup", action="store_true", help="time the first encode as well")
+    parser.add_argument("--edges", action="store_true", help="only calls at borders of the kernels")
     parser.add_argument("--json", type=Path, help="where to write all results")
     options = parser.parse_args(argv)
     cuda = options.device == "cuda"
@@ -340,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.result["versions"]["diffsketch"] = diffsketch.__version__
     if (load := report.result["hardware"]["load_average"]) > 0.5:
         report.note(f"other work is running, load {load:.1f}: the times may be far too long")
-    for dim in options.sizes:
+    for dim in () if options.edges else options.sizes:
         for rows, cols in shapes(dim):
             run_case(dim, rows, cols, report)
             report.save(options.json)
@@ -349,10 +433,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(present)
     if device.type == "cuda":
         run_calls(report)
+    if options.edges:
+        run_edges(report)
     if options.startup:
         report.result["startup"] = run_startup(report)
     report.save(options.json)
-    report.print_summary()
+    if report.cases:
+        report.print_summary()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import FAMILIES, Family, columns_and_signs
-from diffsketch.sketch.kernels import cpu, cpu_blocked, cpu_pairwise
+from diffsketch.sketch.kernels import cpu, cpu_blocked, cpu_pairwise, new_result
 from tests.sketch import reference
 
 SEED = SketchKey(bytes(range(32))).seed(3)
@@ -201,6 +201,16 @@ def test_large_outputs_are_written_whole() -> None:
         )
         assert torch.isfinite(out).all()
         assert torch.equal(out[-1000:], expected)
+
+
+def test_memory_for_results() -> None:
+    """From NumPy or not: whole lines of the cache, and ordinary tensors but for resizing."""
+    for shape, dtype in (((5,), torch.float32), ((3, 1 << 20), torch.float64), ((0,), torch.half)):
+        result = new_result(torch.empty(0, dtype=dtype), shape)
+        assert (result.shape, result.dtype, result.is_contiguous()) == (shape, dtype, True)
+        assert result.data_ptr() % 64 == 0
+        result.fill_(2)
+        assert result.sum() == 2 * result.numel()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -19,7 +19,7 @@ from diffsketch.sketch.hashing import (
     HashSeed,
     SketchLayout,
 )
-from diffsketch.sketch.kernels import kernels_for
+from diffsketch.sketch.kernels import kernels_for, new_result
 
 Combine: TypeAlias = Literal["median", "mean"]
 
@@ -178,7 +178,7 @@ class CountSketch:
             if offset is not None:
                 raise ArgumentError("offset needs out, whose length says how many to estimate")
             lead = table.shape[:1] if table.dim() == 3 else ()
-            out = table.new_empty((*lead, self.dim))
+            out = new_result(table, (*lead, self.dim))
         else:
             _check_out(out, table)
             if offset is None:
