@@ -30,8 +30,8 @@ _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
 _SHORT_ROWS = 16  # up to which short vectors have loops of their own
 _COPIES = 4  # partial tables that then take turns; a power of two
-_JOINT_COLS = 32  # columns up to which two rows of the pairwise family share a table of pairs
-_SPREAD = 1 << 14  # bytes of a wide table for short vectors: half of a small first-level cache
+_CACHE = 1 << 15  # bytes of a first-level cache
+_APART = 1 << 20  # bytes between tables to which two threads add at random places
 _MANY = 1 << 18  # numbers in short vectors below which one thread does them
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
@@ -44,7 +44,7 @@ _SAMPLE = 1 << 14  # numbers that tell where the largest begin
 class _Plan(NamedTuple):
     """Loops that encode a vector, the number of parts, and of partial tables in each."""
 
-    kind: Literal["short", "long", "joint", "pairwise"]
+    kind: Literal["short", "long", "pairwise"]
     parts: int
     copies: int
     width: int  # columns of partial tables
@@ -62,8 +62,6 @@ def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
 def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     rows, cols, block = layout.rows, layout.cols, layout.geometry.block
     serial, is_pairwise, width = length < SERIAL, layout.family == "pairwise", cols
-    if is_pairwise and rows > 1 and cols <= _JOINT_COLS and length >= 8 * cols**2:
-        return _Plan("joint", 1, 0, cols) if serial else _Plan("joint", _MAX_PARTS, 1, cols)
     if is_pairwise:
         copies = cpu_pairwise.COPIES if cols <= _SHORT_ROW // 16 else 1
     else:
@@ -145,20 +143,21 @@ def _encode_long(
             scratch=lambda: _codes(cpu_blocked.BATCH, rows),
         )  # fmt: skip
     else:
-        shares = 1 if kind == "joint" else min(shares, rows)
-        joint = rows // 2 * 2 * cols**2 + cpu_pairwise.COPIES * cols if kind == "joint" else 0
+        shares = min(shares, rows)
+        share = max(1, copies) * -(-rows // shares) * cols
+        # Two cores that write to lines of the same megabyte, each its own, slow each other down to
+        # less than the speed of one, unless the lines stay in their first-level caches.
+        private = threads > 1 and _CACHE < share * dtype.itemsize <= batch.shape[1] * dtype.itemsize
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
-            batch, offset, tables, tables.reshape(-1), parts, shares, words,
-            scratch=lambda: (_bits(), _aligned(cpu_pairwise.WIDTH + joint, dtype)),
+            batch, offset, tables, parts, shares, words,
+            scratch=lambda: (
+                _bits(), _aligned(cpu_pairwise.WIDTH, dtype),
+                np.empty(share + _APART // dtype.itemsize if private else 0, dtype),
+            ),
         )  # fmt: skip
     if copies:
-        out[...] = tables[:, 0, :, :cols]
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the cells
-            for part in range(1, parts * copies):
-                out += tables[:, part, :, :cols]
-            for part in range(parts * copies):  # what lies past the end of a row is for its start
-                out[..., : width - cols] += tables[:, part, :, cols:]
+        cpu_blocked.add_tables(tables, out, width - cols)
 
 
 def query(
@@ -228,12 +227,11 @@ def _estimate(
             ),
         )  # fmt: skip
     else:
-        combine = combiner(rows, size, mean=mean, lanewise=True, paired=kind == "joint")
-        joint = rows // 2 * 2 * cols**2 if kind == "joint" else 0
+        combine = combiner(rows, size, mean=mean, lanewise=True)
         run_tasks(
             cpu_pairwise.query, items * parts, threads,
-            table.reshape(-1), result, offset, parts, cols, words, combine.address, _PLACES,
-            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE + joint, dtype)),
+            table, result, offset, parts, words, combine.address, _PLACES,
+            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE, dtype)),
         )  # fmt: skip
     return True
 
@@ -469,21 +467,17 @@ def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, items
         rows, cols, block = layout.rows, layout.cols, layout.geometry.block
         first, lanes = offset // block, BYTES // itemsize
         count = (offset + length - 1) // block + 1 - first
-        signs = np.empty((2, count), np.uint32)
-        hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
-        codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
-        width = cols + max(block, lanes)
-        cpu_blocked.hash_blocks(*hashed, width, 1, codes, signs)
+        signs, codes = np.empty((2, count), np.uint32), np.empty((count, rows), np.int64)
+        width, copies = cols + max(block, lanes), _plan(length, layout, itemsize).copies
+        words = seed.words_for(rows)
+        cpu_blocked.hash_blocks(
+            first, count, layout.geometry.runs, cols, block, words, 0, rows, width, codes, signs
+        )
         # For results: blocks that are there in part, and a vector that goes beyond the last.
         border = (count if offset % block else lanes) * block + width
-        # With few columns, an encode first adds to a wide table.
-        spread, plan = rows * cols * block * itemsize <= _SPREAD, _plan(length, layout, itemsize)
-        where = (cols * block, block) if spread else (cols + block, 1)
-        cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
-        scratch = plan.copies * rows * plan.width + lanes + spread * rows * cols * block
-        add = adder(rows, itemsize)
+        add = adder(rows, itemsize).address
         short = _Short(
-            block, (block, plan.copies, spread, encode_codes, signs, add.address), scratch,
+            block, (block, copies, width, codes, signs, add), copies * rows * width,
             (block, width, codes, signs), rows * width + border,
         )  # fmt: skip
         if length == layout.dim:  # parts of a vector are too many to keep
