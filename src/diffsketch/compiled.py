@@ -251,7 +251,8 @@ def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
 
     run.__code__ = run.__code__.replace(co_filename=kernel.py_func.__code__.co_filename)
     digest = hashlib.sha256(repr(kinds).encode()).hexdigest()[:12]
-    return compiled_callback(run, 1, f"{kernel.py_func.__qualname__}_team_{digest}")
+    module = kernel.py_func.__module__.rpartition(".")[2]
+    return compiled_callback(run, 1, f"{module}.{kernel.py_func.__qualname__}_team_{digest}")
 
 
 @intrinsic

@@ -19,7 +19,7 @@ from diffsketch.sketch.hashing import (
     HashSeed,
     SketchLayout,
 )
-from diffsketch.sketch.kernels import kernels_for, new_result
+from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
 
 Combine: TypeAlias = Literal["median", "mean"]
 
@@ -116,8 +116,8 @@ class CountSketch:
         gradient flows through: the table is made of the vector's values.
 
         Args:
-            vector: `(dim,)` or `(batch, dim)`; float32 or float64, on CUDA also float16 and
-                bfloat16, which are summed in float32.
+            vector: `(dim,)` or `(batch, dim)`; float32, float64, or float16 and bfloat16, which
+                are summed in float32.
             seed: The round's hashes, from `SketchKey.seed`.
             offset: If given, `vector` holds only the coordinates from `offset` on, as many as it
                 is long; the others count as zero. Tables of a vector's parts add up to its table.
@@ -128,8 +128,8 @@ class CountSketch:
                 f"vector must be a tensor (dim,) or (batch, dim), got {_describe(vector)}"
             )
         kernels = kernels_for(vector.device)
-        if vector.dtype not in kernels.INPUT_TYPES:
-            allowed = ", ".join(str(kind).removeprefix("torch.") for kind in kernels.INPUT_TYPES)
+        if vector.dtype not in INPUT_TYPES:
+            allowed = ", ".join(str(kind).removeprefix("torch.") for kind in INPUT_TYPES)
             raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
         if vector.layout != torch.strided:
             raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")

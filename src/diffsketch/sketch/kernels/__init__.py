@@ -17,7 +17,9 @@ from torch import Tensor
 from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 
-__all__ = ["Kernels", "kernels_for", "new_result"]
+__all__ = ["INPUT_TYPES", "Kernels", "kernels_for", "new_result"]
+
+INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _HUGE = 1 << 22  # bytes from which on NumPy asks for huge pages
 _LINE = 64  # bytes of a line of the cache: results that begin with one can be written past it
@@ -25,8 +27,6 @@ _LINE = 64  # bytes of a line of the cache: results that begin with one can be w
 
 class Kernels(Protocol):
     """The functions of a kernel module, for contiguous tensors."""
-
-    INPUT_TYPES: tuple[torch.dtype, ...]
 
     def encode(
         self, vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int

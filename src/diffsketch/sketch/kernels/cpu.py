@@ -16,23 +16,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
+from diffsketch.compiled import compiled, run_tasks, threads_for
 from diffsketch.sketch.hashing import MAX_ROWS, HashSeed, SketchLayout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
 from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
-INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
-
 _SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
+_LONG = 1 << 15  # coordinates from which on a vector is cut into parts
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
 _SHORT_ROWS = 16  # up to which short vectors have loops of their own
+_SHORT_BLOCK = 512  # up to which queries gain more from padded tables than memory is worth
 _COPIES = 4  # partial tables that then take turns; a power of two
 _CACHE = 1 << 15  # bytes of a first-level cache
 _APART = 1 << 20  # bytes between tables to which two threads add at random places
-_MANY = 1 << 18  # numbers in short vectors below which one thread does them
+_AT_ONCE = 32  # numbers of blocks that take as long as one that is looked up by itself
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
@@ -61,7 +61,7 @@ def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
 
 def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     rows, cols, block = layout.rows, layout.cols, layout.geometry.block
-    serial, is_pairwise, width = length < SERIAL, layout.family == "pairwise", cols
+    serial, is_pairwise, width = length < _LONG, layout.family == "pairwise", cols
     if is_pairwise:
         copies = cpu_pairwise.COPIES if cols <= _SHORT_ROW // 16 else 1
     else:
@@ -77,8 +77,16 @@ def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     return _Plan("pairwise" if is_pairwise else "long", parts, copies, width)
 
 
+def _threads(numbers: int, layout: SketchLayout) -> int:
+    """Number of threads that are worth starting for vectors of this many numbers in all."""
+    work = numbers * layout.rows
+    return threads_for(work if layout.family == "pairwise" else work // _AT_ONCE)
+
+
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
+    if vectors.itemsize == 2:
+        return _encode_halves(vectors, seed, layout, offset)
     source = vectors.numpy()
     length = source.shape[-1]
     # NumPy's arrays are made and handed over faster than torch's: it shows for small vectors.
@@ -91,7 +99,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     if plan.kind == "short":
         short = _short(seed, layout, offset, length, source.itemsize)
         _run_short(
-            cpu_blocked.encode_short, batch, threads_for(batch.size), tables,
+            cpu_blocked.encode_short, batch, _threads(batch.size, layout), tables,
             offset % short.block, *short.encode, scratch=short.encode_scratch,
         )  # fmt: skip
         return torch.from_numpy(out)
@@ -107,9 +115,21 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     return torch.from_numpy(out)
 
 
+def _encode_halves(
+    vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
+) -> Tensor:
+    """Tables of float16 or bfloat16, made float32 in pieces that take no more than a table does."""
+    size = max(_STRETCH, layout.rows * layout.cols)
+    pieces = (piece.float().contiguous() for piece in vectors.split(size, dim=-1))
+    table = encode(next(pieces), seed, layout=layout, offset=offset)
+    for index, piece in enumerate(pieces, 1):
+        table += encode(piece, seed, layout=layout, offset=offset + index * size)
+    return table
+
+
 def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
     """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
-    if threads == 1 or batch.size < _MANY:
+    if threads == 1:
         return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
     tasks = min(len(batch), 4 * threads)
     run_tasks(
@@ -129,7 +149,7 @@ def _encode_long(
     if copies:
         tables = np.zeros((items, parts * copies, rows, width), out.dtype)
     words, dtype = seed.words_for(rows), out.dtype
-    threads = threads_for(batch.size if kind == "long" else batch.size * rows)
+    threads = _threads(batch.size, layout)
     shares = -(-threads // (items * parts))
     if kind == "long":
         bands = 1
@@ -178,14 +198,17 @@ def query(
     if not result.size:
         return not validate or bool(cpu_blocked.all_finite(table))
     result = result.reshape(-1, result.shape[-1])
-    return _estimate(table, seed, result, layout, offset, mean, threads_for(result.size), validate)
+    threads = _threads(result.size, layout)
+    return _estimate(table, seed, result, layout, offset, mean, threads, validate)
 
 
 def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
     """Tables whose rows repeat their start, so that no block goes around the end, if they may."""
     pad = max(min(layout.geometry.block, cpu_blocked.QUERY_CHUNK), BYTES // table.itemsize)
     size = layout.rows * (layout.cols + pad) * table.itemsize
-    if size * len(table) > max(_SPARE, result_bytes // 125):
+    # Short blocks would have to look for the end of the row too often.
+    spare = 8 * _SPARE if layout.geometry.block <= _SHORT_BLOCK else _SPARE
+    if size * len(table) > max(spare, result_bytes // 125):
         return table
     whole, rest = divmod(pad, layout.cols)
     return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
@@ -199,7 +222,7 @@ def _estimate(
     (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
-    if validate and (kind != "short" or (threads > 1 and result.size >= _MANY)):
+    if validate and (kind != "short" or threads > 1):
         if not cpu_blocked.all_finite(table):
             return False
         validate = False
@@ -209,31 +232,40 @@ def _estimate(
             cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
             combiner(rows, size, mean=mean).address, validate, scratch=short.query_scratch,
         )  # fmt: skip
-    cols, block, runs = layout.cols, layout.geometry.block, layout.geometry.runs
-    words, parts = seed.words_for(rows), 1 if threads == 1 else -(-4 * threads // items)
-    if kind == "long":
-        table = table if table.shape[2] > cols else _padded(table, result.nbytes, layout)
-        lanes, place = BYTES // size, result.ctypes.data - offset * size
-        aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
-        aligned &= block * size % BYTES == 0
-        combine = combiner(rows, size, mean=mean, stream=aligned and result.nbytes >= _STREAM)
-        run_tasks(
-            cpu_blocked.query_long, items * parts, threads,
-            table, result, offset, parts, cols, block, runs, words, combine.address,
-            scratch=lambda: (
-                *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
-                np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
-                np.empty(1, np.uint32),
-            ),
-        )  # fmt: skip
-    else:
-        combine = combiner(rows, size, mean=mean, lanewise=True)
-        run_tasks(
-            cpu_pairwise.query, items * parts, threads,
-            table, result, offset, parts, words, combine.address, _PLACES,
-            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE, dtype)),
-        )  # fmt: skip
+    if kind == "long" and table.shape[2] == layout.cols:
+        table = _padded(table, result.nbytes, layout)
+    place, row = result.ctypes.data - offset * size, length * size if items > 1 else 0
+    aligned = (place | row | layout.geometry.block * size) % BYTES == 0
+    stream = aligned and result.nbytes >= _STREAM
+    kernel, arguments, scratch = _query_loop(layout, seed, table.dtype, mean, stream=stream)
+    parts = 1 if threads == 1 else -(-4 * threads // items)
+    run_tasks(
+        kernel, items * parts, threads, table, result, offset, parts, *arguments, scratch=scratch
+    )
     return True
+
+
+def _query_loop(
+    layout: SketchLayout, seed: HashSeed, dtype: np.dtype[Any], mean: bool, *, stream: bool = False
+) -> tuple[Any, tuple[Any, ...], Callable[[], tuple[Any, ...]]]:
+    """The loop that estimates parts of long vectors, its last arguments, and its scratch."""
+    rows, words, size = layout.rows, seed.words_for(layout.rows), dtype.itemsize
+    if layout.family == "pairwise":
+        combine = combiner(rows, size, mean=mean, lanewise=True)
+        return (
+            cpu_pairwise.query, (words, combine.address, _PLACES),
+            lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE, dtype)),
+        )  # fmt: skip
+    block, runs, lanes = layout.geometry.block, layout.geometry.runs, BYTES // size
+    combine = combiner(rows, size, mean=mean, stream=stream)
+    return (
+        cpu_blocked.query_long, (layout.cols, block, runs, words, combine.address),
+        lambda: (
+            *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
+            np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
+            np.empty(1, np.uint32),
+        ),
+    )  # fmt: skip
 
 
 def add_residual(
@@ -241,17 +273,15 @@ def add_residual(
     scale: float, mean: bool,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
-    total, whole, factor = out.numpy(), vector.numpy(), out.numpy().dtype.type(scale)
-    estimate = _estimator(table.numpy()[None], seed, layout, mean, _PIECE, 1)
-
-    def add_piece(task: int, scratch: Array) -> None:
-        estimates = estimate(task * _PIECE, scratch)
-        some = slice(task * _PIECE, task * _PIECE + len(estimates))
-        _add_missed(total[some], whole[some], estimates, factor)
-
+    total, cells, size = out.numpy(), table.numpy()[None], min(_PIECE, layout.dim)
+    if layout.family == "blocked":
+        cells = _padded(cells, total.nbytes, layout)
+    _, arguments, scratch = _query_loop(layout, seed, total.dtype, mean)
+    kernel = (cpu_blocked if layout.family == "blocked" else cpu_pairwise).add_residual
     run_tasks(
-        add_piece, -(-layout.dim // _PIECE), threads_for(layout.dim),
-        scratch=lambda: (_aligned(_PIECE, total.dtype),),
+        kernel, -(-layout.dim // _PIECE), _threads(layout.dim, layout),
+        cells, total, vector.numpy(), total.dtype.type(scale), *arguments,
+        scratch=lambda: (*scratch(), _aligned(size, total.dtype)),
     )  # fmt: skip
     return True
 
@@ -269,12 +299,6 @@ def _estimator(
         return found
 
     return estimate
-
-
-@compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
-def _add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
-    for i in range(out.size):
-        out[i] += scale * (vector[i] - estimates[i])
 
 
 def top_k(
@@ -297,7 +321,7 @@ def _top_k(
 
     Estimates are made stretch by stretch and only those above the limit are kept.
     """
-    dim, threads = layout.dim, threads_for(layout.dim)
+    dim, threads = layout.dim, _threads(layout.dim, layout)
     estimate = _estimator(table, seed, layout, mean, _STRETCH, threads)
     scratch = _aligned(min(dim, _STRETCH), table.dtype)
     places = np.empty((-(-len(scratch) // _PIECE), _PIECE), np.int32)

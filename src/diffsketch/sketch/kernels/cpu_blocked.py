@@ -279,3 +279,29 @@ def query_long(
         if not inside:
             for i in range(max(0, -begin), min(chunk, length - begin)):
                 out[begin + i] = border[i]
+
+
+@njit(fastmath={"contract"})
+def add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
+    """Add `scale` times what estimates miss of a vector."""
+    for i in range(out.size):
+        out[i] += scale * (vector[i] - estimates[i])
+
+
+@compiled
+def add_residual(
+    task: Any, tables: Any, out: Any, vector: Any, scale: Any, cols: Any, block: Any, runs: Any,
+    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
+    phase: Any, estimates: Any,
+) -> None:  # fmt: skip
+    """Add what the estimates of a piece of a vector miss of it; a piece is as long as `estimates`.
+
+    They are still in the caches when they are used.
+    """
+    first = task * estimates.size
+    part = estimates[: out.size - first]
+    query_long(
+        0, tables, part.reshape(1, part.size), first, 1, cols, block, runs, words, combine, codes,
+        signs, scratch, ends, border, phase,
+    )  # fmt: skip
+    add_missed(out[first : first + part.size], vector[first : first + part.size], part, scale)

@@ -7,7 +7,7 @@ from typing import Any
 from numba import njit, uint32, uint64
 
 from diffsketch.compiled import compiled
-from diffsketch.sketch.kernels.cpu_blocked import mix64
+from diffsketch.sketch.kernels.cpu_blocked import add_missed, mix64
 from diffsketch.sketch.kernels.cpu_lanes import GROUP, address, call, flip_group, hash_group
 
 PIECE = 1024  # coordinates whose signs are hashed at once
@@ -147,3 +147,15 @@ def query(
             for k in range(count):
                 out[at + k] = last[k]
         at += count
+
+
+@compiled
+def add_residual(
+    task: Any, tables: Any, out: Any, vector: Any, scale: Any, words: Any, combine: Any,
+    places: Any, bits: Any, values: Any, estimates: Any,
+) -> None:  # fmt: skip
+    """Add what estimates miss, as the blocked family's."""
+    first = task * estimates.size
+    part = estimates[: out.size - first]
+    query(0, tables, part.reshape(1, part.size), first, 1, words, combine, places, bits, values)
+    add_missed(out[first : first + part.size], vector[first : first + part.size], part, scale)
