@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -41,6 +41,9 @@ from benchmarks.timing import Job, available_memory, environment, extra_memory, 
 from diffsketch import CountSketch, SketchKey
 from diffsketch.errors import DiffSketchError
 from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
+
+# A call, what it is set beside, and the ratio of their work.
+Edge: TypeAlias = tuple[str, Callable[[], Any], str, Callable[[], Any], float]
 
 SMALL = (7850, 7, 22)  # the model of the paper's experiments: dim, rows, cols
 ROWS = 5
@@ -288,64 +291,73 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
     yield "query, few bits", query_few
 
 
-def edges() -> Iterator[tuple[str, Callable[[], Any], str, Callable[[], Any], float]]:
+class _Calls:
+    """Calls of one sketch, into memory of their own."""
+
+    def __init__(self, dim: int, rows: int, cols: int, family: Family = "blocked") -> None:
+        self.sketch, self.vector = CountSketch(dim, rows, cols, family), torch.randn(dim)
+        self.seed = SketchKey.from_integer(0).seed(round_index=0)
+        self.table = self.sketch.encode(self.vector, self.seed)
+        self.out, self.scratch = torch.zeros(dim), torch.zeros(dim)
+
+    def encode(self) -> torch.Tensor:
+        return self.sketch.encode(self.vector, self.seed)
+
+    def query(self) -> torch.Tensor:
+        return self.sketch.query(self.table, self.seed, out=self.out)
+
+    def fresh_query(self) -> torch.Tensor:
+        return self.sketch.query(self.table, self.seed)
+
+    def residual(self) -> None:
+        self.sketch.add_residual(self.out, self.vector, self.table, self.seed, scratch=self.scratch)
+
+
+def edges() -> Iterator[Edge]:
     """A call at a border, its neighbour, and how much more work the call has."""
-    seed = SketchKey.from_integer(0).seed(round_index=0)
-
-    def sketch(dim: int, rows: int, cols: int, family: Family = "blocked") -> tuple[Any, ...]:
-        made, vector = CountSketch(dim, rows, cols, family), torch.randn(dim)
-        return made, vector, made.encode(vector, seed), torch.zeros(dim)
-
-    def on(threads: int, call: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: (torch.set_num_threads(threads), call())
-
-    def encode(*shape: Any) -> Callable[[], Any]:
-        made, vector, _, _ = sketch(*shape)
-        return _call(made.encode, vector, seed)
-
-    def query(*shape: Any) -> Callable[[], Any]:
-        made, _, table, out = sketch(*shape)
-        return _call(made.query, table, seed, out=out)
-
-    def residual(*shape: Any) -> Callable[[], Any]:
-        made, vector, table, out = sketch(*shape)
-        scratch = torch.empty_like(vector)
-        return _call(made.add_residual, out, vector, table, seed, scratch=scratch)
-
-    made, vector, table, out = sketch(10**7, ROWS, 40_000)
     for threads in (1, 2):
-        fresh, there = _call(made.query, table, seed), _call(made.query, table, seed, out=out)
-        name = f"query of 10^7, {threads} threads"
-        yield name, on(threads, fresh), "with out=", on(threads, there), 1.0
+        calls = _Calls(10**7, ROWS, 40_000)
+        fresh, there = _on(threads, calls.fresh_query), _on(threads, calls.query)
+        yield f"query of 10^7, {threads} threads", fresh, "with out=", there, 1.0
     for dim in (32_768, 100_000, 250_000):
-        least = on(1, encode(dim // 4, ROWS, 1000))
-        name = f"encode of {dim:,} to 5x1,000"
-        yield name, on(1, encode(dim, ROWS, 1000)), f"of {dim // 4:,}", least, 4.0
-    for name, call in (
-        ("pairwise encode of 10^6", encode(10**6, ROWS, 4000, "pairwise")),
-        ("pairwise encode of 10^7", encode(10**7, ROWS, 40_000, "pairwise")),
-        ("pairwise query of 10^7", query(10**7, ROWS, 40_000, "pairwise")),
-        ("residual of 10^6", residual(10**6, ROWS, 4000)),
-        ("residual of 10^7", residual(10**7, ROWS, 40_000)),
-        ("encode of 40,000 to 5x1,000", encode(40_000, ROWS, 1000)),
-        ("encode of 250,000 to 5x1,000", encode(250_000, ROWS, 1000)),
-        ("query of 32,768 from 5x1,000", query(32_768, ROWS, 1000)),
-        ("query of 65,536 from 5x1,000", query(65_536, ROWS, 1000)),
-        ("query of 131,072 from 5x1,000", query(131_072, ROWS, 1000)),
-        ("query of 10^6 from 5x4,000", query(10**6, ROWS, 4000)),
-    ):
-        yield f"{name}, 2 threads", on(2, call), "1 thread", on(1, call), 1.0
+        call, least = (_on(1, _Calls(size, ROWS, 200).encode) for size in (dim, dim // 4))
+        yield f"encode of {dim:,} to 5x200", call, f"of {dim // 4:,}", least, 4.0
+    yield from _edges_of_threads()
     for cols in (1, 4, 12):
-        for name, call in (("encode", encode), ("query", query)):
-            narrow, wide = (on(1, call(20_000, ROWS, size)) for size in (cols, 16))
-            yield f"{name} of 20,000, {cols} columns", narrow, "16 columns", wide, 1.0
-    tall, half = (on(1, query(10**5, rows, 1000)) for rows in (64, 32))
-    yield "query of 64 rows", tall, "32 rows", half, 2.4  # as many minima and maxima
-    made, vector, _, _ = sketch(10**6, ROWS, 4000)
-    aligned, shifted = on(1, _call(made.encode, vector, seed)), torch.empty(10**6 + 1)[1:]
-    yield "encode, unaligned", on(1, _call(made.encode, shifted.zero_(), seed)), "aligned", aligned, 1.0
-    bfloat = on(1, _call(made.encode, vector.bfloat16(), seed))
-    yield "encode, bfloat16", bfloat, "float32", aligned, 1.0
+        narrow, wide = (_Calls(20_000, ROWS, size) for size in (cols, 16))
+        name = f"of 20,000, {cols} columns"
+        yield f"encode {name}", _on(1, narrow.encode), "16 columns", _on(1, wide.encode), 1.0
+        yield f"query {name}", _on(1, narrow.query), "16 columns", _on(1, wide.query), 1.0
+    tall, half = (_on(1, _Calls(10**5, rows, 1000).query) for rows in (64, 32))
+    yield "query of 64 rows", tall, "32 rows", half, 2.9  # as many minima and maxima
+    calls, other, short = (_Calls(10**6, ROWS, 4000) for _ in range(3))
+    other.vector = torch.zeros(10**6 + 1)[1:]
+    yield "encode, unaligned", _on(1, other.encode), "aligned", _on(1, calls.encode), 1.0
+    short.vector = short.vector.bfloat16()
+    yield "encode, bfloat16", _on(1, short.encode), "float32", _on(1, calls.encode), 1.0
+
+
+def _edges_of_threads() -> Iterator[Edge]:
+    """The same call on two threads and on one."""
+    for family, dim, cols in (("blocked", 10**6, 4000), ("blocked", 10**7, 40_000),
+                              ("pairwise", 10**6, 4000), ("pairwise", 10**7, 40_000)):  # fmt: skip
+        calls = _Calls(dim, ROWS, cols, family)  # type: ignore[arg-type]
+        for call in (calls.encode, calls.query, calls.residual):
+            name = f"{family} {call.__name__} of 10^{math.log10(dim):.0f}, 2 threads"
+            yield name, _on(2, call), "1 thread", _on(1, call), 1.0
+    for dim in (32_768, 65_536, 131_072, 262_144):
+        calls = _Calls(dim, ROWS, 1000)
+        for call in (calls.encode, calls.query):
+            name = f"{call.__name__} of {dim:,}, 5x1,000, 2 threads"
+            yield name, _on(2, call), "1 thread", _on(1, call), 1.0
+
+
+def _on(threads: int, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        torch.set_num_threads(threads)
+        return call()
+
+    return run
 
 
 def run_edges(report: Report) -> None:

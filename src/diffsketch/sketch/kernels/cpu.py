@@ -115,12 +115,10 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     return torch.from_numpy(out)
 
 
-def _encode_halves(
-    vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int
-) -> Tensor:
+def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of float16 or bfloat16, made float32 in pieces that take no more than a table does."""
     size = max(_STRETCH, layout.rows * layout.cols)
-    pieces = (piece.float().contiguous() for piece in vectors.split(size, dim=-1))
+    pieces = (piece.float().contiguous() for piece in torch.split(vectors, size, -1))
     table = encode(next(pieces), seed, layout=layout, offset=offset)
     for index, piece in enumerate(pieces, 1):
         table += encode(piece, seed, layout=layout, offset=offset + index * size)
@@ -167,7 +165,8 @@ def _encode_long(
         share = max(1, copies) * -(-rows // shares) * cols
         # Two cores that write to lines of the same megabyte, each its own, slow each other down to
         # less than the speed of one, unless the lines stay in their first-level caches.
-        private = threads > 1 and _CACHE < share * dtype.itemsize <= batch.shape[1] * dtype.itemsize
+        # To copy a table that is not small beside the vector would take longer.
+        private = threads > 1 and share * dtype.itemsize > _CACHE and 8 * share <= batch.shape[1]
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
             batch, offset, tables, parts, shares, words,
@@ -219,7 +218,7 @@ def _estimate(
     threads: int, validate: bool,
 ) -> bool:  # fmt: skip
     """Write estimates, unless the tables are to be validated and not finite: then False."""
-    (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
+    (items, length), rows, size = result.shape, layout.rows, table.itemsize
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
     if validate and (kind != "short" or threads > 1):
@@ -286,21 +285,6 @@ def add_residual(
     return True
 
 
-def _estimator(
-    table: Array, seed: HashSeed, layout: SketchLayout, mean: bool, piece: int, threads: int
-) -> Callable[[int, Array], Array]:
-    """Function that estimates up to `piece` coordinates from one on, to fill `scratch`."""
-    if layout.dim > piece and _plan(piece, layout, table.itemsize).kind == "long":
-        table = _padded(table, layout.dim * table.itemsize, layout)
-
-    def estimate(start: int, scratch: Array) -> Array:
-        found: Array = scratch[: layout.dim - start]
-        _estimate(table, seed, found[None], layout, start, mean, threads, False)
-        return found
-
-    return estimate
-
-
 def top_k(
     tables: Tensor, seed: HashSeed, count: int, *, layout: SketchLayout, mean: bool
 ) -> tuple[Tensor, Tensor]:
@@ -322,7 +306,14 @@ def _top_k(
     Estimates are made stretch by stretch and only those above the limit are kept.
     """
     dim, threads = layout.dim, _threads(layout.dim, layout)
-    estimate = _estimator(table, seed, layout, mean, _STRETCH, threads)
+    if dim > _STRETCH and layout.family == "blocked":
+        table = _padded(table, dim * table.itemsize, layout)
+
+    def estimate(start: int, scratch: Array) -> Array:
+        values: Array = scratch[: dim - start]
+        _estimate(table, seed, values[None], layout, start, mean, threads, False)
+        return values
+
     scratch = _aligned(min(dim, _STRETCH), table.dtype)
     places = np.empty((-(-len(scratch) // _PIECE), _PIECE), np.int32)
     found = np.empty(len(places), np.int64)

@@ -332,9 +332,9 @@ def adder(rows: int, itemsize: int) -> Any:
     """Compile what adds short blocks to the rows of tables, laid out row by row.
 
     The function takes `blocks` consecutive blocks of `count` numbers, whole vectors or less than
-    one (zeros are added in the other lanes), signed as `steps` and `phases` say. Block `k` is added in row `j` from the number `codes[k, j] >> 1` of
-    the table `(k & mask) * apart` on, or subtracted if that is odd. What lies `ahead` bytes after
-    the source is fetched meanwhile.
+    one (zeros are added in its other lanes), signed as `steps` and `phases` say. Block `k` is added
+    in row `j` from the number `codes[k, j] >> 1` of the table `(k & mask) * apart` on, or
+    subtracted if that is odd. What lies `ahead` bytes after the source is fetched meanwhile.
     """
 
     @intrinsic
