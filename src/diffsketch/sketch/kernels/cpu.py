@@ -32,7 +32,9 @@ _SHORT_BLOCK = 512  # up to which queries gain more from padded tables than memo
 _COPIES = 4  # partial tables that then take turns; a power of two
 _CACHE = 1 << 15  # bytes of a first-level cache
 _APART = 1 << 20  # bytes between tables to which two threads add at random places
-_AT_ONCE = 32  # numbers of blocks that take as long as one that is looked up by itself
+# Numbers that count as one of `SERIAL`. Up to there two threads gained nothing in what was measured:
+# 26,000 coordinates of five rows that are looked up one by one, 210,000 that are added in blocks.
+_COUNT_AS_ONE = {"pairwise": 4, "blocked": 32}
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
@@ -79,8 +81,7 @@ def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
 
 def _threads(numbers: int, layout: SketchLayout) -> int:
     """Number of threads that are worth starting for vectors of this many numbers in all."""
-    work = numbers * layout.rows
-    return threads_for(work if layout.family == "pairwise" else work // _AT_ONCE)
+    return threads_for(numbers * layout.rows // _COUNT_AS_ONE[layout.family])
 
 
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
