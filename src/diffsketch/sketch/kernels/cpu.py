@@ -32,9 +32,9 @@ _SHORT_BLOCK = 512  # up to which queries gain more from padded tables than memo
 _COPIES = 4  # partial tables that then take turns; a power of two
 _CACHE = 1 << 15  # bytes of a first-level cache
 _APART = 1 << 20  # bytes between tables to which two threads add at random places
-# Numbers that count as one of `SERIAL`. Up to there two threads gained nothing in what was measured:
-# 26,000 coordinates of five rows that are looked up one by one, 210,000 that are added in blocks.
-_COUNT_AS_ONE = {"pairwise": 4, "blocked": 32}
+# Numbers that count as one of `compiled.SERIAL`. With five rows a second thread began to gain at
+# 20,000 coordinates that are looked up one by one, and at 50,000 (encode) to 131,000 in blocks.
+_COUNT_AS_ONE = {"pairwise": 4, "blocked": 20}
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
