@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import digest_of
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.sketch.kernels import new_result
 
 _CHUNK = 1 << 16  # words that are mixed at a time, in a processor's cache
 _GOLDEN = -7046029254386353131  # odd: 2**64 over the golden ratio, as a signed number
@@ -295,7 +296,7 @@ class CommonWeights:
 
     def new_vector(self, fragment: int) -> Tensor:
         """Memory for a number for each weight of a fragment."""
-        return torch.empty_like(self._moments[fragment])
+        return new_result(self._moments[fragment], self._moments[fragment].shape)
 
     def difference(self, fragment: int) -> Tensor:
         """The common weights of a fragment, as the model had them, less what they are now."""
