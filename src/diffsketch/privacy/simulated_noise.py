@@ -91,11 +91,12 @@ class BlockSearch:
     @cached_property
     def _guide(self) -> npt.NDArray[np.int16]:
         """The block for the first bits of a word, or -1 if more bits are needed."""
-        rest = np.uint64(64 - _GUIDE_BITS)
-        firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
-        low = np.searchsorted(self.limits, firsts, side="right")
-        high = np.searchsorted(self.limits, firsts | np.uint64((1 << int(rest)) - 1), side="right")
-        return np.where(low == high, low, -1).astype(np.int16)
+        # The limits at or below the last word that begins with some bits, counted for all bits at
+        # once; a limit among the words that begin so, other than the first of them, is undecided.
+        firsts = (self.limits >> np.uint64(64 - _GUIDE_BITS)).view(np.int64)
+        guide = np.bincount(firsts, minlength=1 << _GUIDE_BITS).cumsum()
+        guide[firsts[self.limits << np.uint64(_GUIDE_BITS) != 0]] = -1
+        return guide.astype(np.int16)
 
 
 class Noise(ABC):
