@@ -115,7 +115,7 @@ def prices_of(claim: ProvenClaim) -> dict[str, float]:
     return prices
 
 
-def epsilon_of(prices: Prices, delta: float) -> float:
+def _epsilon_of(prices: Prices, delta: float) -> float:
     """Epsilon of releases with these prices: in closed form where all of them are Gaussian."""
     parts: list[events.Event] = []
     for name, price in prices.items():
@@ -157,7 +157,7 @@ class Allowance:
             price <= self._within.get(name, 0.0) for name, price in prices.items()
         ):
             return
-        budget, total = self.budget, epsilon_of(prices, self.budget.delta)
+        budget, total = self.budget, _epsilon_of(prices, self.budget.delta)
         if not total <= budget.epsilon:
             more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
             raise BudgetExceeded(
@@ -170,7 +170,7 @@ class Allowance:
         """Larger prices that are within the budget: up to twice these, by less near the end."""
         while self._share * releases >= 1:  # less than one more release, nothing is gained
             ahead = _times(prices, 1 + self._share)
-            if epsilon_of(ahead, budget.delta) <= budget.epsilon:
+            if _epsilon_of(ahead, budget.delta) <= budget.epsilon:
                 self._share = min(1.0, 2 * self._share)
                 return ahead
             self._share /= 4
@@ -226,7 +226,7 @@ def stated_epsilon(claim: Claim | None, prices: Prices, rounds: int, delta: floa
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
     if isinstance(claim, ProvenClaim):
-        return claim.stated(epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
+        return claim.stated(_epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
     if rounds == 0:
         value = math.inf if isinstance(claim, NoClaim) else 0.0
         return Epsilon(value, delta, 0, claim.basis, claim.scope)
@@ -387,7 +387,7 @@ class Account:
         def fits(rounds: int) -> bool:
             names = {*spent, *more}
             total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
-            return epsilon_of(total, budget.delta) <= budget.epsilon
+            return _epsilon_of(total, budget.delta) <= budget.epsilon
 
         low, high = 0, 1
         while high < _MOST_ROUNDS and fits(high):
