@@ -8,9 +8,12 @@ import fcntl
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,12 @@ from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.account import Account, AccountBusy, Budget, BudgetExceeded
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import (
+    Basis,
     Claim,
+    Epsilon,
     NoClaim,
     OpenClaim,
+    PaperClaim,
     ProvenClaim,
     Relation,
     Scope,
@@ -498,10 +504,92 @@ def test_a_clone_of_a_process_on_one_file(path: Path) -> None:
     """Two processes that believe to be the same one: what either charges is added."""
     account = Account.open(path)
     account.charge(CLAIM)
-    clone = copy.copy(account)
+    clone = Account.open(path)
+    clone.begin_series(account.series)
     for number, each in enumerate((account, clone, clone, account), start=2):
         each.charge(CLAIM)
         assert Account.open(path).rounds == number
+
+
+COPIES: dict[str, Callable[[Account], Account]] = {
+    "text": lambda account: Account.from_text(account.to_text()),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda account: pickle.loads(pickle.dumps(account)),  # noqa: S301
+}
+
+
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_copies_in_one_process_count_apart(made: Callable[[Account], Account]) -> None:
+    account = Account()
+    account.charge(CLAIM, 3)
+    other = made(account)
+    account.charge(CLAIM, 8)
+    other.charge(CLAIM, 8)
+    account.merge(other)
+    assert account.rounds == 19
+
+
+def test_resuming_goes_on_in_the_series() -> None:
+    """An app that is started for every message does not make a series for each."""
+    account = Account()
+    for number in range(1, 6):
+        account.charge(CLAIM)
+        memory = Account.from_text(account.to_text())
+        account = Account()
+        account.resume(memory)
+        assert account.rounds == number
+    assert len(json.loads(account.to_text())["account"]["spent"]) == 1
+    beyond = Account.from_text(account.to_text())
+    account.charge(CLAIM)
+    later = Account()
+    later.merge(account)
+    later.resume(beyond)  # of before the charge: somebody has gone on, so a new series begins
+    later.charge(CLAIM)
+    assert len(json.loads(later.to_text())["account"]["spent"]) == 2
+    assert later.rounds == 7
+
+
+def test_threads_share_an_account() -> None:
+    """Composing lets other threads run: no charge may be lost, nor the budget exceeded."""
+    noise = ProvenClaim(SCOPE, events.laplace(3.0), "Laplace noise")
+    account, sent = Account(Budget(8.0, 1e-5)), list[int]()
+
+    def charge(number: int) -> None:
+        try:
+            account.charge(noise)
+        except BudgetExceeded:
+            return
+        sent.append(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(charge, range(60)))
+    assert account.rounds == len(sent) > 5
+    assert float(account.epsilon(1e-5)) <= 8.0
+
+
+def test_absurd_counts_are_refused() -> None:
+    account = charged(CLAIM, 3)
+    body = json.loads(account.to_text())["account"]
+    next(iter(body["spent"].values()))[0]["rounds"] = 10**400
+    with pytest.raises(DataError, match="rounds must be"):
+        Account.from_text(with_checksum(body))
+    with pytest.raises(ArgumentError, match="rounds must be"):
+        account.charge(CLAIM, 10**16)
+
+
+def test_no_words_are_lost_in_a_mixture() -> None:
+    doors = OpenClaim(SCOPE, CLAIM.event, CLAIM.mechanism, ("evaluation",))
+    simulated = SimulatedClaim(SCOPE, CLAIM.event, CLAIM.mechanism)
+    paper = PaperClaim(SCOPE, Epsilon(5.0, 0.0, 1, Basis.CLAIMED, SCOPE), "a paper")
+    for first, second in ((doors, simulated), (simulated, doors)):
+        account = charged(first, 1)
+        account.charge(second)
+        assert "claimed, without evaluation and exact noise" in str(account.epsilon(1e-5))
+    for first, second in ((doors, paper), (paper, doors)):
+        account = charged(first, 1)
+        account.charge(second)
+        assert float(account.epsilon(1e-5)) == 5.0
 
 
 def test_a_common_series_is_counted_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import hmac
 import json
@@ -219,9 +218,11 @@ class ClientRegistry:
         """Record who a node says that it is, and what it has."""
         self._versions[node] = version
         if member != self._members.get(node, ""):
-            before = self._accounts.pop(self._name(node), None)
+            # What it paid before it said who it is. What it paid as another client stays there: a
+            # node that changes its name takes nothing away from anybody's account.
+            before = self._accounts.pop(f"node {node}", None)
             self._members[node] = member
-            if before is not None:  # what it paid under its own name
+            if before is not None:
                 self._account(self._name(node)).merge(before)
         if statement:
             self._statements[member] = statement
@@ -271,7 +272,7 @@ class ClientRegistry:
         """Accounts after a round that cannot be refused any more, whatever the budget is."""
         accounts = dict(self._accounts)
         for name, count in self._payers(nodes).items():
-            accounts[name] = paid = copy.copy(self._account(name))
+            accounts[name] = paid = self._account(name).twin()
             try:
                 paid.charge(claim, count)
             except BudgetExceeded:  # it was asked for all the same, as a copy that nobody knew of

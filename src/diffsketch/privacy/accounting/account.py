@@ -18,9 +18,10 @@ import json
 import math
 import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -74,6 +75,18 @@ Prices: TypeAlias = Mapping[str, float]
 sum. Any other event: its count. Each adds up over releases, and epsilon grows with it."""
 
 _Counts: TypeAlias = Mapping[str, Mapping[str, int]]  # releases by series, and by claim as text
+
+_MOST_COUNTED = 10**15  # of one claim, in one series: sums of them are exact as floats
+_process = secrets.token_hex(8)  # of this process: another one after a fork, whatever its number
+
+
+def _forked() -> None:
+    global _process
+    _process = secrets.token_hex(8)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened
@@ -208,8 +221,12 @@ def weaker(claim: Claim, other: Claim | None) -> Claim:
         )
     if isinstance(claim, PaperClaim) and isinstance(other, PaperClaim):
         return max(claim, other, key=lambda each: float(each.per_round))
-    if isinstance(claim, OpenClaim) and isinstance(other, OpenClaim):
-        return claim.with_doors(other.doors)
+    for door, beside in ((claim, other), (other, claim)):
+        if isinstance(door, OpenClaim) and isinstance(beside, OpenClaim | SimulatedClaim):
+            more = beside.doors if isinstance(beside, OpenClaim) else ("exact noise",)
+            return door.with_doors(more)
+        if isinstance(door, OpenClaim) and isinstance(beside, PaperClaim):
+            return beside
     if claim.basis is Basis.PROVEN and isinstance(other, SimulatedClaim):
         return other
     return other if ranks[other.basis] > ranks[claim.basis] else claim
@@ -271,7 +288,10 @@ class Account:
         self._weakest_of: tuple[frozenset[str], Claim | None] = frozenset(), None  # the last asked
         self._path: Path | None = None
         self._content: bytes | None = None  # of the file, as it was last read or written
+        self._stored: _Counts = {}  # in it: less than is remembered, if an older file was put back
         self._wait = 0.0
+        self._lock = threading.RLock()  # threads of one process may charge one account
+        self._left_off = ""  # series of the account that this is a copy of
         self.begin_series()
 
     @classmethod
@@ -307,7 +327,9 @@ class Account:
             raise DataError(f"{path} cannot be written ({error})") from error
         with account._locked():
             if not account._path.exists():
-                account._write(account._counts if first is None else first._counts)
+                if first is not None:
+                    account.party, account._counts = first.party, first._counts
+                account._write(account._counts)
         account._refresh()
         return account
 
@@ -367,7 +389,7 @@ class Account:
         """
         with self._locked():
             self._refresh()
-            if os.getpid() != self._process:
+            if self._process != _process:
                 self.begin_series()  # a fork: parent and child must not share a series
             counts = self._after(claim, rounds)
             self._write(counts)
@@ -405,7 +427,7 @@ class Account:
         The ranks of a process group give all the same, made by all of them: then a state that one
         of them has saved counts no rounds twice for another one that loads it.
         """
-        self._series, self._process = name or secrets.token_hex(8), os.getpid()
+        self._series, self._process = name or secrets.token_hex(8), _process
 
     def merge(self, other: Account) -> None:
         """Add what another copy of this account has, and this one has not.
@@ -417,7 +439,7 @@ class Account:
             self._refresh()
             counts = _merged(self._counts, other._counts)
             self._weakest(_totals(counts))
-            if counts != self._counts:
+            if counts != self._stored:
                 self._write(counts)
             self._counts = counts
 
@@ -431,8 +453,9 @@ class Account:
             MismatchError: They are about different things.
         """
         self.merge(copy)
-        if self._counts.get(copy.series, {}) == copy._counts.get(copy.series, {}):
-            self.begin_series(copy.series)
+        name = copy._left_off or copy._series
+        if self._counts.get(name, {}) == copy._counts.get(name, {}):
+            self.begin_series(name)
 
     def to_text(self) -> str:
         """Serialise as JSON with a checksum, as in the file."""
@@ -446,17 +469,36 @@ class Account:
         budget: Budget | Allowance | None = None,
         planned: Claim | None = None,
     ) -> Account:
-        """Read what `to_text` gave: a copy, which counts in the series that the text was cut at.
+        """Read what `to_text` gave: a copy, which counts in a series of its own.
 
         Raises:
             DataError: It is not such a text, whole and unchanged.
         """
         party, _, series, counts = _parse(text)
         account = cls(budget, planned=planned)
-        account.party, account._counts = party, counts
-        account._series = series
+        account.party, account._counts, account._left_off = party, counts, series
         account._weakest(_totals(counts))  # parses all claims
         return account
+
+    def twin(self) -> Account:
+        """An account in memory that takes this one's place, and counts on in the same series.
+
+        For values that are replaced as a whole: of the two, only one may be charged or kept.
+        """
+        other = Account(self._allowance, planned=self.planned)
+        other.party, other._counts, other._claims = self.party, self._counts, self._claims
+        other.begin_series(self._series)
+        return other
+
+    def __copy__(self) -> Account:
+        """A copy in memory: what either is charged from now on is counted apart."""
+        return Account.from_text(self.to_text(), budget=self._allowance, planned=self.planned)
+
+    def __deepcopy__(self, _: object) -> Account:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.to_text(), self.budget, self.planned)
 
     def __repr__(self) -> str:
         place = "" if self._path is None else f"{str(self._path)!r}, "
@@ -464,7 +506,7 @@ class Account:
 
     def _after(self, claim: Claim, rounds: int) -> _Counts:
         """Counts after more releases, if the budget allows them."""
-        check_whole("rounds", rounds, least=1)
+        check_whole("rounds", rounds, least=1, most=_MOST_COUNTED)
         kind = self._checked(claim)
         series = dict(self._counts.get(self._series, {}))
         series[kind] = series.get(kind, 0) + rounds
@@ -515,12 +557,15 @@ class Account:
 
     def _refresh(self) -> None:
         """Take over what other processes have charged to the file."""
-        if self._path is None:
-            return
+        if self._path is not None:
+            with self._lock:
+                self._read(self._path)
+
+    def _read(self, path: Path) -> None:
         try:
-            content = self._path.read_bytes()
+            content = path.read_bytes()
         except OSError as error:  # a new file would have forgotten everything
-            raise DataError(f"{self._path} cannot be read ({error})") from error
+            raise DataError(f"{path} cannot be read ({error})") from error
         if content == self._content:
             return
         try:
@@ -528,15 +573,16 @@ class Account:
             totals = _totals(_merged(self._counts, counts))
             weakest = self._weakest(totals)
         except (DataError, ArgumentError) as error:
-            raise DataError(f"{self._path}: {error}; it is left as it is") from error
+            raise DataError(f"{path}: {error}; it is left as it is") from error
         if self.planned is not None and weakest is not None:
             try:
                 weaker(self.planned, weakest)
             except MismatchError as error:
-                raise MismatchError(f"{self._path}: {error}") from error
+                raise MismatchError(f"{path}: {error}") from error
         if budget is not None and self.budget not in (None, budget):
-            raise MismatchError(f"budget must be that of {self._path}, {budget}, got {self.budget}")
-        self.party, self._counts = party, _merged(self._counts, counts)
+            raise MismatchError(f"budget must be that of {path}, {budget}, got {self.budget}")
+        self.party, self._stored = party, counts
+        self._counts = _merged(self._counts, counts)
         if self.budget is None:
             self._allowance = Allowance(budget)
         self._content = content
@@ -555,16 +601,15 @@ class Account:
             raise DataError(
                 f"{self._path} cannot be written ({error}): do not release the round"
             ) from error
-        self._content = content
+        self._content, self._stored = content, counts
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other processes from charging the file."""
-        if self._path is None:
-            yield
-            return
         try:
-            with locked_beside(self._path, wait=self._wait):
+            with self._lock, nullcontext() if self._path is None else locked_beside(
+                self._path, wait=self._wait
+            ):  # fmt: skip
                 yield
         except LockUnavailable as error:
             raise DataError(str(error)) from error
@@ -584,6 +629,10 @@ class Account:
         body = {"party": self.party, "budget": budget, "series": self._series, "spent": spent}
         head = {"format": _FORMAT, "version": _VERSION, "checksum": _digest(_text(body))}
         return _text({**head, "account": body}) + "\n"
+
+
+def _unpickled(text: str, budget: Budget | None, planned: Claim | None) -> Account:
+    return Account.from_text(text, budget=budget, planned=planned)
 
 
 def _priced(claim: Claim) -> tuple[Claim, Prices]:
@@ -636,7 +685,7 @@ def _parse(text: str | bytes) -> tuple[str, Budget | None, str, dict[str, dict[s
             counts[name] = {}
             for item in spent:
                 claim_from_json(item["claim"])  # checks it
-                check_whole("rounds", item["rounds"], least=1)
+                check_whole("rounds", item["rounds"], least=1, most=_MOST_COUNTED)
                 counts[name][_text(item["claim"])] = item["rounds"]
     except (
         ArgumentError,
