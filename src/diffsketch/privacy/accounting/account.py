@@ -291,7 +291,6 @@ class Account:
         self._stored: _Counts = {}  # in it: less than is remembered, if an older file was put back
         self._wait = 0.0
         self._lock = threading.RLock()  # threads of one process may charge one account
-        self._left_off = ""  # series of the account that this is a copy of
         self.begin_series()
 
     @classmethod
@@ -428,6 +427,7 @@ class Account:
         of them has saved counts no rounds twice for another one that loads it.
         """
         self._series, self._process = name or secrets.token_hex(8), _process
+        self._left_off = ""  # series of the account that this is a copy of, for `resume`
 
     def merge(self, other: Account) -> None:
         """Add what another copy of this account has, and this one has not.
