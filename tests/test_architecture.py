@@ -54,7 +54,7 @@ ONLY_IN = {
     "numba": "compiled.py sketch/gram.py sketch/statistics.py sketch/kernels/cpu*.py "
     "training/local/closed_form.py",
     "llvmlite": "compiled.py sketch/kernels/*.py",
-    "matplotlib": "app/demo.py auditing/pictures.py pages/*.py",
+    "matplotlib": "auditing/pictures.py pages/*.py",
     "plotly": "pages/*.py",
     "jinja2": "pages/*.py",
     "dp_accounting": "privacy/accounting/*.py",
