@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffsketch.app.settings import TASK_DEFAULTS
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
 from diffsketch.training.data import load_mnist
 from diffsketch.training.local import trainer_for
