@@ -137,7 +137,7 @@ class Store:
             note = f"{error}; begun again"
             shutil.rmtree(path)
             found = run_one(member, command=command, tell=tell, stop=stop)
-        if found.summary is None:
+        if found is None:
             return None, note
         return {"summary": found.summary, "times": found.times, "curve": found.curve}, note
 

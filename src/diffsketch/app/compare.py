@@ -6,12 +6,10 @@ import csv
 import hashlib
 import io
 import json
-import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,21 +21,16 @@ from diffsketch.app.build import build, settings_of_methods
 from diffsketch.app.files import (
     RunDirectory,
     check_directory,
+    check_empty,
     free_name,
     locked,
-    read_metrics,
     read_sealed,
     recovered,
     sealed,
 )
 from diffsketch.app.pool import Stop, Tell, run_all
-from diffsketch.app.session import (
-    TrainingSession,
-    bytes_in_words,
-    epsilon_from_data,
-    threads,
-    warnings_in_lines,
-)
+from diffsketch.app.run_records import RunLine, RunRecord, read_run
+from diffsketch.app.session import TrainingSession, bytes_in_words, threads, warnings_in_lines
 from diffsketch.app.settings import (
     METHOD_NAMES,
     METHOD_SETTINGS,
@@ -52,6 +45,7 @@ from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, nearest
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.privacy.claim import Epsilon
 
 _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
@@ -62,7 +56,6 @@ _COLUMNS = (
     "message_bytes", "bytes_up", "bytes_down", "compression", "epsilon", "delta", "basis", "unit",
     "relation", "trust", "noised_share", "milliseconds_per_round",
 )  # fmt: skip
-_ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
 
 
 Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
@@ -77,17 +70,6 @@ class Member:
     seed: int
     path: Path
     config: RunConfig
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of one run, for the row of that name."""
-
-    name: str
-    seed: int
-    summary: dict[str, Any] | None  # None if it was interrupted
-    times: dict[str, float]  # empty if they are not known
-    curve: list[dict[str, Any]]  # its measurements
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Value]]:
@@ -227,14 +209,14 @@ def config_of(settings: Mapping[str, Value], seed: int) -> RunConfig:
     return RunConfig(**{**settings, "seed": seed})  # type: ignore[arg-type]
 
 
-def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one, or until `stop`."""
+def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> RunRecord | None:
+    """Run a member to its end, from its checkpoint if it has one; None if `stop` came before."""
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
             opened = RunDirectory.open(member.path)
         elif stop():
-            return Result(member.name, member.seed, None, {}, [])
+            return None
         else:
             built = build(member.config)
             opened = RunDirectory.create(member.path, built.config, command=command)
@@ -245,8 +227,8 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
                     show=lambda training: tell(training.round_index / max(training.rounds, 1)),
                     stop=stop,
                 )
-            curve = read_metrics(directory.metrics)
-            return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
+        run = read_run(member.path, member.name)
+        return run if run.summary is not None else None
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
@@ -263,41 +245,24 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
             )
 
 
-def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row for each name: means over its seeds, their standard deviation, largest epsilon."""
-    rows = []
-    for name in dict.fromkeys(result.name for result in results):
-        ended = [(one.summary, one.times) for one in results if one.name == name and one.summary]
-        summaries = [summary for summary, _ in ended]
-        accuracies = [one["accuracy"] for one in summaries]
-        sent = [one["bytes_up"] + one["bytes_down"] for one in summaries]
-        ways = ("uncompressed_bytes_up", "uncompressed_bytes_down")
-        raw = sum(one[way] for one in summaries for way in ways)
-        seconds = sum(times["training"] for _, times in ended if times)
-        steps = sum(summary["rounds"] for summary, times in ended if times)
-        endings = Counter(
-            "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
-            for one in summaries
-        )
-        row = {
-            "name": name,
-            "seeds": len(summaries),
-            "accuracy": statistics.fmean(accuracies),
-            "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-            "rounds": max(one["rounds"] for one in summaries),
-            "message_bytes": summaries[0]["message_bytes"],
-            "bytes": statistics.fmean(sent),
-            "compression": raw / max(sum(sent), 1),
-            "milliseconds_per_round": 1000 * seconds / steps if steps else None,
-            "epsilon": max(
-                (one["epsilon"] for one in summaries),
-                key=lambda one: math.inf if one["value"] is None else float(one["value"]),
-            ),
-            "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
-            "ended": dict(endings),
-        }
-        rows.append(row)
-    return rows
+def row_of(line: RunLine) -> dict[str, Any]:
+    """Compute a row: means over the seeds, their standard deviation, the largest epsilon."""
+    epsilon, seconds = line.epsilon, line.seconds
+    summaries = [run.summary for run in line.runs if run.summary is not None]
+    return {
+        "name": line.name,
+        "seeds": len(line.runs),
+        "accuracy": line.mean("accuracy"),
+        "accuracy_spread": line.spread,
+        "rounds": line.rounds,
+        "message_bytes": line.values("message_bytes")[0],
+        "bytes": statistics.fmean(one["bytes_up"] + one["bytes_down"] for one in summaries),
+        "compression": line.compression("up", "down"),
+        "milliseconds_per_round": None if seconds is None else 1000 * seconds,
+        "epsilon": None if epsilon is None else epsilon.to_json(),
+        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
+        "ended": dict(line.outcomes),
+    }
 
 
 def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[Table | str, ...]:
@@ -312,13 +277,13 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
         milliseconds = row["milliseconds_per_round"]
-        epsilon = epsilon_from_data(row["epsilon"]).text("short")
+        epsilon = Epsilon.from_json(row["epsilon"]).text("short")
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
-            f"{row['compression']:.3g}x" if row["bytes"] else "-",
+            f"{row['compression']:.3g}x" if row["compression"] else "-",
             # One part a line: epsilon 8 / delta 1e-05; / proven; / client, / replace, / central.
             re.sub(r"(?<=[,;]) | (?=per |over )| \(", "\n", epsilon).rstrip(")"),
             end_section=True,
@@ -347,29 +312,32 @@ def _accuracy(row: Mapping[str, Any]) -> str:
     text = f"{100 * row['accuracy']:.2f}%"
     if row["accuracy_spread"] is not None:
         text += f"\n± {100 * row['accuracy_spread']:.2f}"
-    for kind, count in row["ended"].items():
-        if kind != "finished":
+    for outcome, count in row["ended"].items():
+        if outcome != "finished":
             text += f"\n{count} of {row['seeds']}" if row["seeds"] > 1 else ""
-            text += f"\n[red]{_ENDED[kind]}[/red]"
+            text += f"\n[red]{outcome}[/red]".replace("of b", "of\nb")  # the column is narrow
     return text
 
 
 def write_results(
-    results: Sequence[Result], rows: Sequence[Mapping[str, Any]], directory: Path
+    runs: Sequence[RunRecord], rows: Sequence[Mapping[str, Any]], directory: Path
 ) -> list[Path]:
     """Write `comparison.json` and `comparison.csv`; both or none."""
-    data = {"rows": list(rows), "runs": [asdict(one) for one in results]}
-    stream = io.StringIO()
+    results, stream = [], io.StringIO()
     writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for one in results:
-        summary = one.summary or {}
-        epsilon, rounds = summary.get("epsilon", {}), summary.get("rounds", 0)
+    for run in runs:
+        summary, seconds = run.summary or {}, run.seconds
+        epsilon = summary["epsilon"]
         row = {column: summary.get(column, epsilon.get(column)) for column in _COLUMNS}
-        row |= {"name": one.name, "seed": one.seed, "epsilon": epsilon.get("value")}
-        if rounds and one.times:
-            row["milliseconds_per_round"] = 1000 * one.times["training"] / rounds
+        row |= {"name": run.name, "seed": run.config.seed, "epsilon": epsilon["value"]}
+        row["milliseconds_per_round"] = None if seconds is None else 1000 * seconds
         writer.writerow({column: csv_cell(value) for column, value in row.items()})
+        results.append(
+            {"name": run.name, "seed": run.config.seed, "summary": summary,
+             "times": run.times, "curve": run.curve}
+        )  # fmt: skip
+    data = {"rows": list(rows), "runs": results}
     contents = {
         directory / "comparison.json": json.dumps(data, indent=1, allow_nan=False).encode() + b"\n",
         directory / "comparison.csv": stream.getvalue().encode(),
@@ -403,14 +371,9 @@ def start(
         except DiffSketchError as error:
             error.args = (f"{error} (in {name})",)
             raise
-    if output is not None and output.is_dir():
-        halves = leftovers(output, [_PLAN])  # of a process that was killed while it began
-        if any(path not in halves for path in output.iterdir()):
-            raise ArgumentError(
-                f"output must be a new or empty directory, got output={str(output)!r}; a "
-                "comparison in it is continued with --resume"
-            )
     path = output or free_name(Path("runs") / "compare")
+    halves = leftovers(path, [_PLAN])  # of a process that was killed while it began
+    check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
     prepare_output(path)
     numbers = list(range(first, first + seeds))
     return _run(contenders, numbers, path, console, jobs=jobs, command=command)
@@ -454,13 +417,14 @@ def _run(
                 stop=lambda: interrupts.signal is not None,
                 quiet=(NonFiniteUpdate,),  # counted in the summary
             )
-        if any(result.summary is None for result in results):
+        runs = [run for run in results if run is not None]
+        if len(runs) < len(members):
             print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
             return interrupts.exit_status
-        rows = rows_of(results)
-        paths = write_results(results, rows, path)
+        lines = [RunLine(n, tuple(run for run in runs if run.name == n)) for n in contenders]
+        rows = [row_of(line) for line in lines]
+        paths = write_results(runs, rows, path)
     console.show(*report(rows, seeds=seeds), wrote=paths)
-    outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
-    if diverged := outcomes.count("diverged"):
-        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
+    if diverged := sum(run.outcome == "diverged" for run in runs):
+        console.print(f"Diverged: {diverged} of {len(runs)} runs.", highlight=False)
     return 0

@@ -67,8 +67,7 @@ class RunRecord:
     @property
     def seconds(self) -> float | None:
         """Seconds of training for a round; None if unknown."""
-        timed = self.times.get("rounds", self.rounds)  # at which the time was taken
-        return self.times["training"] / timed if self.times and timed else None
+        return RunLine("", (self,)).seconds
 
     @property
     def epsilon(self) -> Epsilon | None:
@@ -144,9 +143,10 @@ class RunLine:
     @property
     def seconds(self) -> float | None:
         """Seconds of training for a round, over all seeds; None if unknown."""
-        known = [(run.seconds * run.rounds, run.rounds) for run in self.runs if run.seconds]
-        seconds, rounds = map(sum, zip(*known, strict=True)) if known else (0, 0)
-        return seconds / rounds if rounds else None
+        timed = [run for run in self.runs if run.times]
+        # Of an unfinished run, the rounds at which the time was taken.
+        rounds = sum(run.times.get("rounds", run.rounds) for run in timed)
+        return sum(run.times["training"] for run in timed) / rounds if rounds else None
 
     @property
     def epsilon(self) -> Epsilon | None:

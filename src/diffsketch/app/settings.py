@@ -385,7 +385,9 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
                 f"{name} must not be given with {unused[name]}, got {name}={value!r}"
             )
     momentum = config.table_momentum
-    check(config.top_k is not None or not momentum, "table_momentum", "be 0 without --top-k", momentum)
+    check(
+        config.top_k is not None or not momentum, "table_momentum", "be 0 without --top-k", momentum
+    )
     if config.data_dir is not None and config.task == "shakespeare":
         left_out.add("workers")  # as many roles as there are, up to the paper's number
     if config.levels is not None or config.trials is not None:

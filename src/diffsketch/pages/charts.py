@@ -1,8 +1,9 @@
-"""Plots as Plotly figures, and the same figures as pictures by matplotlib.
+"""Plots as Plotly figures for a page, and as pictures by matplotlib.
 
-`figure` turns a plot into what `Plotly.react` takes, as plain data: the one description of how each
-series looks. `to_svg` and `to_png` draw that description (Plotly's own export needs a browser).
-Colours of text and grid are left to the page, which knows whether it is light or dark.
+Both draw the same description, a `Plot`, with the looks and sizes that are named here. `figure`
+gives what `Plotly.react` takes, as plain data; `picture` draws a PNG or SVG file (Plotly's own
+export needs a browser). Colours of a page's text and grid are left to the page, which knows whether
+it is light or dark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import html
 import io
 import itertools
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, meanings, value_text
-from diffsketch.privacy.claim import Epsilon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +46,9 @@ SYMBOLS = {
 _SYMBOLS_UP_TO = 30  # points of a line: more would hide it
 _PHONE_WIDTH, _CATEGORY_WIDTH = 46, 14  # characters: several categories stand side by side there
 _POINTS = 0.75  # of a pixel
+# Sizes in pixels, as Plotly has them.
+LINE_WIDTH, DASH, SYMBOL_SIZE, POINT_SIZE = 2.2, (6, 4), 6, 9
+FAINT = 0.18  # opacity of shades
 _LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
 
 Trace = dict[str, Any]
@@ -116,7 +117,7 @@ def drawable(value: float | None, *, log: bool = False) -> float | None:
 def figure(
     plot: Plot, looks: Mapping[str, Look] | None = None, *, axis_index: int = 0
 ) -> dict[str, Any]:
-    """Make `{"data": [...], "layout": {...}}` of a plot, checked by Plotly's own validators.
+    """Make `{"data": [...], "layout": {...}}` of a plot.
 
     All traces of a series have its group, so that its line, spread and cross come and go together;
     `meta` is empty in the main one and says what the others are. Looks are those of this plot alone
@@ -152,30 +153,8 @@ def figure(
         **_marks(plot, axis_index),
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
         "hoverlabel": {"align": "left", "namelength": -1},
-        "template": "none",  # Plotly's own would be repeated in every figure, with its colours
     }
-    plain: dict[str, Any] = go.Figure(data=traces, layout=layout).to_plotly_json()
-    plain["layout"].pop("template", None)
-    return plain
-
-
-def switched(plot: Plot, looks: Mapping[str, Look] | None = None) -> list[dict[str, Any]]:
-    """List for each of `plot.other_x` how its figure differs from that of the first axis.
-
-    Each is `{"label": ..., "data": [...], "layout": {...}}`: for every trace and for the layout
-    the keys that have another value, so that most numbers are on the page only once.
-    """
-
-    def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in after.items() if before.get(key) != value}
-
-    first, changes = figure(plot, looks), []
-    for axis_index, axis in enumerate(plot.other_x, start=1):
-        other = figure(plot, looks, axis_index=axis_index)
-        data = list(map(difference, first["data"], other["data"]))
-        layout = difference(first["layout"], other["layout"])
-        changes.append({"label": axis.label, "data": data, "layout": layout})
-    return changes
+    return {"data": traces, "layout": layout}
 
 
 def plain_text(text: str) -> str:
@@ -209,9 +188,11 @@ def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> 
         "" if None in ends else " ({} to {})".format(*(value_text(end, plot.y) for end in ends))
         for ends in zip(series.low, series.high, strict=True)
     ]
-    faint = "rgba({},{},{},0.18)".format(*(int(look.colour[at : at + 2], 16) for at in (1, 3, 5)))
-    dash = "6px,4px" if series.dashed else "solid"
-    marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": 6}
+    red, green, blue = bytes.fromhex(look.colour[1:])
+    faint = f"rgba({red},{green},{blue},{FAINT})"
+    dash = ",".join(f"{pixels}px" for pixels in DASH) if series.dashed else "solid"
+    line: Trace = {"color": look.colour, "width": LINE_WIDTH, "dash": dash}
+    marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": SYMBOL_SIZE}
     main: Trace = {"meta": "", "type": "scatter", "x": x, "y": y}
     main["hovertemplate"] = "<br>".join(filter(None, hover)) + "<extra></extra>"
     main["customdata"] = texts or None
@@ -226,19 +207,18 @@ def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> 
             for left, right in itertools.pairwise(x)
         ]
         main |= {"mode": "lines", "y": [*y, *y[-1:]], "customdata": [*bins, *bins[-1:]]}
-        main["line"] = {"shape": "hv", "color": look.colour, "width": 1.8, "dash": dash}
+        main["line"] = {**line, "shape": "hv"}
         main["fill"] = "none" if plot.y.log or series.dashed else "tozeroy"
         main["fillcolor"] = faint
     elif series.kind == "points":
-        marker["size"] = 9
+        marker["size"] = POINT_SIZE
         if series.dashed:
             hollow = {"width": 2, "color": look.colour}
             marker |= {"symbol": f"{look.symbol}-open", "line": hollow}
         main |= {"mode": "markers", "marker": marker}
     else:
         main["mode"] = "lines+markers" if has_symbols(series) else "lines"
-        main["line"] = {"color": look.colour, "width": 2.2, "dash": dash}
-        main["marker"] = marker
+        main |= {"line": line, "marker": marker}
     traces = [main]
     if series.low and series.kind == "band":
         shade: Trace = {"meta": "band", "type": "scatter", "mode": "lines", "hoverinfo": "skip"}
@@ -267,18 +247,11 @@ def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> 
     if series.ended:  # a cross, with the reason
         last = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None][-1:]
         reason = f"<b>{_wrapped(series.name)}</b><br>ends here: {_wrapped(series.ended)}"
-        line = {"width": 3, "color": look.colour}
-        traces.append(
-            {
-                "meta": "end",
-                "type": "scatter",
-                "mode": "markers",
-                "x": [place for place, _ in last],
-                "y": [value for _, value in last],
-                "marker": {"symbol": "x-thin", "size": 12, "line": line, "color": look.colour},
-                "hovertemplate": f"{reason}<extra></extra>",
-            }
-        )
+        stroke = {"width": 3, "color": look.colour}
+        cross: Trace = {"meta": "end", "type": "scatter", "mode": "markers"}
+        cross["marker"] = {"symbol": "x-thin", "size": 12, "line": stroke, "color": look.colour}
+        cross["hovertemplate"] = f"{reason}<extra></extra>"
+        traces.append({**cross, "x": [p for p, _ in last], "y": [v for _, v in last]})
     return traces
 
 
@@ -365,29 +338,19 @@ def _marks(plot: Plot, axis_index: int) -> dict[str, list[dict[str, Any]]]:
     return {"shapes": shapes, "annotations": annotations}
 
 
-def to_svg(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
-    """Draw the plot over its first x axis as SVG, with letters as outlines.
+def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
+    """Draw the plot over its first x axis, as PNG or as SVG with letters as outlines.
 
     The same plot gives the same bytes: no dates, no random names, no fonts of the machine. Looks
     by role give it the colours of a page; by default it has those of this plot alone.
     """
-    return _picture(plot, looks, "svg", {"Date": None, "Creator": "diffsketch"})
-
-
-def to_png(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
-    """Draw as `to_svg`, as PNG."""
-    return _picture(plot, looks, "png", {"Software": "diffsketch"})
-
-
-def _picture(
-    plot: Plot, looks: Mapping[str, Look] | None, form: str, metadata: dict[str, Any]
-) -> bytes:
-    traces = figure(plot, looks)["data"]
-    bars = [trace for trace in traces if trace["type"] == "bar"]
+    looks = looks_of([plot]) if looks is None else looks
     labels = [_label(series) for series in plot.series]
     labels += [_wrapped_plain(mark.label, _LEGEND_WIDTH) for mark in plot.marks]
     worth = "\n".join(
-        _wrapped_plain(f"{', '.join(names)}: {_worth(epsilon, text)}", _NOTE_WIDTH)
+        _wrapped_plain(
+            f"{', '.join(names)}: {text} ({epsilon.basis_text}; {epsilon.scope})", _NOTE_WIDTH
+        )
         for (epsilon, text), names in meanings([plot]).items()
     )
     stream = io.BytesIO()
@@ -395,30 +358,20 @@ def _picture(
     with mpl.rc_context(), style.context("default"):
         mpl.rcParams["svg.hashsalt"] = "diffsketch"
         lines = sum(label.count("\n") + 1 for label in labels) / 2 + worth.count("\n") + 2
-        height = 4.3 + 0.17 * lines
-        drawing = Figure(figsize=(7.2, height), layout="constrained", facecolor="white")
+        size = (7.2, 4.3 + 0.17 * lines)
+        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
         axes = drawing.subplots()
         _set_axes(axes, plot)
+        bars = [series for series in plot.series if series.kind == "bars"]
         handles = []
-        for trace in traces:
-            x, y = (np.array(trace[name], dtype=float) for name in ("x", "y"))  # None becomes NaN
-            if trace in bars:
-                width = 0.8 / len(bars)
-                x += (bars.index(trace) - (len(bars) - 1) / 2) * width
-            if "error_y" in trace:
-                ends = trace["error_y"]
-                low, high = y - ends["arrayminus"], y + ends["array"]
-                thickness = _POINTS * ends["thickness"]
-                axes.vlines(x, low, high, color=ends["color"], linewidth=thickness)
-            if trace in bars:
-                look = {"facecolor": trace["marker"]["color"], "hatch": None}
-                if "pattern" in trace["marker"]:
-                    look = {"facecolor": "white", "hatch": "///"}
-                colour = trace["marker"]["color"]
-                artist: Any = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **look)
-            else:
-                artist = _draw_line(axes, x, y, trace)
-            handles += [] if trace["meta"] else [artist]
+        for series in plot.series:
+            shift = 0.0
+            if series in bars:  # side by side around their category
+                shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)
+            look = looks[series.role or series.name]
+            handles.append(
+                _draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-"))
+            )
         for mark in plot.marks:
             line = axes.axvline if mark.axis == "x" else axes.axhline
             handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
@@ -429,8 +382,47 @@ def _picture(
                 title=worth or None, title_fontsize=7.5, alignment="left",
             )  # fmt: skip
         FigureCanvasAgg(drawing)
-        drawing.savefig(stream, format=form, dpi=140, metadata=metadata)
+        about = {"Software": "diffsketch"} if form == "png" else {"Date": None, "Creator": ""}
+        drawing.savefig(stream, format=form, dpi=140, metadata=about)
     return stream.getvalue()
+
+
+def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, width: float) -> Any:
+    """Draw a series with its spread and the cross at an early end; returns its legend's handle."""
+
+    def numbers(values: Iterable[float | None], *, log: bool = False) -> _Array:
+        return np.array([drawable(value, log=log) for value in values], dtype=float)  # None: NaN
+
+    x, y = numbers(series.x, log=plot.x.log) + shift, numbers(series.y, log=plot.y.log)
+    low, high = map(numbers, _spread(plot, series))
+    colour, faint = look.colour, {"color": look.colour, "alpha": FAINT, "linewidth": 0}
+    handle: Any
+    if series.kind == "bars":
+        face = {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
+        handle = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **face)
+    else:
+        thickness = _POINTS * LINE_WIDTH
+        dashes = tuple(_POINTS * pixels / thickness for pixels in DASH)
+        line: dict[str, Any] = {"color": colour, "linewidth": thickness}
+        line["linestyle"] = (0, dashes) if series.dashed else "-"
+        if series.kind == "steps":
+            y = np.append(y, y[-1:])
+            line["drawstyle"] = "steps-post"
+            if not (plot.y.log or series.dashed):
+                axes.fill_between(x, y, step="post", **faint)
+        elif has_symbols(series):
+            size = POINT_SIZE if series.kind == "points" else SYMBOL_SIZE
+            line |= {"marker": SYMBOLS[look.symbol], "markersize": _POINTS * size}
+        if series.kind == "points":
+            line |= {"linestyle": "none", "markerfacecolor": "none" if series.dashed else colour}
+        handle = axes.plot(x, y, **line)[0]
+    if series.low and series.kind == "band":
+        axes.fill_between(x, low, high, **faint)
+    elif series.low and series.kind != "steps":
+        axes.vlines(x, low, high, color=NEUTRAL if series.kind == "bars" else colour, linewidth=1.1)
+    if series.ended and len(last := np.flatnonzero(np.isfinite(x[: len(y)] + y))):
+        axes.plot(x[last[-1]], y[last[-1]], "x", color=colour, markersize=9, markeredgewidth=2.2)
+    return handle
 
 
 def _label(series: Series) -> str:
@@ -439,10 +431,6 @@ def _label(series: Series) -> str:
     lines = _wrapped_plain(text, _LEGEND_WIDTH, break_on_hyphens=False)
     # Matplotlib leaves out what begins with an underscore.
     return f" {lines}" if lines.startswith("_") else lines
-
-
-def _worth(epsilon: Epsilon, text: str) -> str:
-    return f"{text} ({epsilon.basis_text}; {epsilon.scope})"
 
 
 def _wrapped_plain(text: str, width: int, **more: bool) -> str:
@@ -469,33 +457,6 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     if plot.categories:
         labels = [_wrapped_plain(label, 16) for label in plot.categories]
         axes.set_xticks(range(len(labels)), labels)
-
-
-def _draw_line(axes: Axes, x: _Array, y: _Array, trace: Trace) -> Any:
-    """Draw a line, points, a histogram, the shade of a band or the cross at an early end."""
-    line, marker = trace.get("line", {}), trace.get("marker", {})
-    colour = (marker or line)["color"]
-    if trace["meta"] == "band":
-        for whole, group in itertools.groupby(zip(x, y, strict=True), lambda p: p[0] == p[0]):
-            if whole:
-                axes.fill(*zip(*group, strict=True), color=colour, alpha=0.18, linewidth=0)
-        return None
-    width = _POINTS * line.get("width", 0)
-    look: dict[str, Any] = {"color": colour, "linewidth": width, "linestyle": "none"}
-    if "lines" in trace["mode"]:
-        dashes = [float(length) / width for length in re.findall(r"(\d+)px", line["dash"])]
-        look["linestyle"] = (0, dashes) if dashes else "-"
-    if "markers" in trace["mode"]:
-        symbol, size = marker["symbol"], _POINTS * marker["size"]
-        look |= {"marker": SYMBOLS.get(symbol.removesuffix("-open"), "x"), "markersize": size}
-        look |= {"markerfacecolor": "none"} if symbol.endswith("-open") else {}
-        if "line" in marker:
-            look["markeredgewidth"] = _POINTS * marker["line"]["width"]
-    if line.get("shape") == "hv":
-        look["drawstyle"] = "steps-post"
-        if trace["fill"] == "tozeroy":
-            axes.fill_between(x, y, step="post", color=colour, alpha=0.18, linewidth=0)
-    return axes.plot(x, y, **look)[0]
 
 
 def _tick_with(unit: str, value: float, position: int | None = None) -> str:

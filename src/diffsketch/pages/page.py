@@ -10,17 +10,16 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from diffsketch.errors import MismatchError
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages import charts
 from diffsketch.pages.exhibits import (
@@ -37,9 +36,6 @@ from diffsketch.pages.exhibits import (
 )
 from diffsketch.pages.tables import to_csv
 from diffsketch.privacy.claim import Epsilon
-
-Pictures: TypeAlias = Mapping[str, Mapping[str, bytes]]
-"""Content of picture files, by name of the plot and by form, "svg" or "png"."""
 
 # Verdicts, in the order of the scoreboard: the class of the chip of each. In a table they may
 # begin a cell.
@@ -80,8 +76,8 @@ def render(page: Page, *, files: bool = False) -> str:
         "prose": prose,
         "sort_number": _sort_number,
         "scoreboard": _scoreboard,
-        "spec": lambda plot: json_text(
-            {"figure": charts.figure(plot, looks), "switched": charts.switched(plot, looks)}
+        "figures": lambda plot: json_text(
+            [charts.figure(plot, looks, axis_index=at) for at in range(1 + len(plot.other_x))]
         ),
         "verdict": _verdict,
     }
@@ -187,28 +183,14 @@ def _log_is_sensible(plot: Plot) -> bool:
     return plot.y.log or (not plot.y.percent and max(numbers) >= 3 * min(numbers))
 
 
-def pictures_of(page: Page, show: Callable[[float], None] = lambda _: None) -> Pictures:
-    """Draw all plots of a page, in its colours.
-
-    This takes most of a page's time: `show` is told the share that is done.
-    """
-    looks, found = charts.looks_of(all_exhibits(page), page.roles), dict[str, dict[str, bytes]]()
-    plots = [exhibit for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
-    for plot in plots:
-        found[plot.name] = {"svg": charts.to_svg(plot, looks), "png": charts.to_png(plot, looks)}
-        show(len(found) / len(plots))
-    return found
-
-
-def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:
-    """Return the picture of a plot in each of its forms; refuse pictures of another page."""
-    if name not in pictures:
-        raise MismatchError(f"pictures must have one of each plot of the page, got none of {name}")
-    return pictures[name]
-
-
-def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True) -> list[Path]:
-    """Write `index.html`, `figures/<name>.svg` and `.png`, and `data/<name>.csv`, all or none.
+def write_page(
+    page: Page,
+    directory: Path,
+    *,
+    pictures: bool = True,
+    show: Callable[[float], None] = lambda _: None,
+) -> list[Path]:
+    """Write `index.html`, `figures/<name>.png` and `data/<name>.csv`, all or none.
 
     The page itself needs no other file. Whatever else is in the directory is left as it is. The
     same page gives the same bytes.
@@ -218,19 +200,17 @@ def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True)
     Args:
         page: The page.
         directory: Made if it does not exist.
-        pictures: Whether to make `figures`; without them the page has no links to files. Or what
-            `pictures_of` made of this page, if that is needed elsewhere, too.
+        pictures: Whether to make `figures`; without them the page has no links to files.
+        show: Told the share of the exhibits that is done: pictures take most of the time.
     """
-    directory = Path(directory)
-    index = render(page, files=pictures is not False).encode("utf-8")
-    if pictures is True:
-        pictures = pictures_of(page)
-    contents = {directory / "index.html": index}
-    for exhibit in all_exhibits(page):
+    looks, exhibits = charts.looks_of(all_exhibits(page), page.roles), list(all_exhibits(page))
+    contents = {directory / "index.html": render(page, files=pictures).encode("utf-8")}
+    for count, exhibit in enumerate(exhibits):
+        show(count / len(exhibits))
         contents[directory / "data" / f"{exhibit.name}.csv"] = to_csv(exhibit)
-        if pictures is not False and isinstance(exhibit, Plot):
-            for form, content in forms_of(exhibit.name, pictures).items():
-                contents[directory / "figures" / f"{exhibit.name}.{form}"] = content
+        if pictures and isinstance(exhibit, Plot):
+            name = f"{exhibit.name}.png"
+            contents[directory / "figures" / name] = charts.picture(exhibit, looks)
     for folder in sorted({path.parent for path in contents}):
         prepare_output(folder)
     replace_files(contents)

@@ -265,7 +265,7 @@ class Epsilon:
         return "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain data, which `from_json` reads; the value is null where it is infinite."""
+        """Convert to plain data, which `from_json` reads; an infinite value becomes null."""
         return {
             "value": float(self) if math.isfinite(self.value) else None,
             "delta": self.delta,

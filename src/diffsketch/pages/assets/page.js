@@ -25,15 +25,9 @@
 
   /** What Plotly is to show now: the figure, with the axis, the scale and the theme in force. */
   function current(plot) {
-    const base = plot.spec.figure;
-    const change = plot.axis ? plot.spec.switched[plot.axis - 1] : { data: [], layout: {} };
-    const layout = { ...base.layout, ...change.layout };
+    const { data: traces, layout } = plot.figures[plot.axis];
     const text = colour("--text");
-    const data = base.data.map((trace, index) => ({
-      ...trace,
-      ...change.data[index],
-      visible: !plot.hidden.has(trace.legendgroup),
-    }));
+    const data = traces.map((trace) => ({ ...trace, visible: !plot.hidden.has(trace.legendgroup) }));
     const y = { ...layout.yaxis };
     if (plot.log !== null) {
       y.type = plot.log ? "log" : "linear";
@@ -156,9 +150,9 @@
   }
 
   for (const figure of document.querySelectorAll("figure.plot")) {
-    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const figures = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     const canvas = figure.querySelector(".canvas");
-    const plot = { figure, canvas, spec, axis: 0, log: null, hidden: new Set(), drawn: false };
+    const plot = { figure, canvas, figures, axis: 0, log: null, hidden: new Set(), drawn: false };
     // A browser may restore what was chosen before the page was loaded again.
     for (const select of figure.querySelectorAll(".axes")) plot.axis = Number(select.value);
     plots.push(plot);
