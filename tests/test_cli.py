@@ -14,7 +14,6 @@ import torch
 
 from diffsketch import __version__
 from diffsketch.app import session
-from diffsketch.app.settings import read_settings
 from diffsketch.cli import main
 from diffsketch.errors import ArgumentError
 from diffsketch.files import replace_file, replace_files
@@ -206,15 +205,6 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
 def test_errors_name_options(here: Path, arguments: list[str], said: str) -> None:
     assert said in refused(invoke(*arguments))
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(("flag", "value"), [("--rotate", True), ("--no-rotate", False)])
-def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
-    done(
-        "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
-        "--levels", "4", "--trials", "4000", flag, "--output", "out",
-    )  # fmt: skip
-    assert read_settings(here / "out" / "config.toml")["rotate"] is value
 
 
 @pytest.mark.slow

@@ -197,8 +197,6 @@ def _parameter(one: Setting) -> inspect.Parameter:
         shown = f"{one.default:g}" if one.kind is float else str(one.default)
     kind: Any = Literal[one.choices] if one.choices else one.kind
     make: Any = typer.Argument if one.argument else partial(typer.Option, one.flag)
-    if one.kind is bool and one.default is None:
-        make = partial(typer.Option, f"{one.flag}/--no-{one.flag[2:]}")
     if one.kind in (Path, str) and not one.argument:
         make = partial(make, callback=_no_option)
     panel, default = one.section or None, inspect.Parameter.empty if required else None

@@ -294,7 +294,7 @@ def test_one_coordinate_moves_the_table_as_stated(family: Family, rows: int) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_holds_a_share_in_one_cell(family: Family) -> None:
-    """What `LaplaceMechanism` composes: one cell in every row, none by more than `2 limit`."""
+    """What Laplace noise composes: one cell in every row, none by more than `2 limit`."""
     moved = changes(CoordinateBound(LIMIT, 5), encoder(family, 5, 1), 100.0)
     assert ((moved != 0).sum(-1) <= 1).all()
     assert moved.abs().max() == 2 * LIMIT

@@ -15,7 +15,6 @@ from diffsketch.privacy import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
     GaussianMechanism,
-    LaplaceMechanism,
     NoiseKey,
     NormBound,
     Quantizer,
@@ -36,7 +35,6 @@ SKETCHED = {"encode": partial(SKETCH.encode, seed=SEED)}
 RELEASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gaussian": (GaussianMechanism(NormBound(1.0), 2.0), SKETCHED),
     "gaussian, raw": (GaussianMechanism(NormBound(1.0), 2.0), {"batch": True}),
-    "laplace": (LaplaceMechanism(CoordinateBound(1.0, 5), 2.0), SKETCHED),
     "padded": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), DIM, 1.0), {}),
     "factored": (PaddedGaussian(SKETCH, SEED, CoordinateBound(1.0), 20 * DIM, 1.0), {}),
     "privunit": (PrivUnitG(DIM, 4.0), {}),

@@ -156,7 +156,7 @@ class Release:
         title += f", {self.rounds} rounds" if self.rounds > 1 else ""
         title += ", simulated noise" if self.simulated else ""
         limit = None
-        if isinstance(method, CpSgd) and not method.rotate:
+        if type(method) is CpSgd:
             limit = partial(_binomial_limit, method, self.rounds)
         width = max(numbers * self.rounds * self.cohort_size, self.neighbours.first.numel())
         width += getattr(method, "padding", 0)
@@ -279,12 +279,12 @@ def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> f
     Two binomial distributions, one moved by whole steps, `rounds` times over. The method's own
     theorem is far above it, so that an audit by the theorem alone would miss much.
     """
-    mechanism = method.mechanism(KEY.seed(0))
+    mechanism = method.mechanism
     draws, doubled = mechanism.cohort * mechanism.trials, method.relation is Relation.REPLACE
     shift = math.ceil(min(mechanism.clip, mechanism.limit) / mechanism.step * (1 + doubled) - 1e-6)
     half, far = draws // 2, 4 * math.isqrt(draws)  # eight standard deviations
     reach = np.arange(max(0, half - far), min(draws, half + far) + shift + 1)
-    law = stats.binom(draws, mechanism.probability)
+    law = stats.binom(draws, 0.5)
     one, two = law.pmf(reach), law.pmf(reach - shift)
     first, second = one, two
     for _round in range(rounds - 1):

@@ -385,10 +385,20 @@ class DiscreteLaplaceMechanism(IntegerMechanism):
     `P[X >= t]` is `exp(-t / b) / (1 + exp(-1 / b))` for `t >= 1`, `z` grows by `1 / b` from one
     whole number to the next, but from 0 to 1 by `1 / b + 2 log(cosh(1 / (2 b)))`, at most
     `1 / b + 1 / (4 b**2)`. So to move a cell by `s` steps tells no more than to move a real number
-    by `s / b + 1 / (4 b**2)`; and to move several of those, than to move one by the sum
-    (`LaplaceMechanism`).
+    by `s / b + 1 / (4 b**2)`; and to move several of those, than to move one by the sum:
 
-    Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`).
+    * Take the scale of the noise as the unit. For one number that moves by `s`, from `P` to `Q`,
+      let `D(s, e) = max_S P(S) - exp(e) Q(S)`. It is `1 - exp((e - s) / 2)` for `-s <= e <= s`,
+      and 0 beyond `s`. It grows with `s` and falls with `e`.
+    * Two numbers that move by `a <= c`: the first one's privacy loss `L` is at most `a`, so that
+      `D(a and c, e) = E[D(c, e - L)] <= D(c, e - a) = 1 - exp((e - a - c) / 2) = D(a + c, e)`
+      for `0 <= e <= a + c`, since `e - a` is then in `[-c, c]`. Beyond `a + c` both are 0, and for
+      `e < 0` both follow from `-e`, as `P` and `Q` are mirror images.
+    * So two numbers may be replaced by one that moves by the sum, and this again with the next
+      one, since what dominates a part dominates the whole.
+
+    Guarantees: never below exact enumeration (`tests/privacy/test_domination.py`); the steps of the
+    proof, numerically (`tests/privacy/test_additive.py`).
 
     Not for distributed trust: sums of discrete Laplace numbers are not discrete Laplace.
 
