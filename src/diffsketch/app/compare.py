@@ -404,10 +404,10 @@ def _run(
             warnings_in_lines(console),
         ):
 
-            def watch(shares: Sequence[float | None]) -> None:
-                begun = zip(members, shares, strict=True)
-                now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
-                show(sum(share or 0.0 for share in shares) / len(members), "; ".join(now))
+            def watch(shares: Sequence[float]) -> None:
+                both = zip(members, shares, strict=True)
+                now = [f"{run.name}, seed {run.seed}" for run, share in both if 0 < share < 1]
+                show(sum(shares) / len(members), "; ".join(now))
 
             results = run_all(
                 partial(run_one, command=command),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from importlib import resources
+from string import Template
 from textwrap import wrap
 from typing import Any, TypeAlias
 
@@ -71,7 +73,7 @@ def report_plan(plan: Plan) -> Parts:
         f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
         f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
     )
-    parts = [
+    parts: list[Table | Text] = [
         _table("Ways to estimate the mean, best first", columns, rows),
         Text(reading, style="dim"),
         Text(),
@@ -281,76 +283,31 @@ def python_code(option: Option, request: PlanRequest) -> str:
     all clients, if the sample is Poisson's). It charges the account of each, for the number of
     messages that come, before anything is released. The noise is exact where the method's is.
     """
-    given = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
-    lines = wrap(given, _WIDTH, break_on_hyphens=False)
-    inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else given
-    method = (
-        f"settings = {{{inside}}}\n"
-        f"method = build_method({option.method.name!r}, dim={request.dim}, "
-        f"cohort={request.cohort}, settings=settings)\n"
-    )
-    if _in_one_call(request):
-        return _code_of_one_call(method, request)
-    return _code_of_rounds(method, request)
-
-
-def _code_of_one_call(method: str, request: PlanRequest) -> str:
-    return f"""import numpy as np
-
-from diffsketch import build_method, private_mean
-
-{method}vectors = np.load("vectors.npy")  # a row for each holder
-# {request.cohort} rows: fewer raise epsilon. Norms of {request.vector_norm:g} at most: longer
-# vectors are clipped.
-found = private_mean(vectors, method)  # with a new key and new noise in each call
-print(found.mean)
-print(found.claim.epsilon(delta={request.delta!r}, rounds=1))
-"""
-
-
-def _code_of_rounds(method: str, request: PlanRequest) -> str:
-    """Write `run_round`: each client has its own account, and claims are for who takes part."""
-    sampler, imports, setup, start = request.sampler, "", "", ""
-    claim, senders, count = "method.claim_for(len(vectors), seed)", "vectors", "len(messages)"
+    listed = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
+    lines = wrap(listed, _WIDTH, break_on_hyphens=False)
+    inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else listed
+    sampler = request.sampler
+    parts = {
+        "method": f"settings = {{{inside}}}\nmethod = build_method({option.method.name!r}, "
+        f"dim={request.dim}, cohort={request.cohort}, settings=settings)\n",
+        "cohort": request.cohort, "norm": f"{request.vector_norm:g}",
+        "epsilon": repr(request.target_epsilon), "delta": repr(request.delta),
+        "imports": "", "setup": "", "start": "", "senders": "vectors", "count": "len(messages)",
+        "claim": "method.claim_for(len(vectors), seed)",
+    }  # fmt: skip
     if sampler is not None:
-        imports = "from diffsketch.privacy import PoissonSampler, SecureNoise\n"
-        setup = f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", "")
-        claim = f"sampler.amplified(method.claim_for({request.cohort}, seed))"
-        senders, count = "drawn", str(request.cohort)
-        start = (
-            "    # Who is drawn is secret: everybody pays, and an empty sample has its noise.\n"
-            "    drawn = [list(vectors)[place] for place in sampler.draw(SecureNoise()).tolist()]\n"
-        )
-    return f'''"""Rounds of a private mean: call run_round with the clients' vectors, by client."""
-
-from secrets import token_bytes
-
-import torch
-
-from diffsketch import Account, Budget, SketchKey, build_method
-from diffsketch.methods import release, release_noise
-{imports}
-{method}key = SketchKey(token_bytes(32))  # of the hashes; to be shared by all clients, and kept
-{setup}budget = Budget(epsilon={request.target_epsilon!r}, delta={request.delta!r})
-accounts = {{}}  # of each client; Account.open(path, budget=budget) has one in a file
-
-
-def run_round(vectors, round_index):
-    """The mean of vectors, a dict by client; refused if one of them has spent its budget."""
-    seed = key.seed(round_index)
-    claim = {claim}
-    for client in vectors:
-        accounts.setdefault(client, Account(budget)).check(claim)  # or nobody pays
-    for client in vectors:
-        accounts[client].charge(claim)
-{start}    messages = []
-    for client in {senders}:
-        released = release(vectors[client][None], method, seed, claim, charge=None)  # charged above
-        messages.append(released.encoded.messages[0])
-    total = sum(messages, torch.zeros(method.message_format.shape, dtype=torch.int64))
-    total = method.publish(total, release_noise(method, claim))
-    return method.decode(total, seed, count={count})
-'''
+        parts |= {
+            "imports": "from diffsketch.privacy import PoissonSampler, SecureNoise\n",
+            "setup": f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", ""),
+            "claim": f"sampler.amplified(method.claim_for({request.cohort}, seed))",
+            "senders": "drawn", "count": request.cohort,
+            "start": "    # Who is drawn is secret: everybody pays, and an empty sample has its "
+            "noise.\n    drawn = [list(vectors)[place] for place in "
+            "sampler.draw(SecureNoise()).tolist()]\n",
+        }  # fmt: skip
+    name = "one_round.txt" if _in_one_call(request) else "rounds.txt"
+    template = resources.files("diffsketch.app").joinpath("assets", name)
+    return Template(template.read_text(encoding="utf-8")).substitute(parts)
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

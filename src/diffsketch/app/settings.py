@@ -391,7 +391,7 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
         left_out.add("workers")  # as many roles as there are, up to the paper's number
     if config.levels is not None or config.trials is not None:
         left_out.add("claimed")
-    filled = {key: value for key, value in defaults.items() if key not in left_out}
+    filled: dict[str, Value] = {k: v for k, v in defaults.items() if k not in left_out}
     filled |= config.known()
     if config.data_dir is not None:
         # A run may be continued from elsewhere.

@@ -1,20 +1,17 @@
-"""Plots as Plotly figures for a page, and as pictures by matplotlib.
+"""Looks of plots, pictures by matplotlib, and the data that a page draws with Plotly.
 
-Both draw the same description, a `Plot`, with the looks and sizes that are named here. `figure`
-gives what `Plotly.react` takes, as plain data; `picture` draws a PNG or SVG file (Plotly's own
-export needs a browser). Colours of a page's text and grid are left to the page, which knows whether
-it is light or dark.
+Both draw the same description, a `Plot`, with the looks and sizes that are named here: `picture` as
+a PNG or SVG file (Plotly's own export needs a browser), the page's script from `spec`. Colours of a
+page's text and grid are left to the page, which knows whether it is light or dark.
 """
 
 from __future__ import annotations
 
-import html
 import io
-import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, meanings, value_text
+from diffsketch.pages.exhibits import Exhibit, Plot, Series, meanings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,14 +41,12 @@ SYMBOLS = {
     "pentagon": "p", "star": "*", "hexagon": "h",
 }  # fmt: skip
 _SYMBOLS_UP_TO = 30  # points of a line: more would hide it
-_PHONE_WIDTH, _CATEGORY_WIDTH = 46, 14  # characters: several categories stand side by side there
 _POINTS = 0.75  # of a pixel
-# Sizes in pixels, as Plotly has them.
-LINE_WIDTH, DASH, SYMBOL_SIZE, POINT_SIZE = 2.2, (6, 4), 6, 9
-FAINT = 0.18  # opacity of shades
+# In pixels, as Plotly has them: width and dashes of lines, sizes of symbols on lines and of points;
+# and the opacity of shades.
+STYLE: dict[str, Any] = {"width": 2.2, "dash": (6, 4), "symbol": 6, "point": 9, "faint": 0.18}
 _LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
 
-Trace = dict[str, Any]
 _Numbers = list[float | None]
 _Array = npt.NDArray[np.float64]
 
@@ -114,149 +109,36 @@ def drawable(value: float | None, *, log: bool = False) -> float | None:
     return float(value)
 
 
-def figure(
-    plot: Plot, looks: Mapping[str, Look] | None = None, *, axis_index: int = 0
-) -> dict[str, Any]:
-    """Make `{"data": [...], "layout": {...}}` of a plot.
-
-    All traces of a series have its group, so that its line, spread and cross come and go together;
-    `meta` is empty in the main one and says what the others are. Looks are those of this plot alone
-    by default; the x axis is `plot.x` for an `axis_index` of 0, else one of `plot.other_x`.
-    """
-    looks = looks_of([plot]) if looks is None else looks
-    axis = (plot.x, *plot.other_x)[axis_index]
-    traces: list[Trace] = []
-    x_numbers: list[float] = []
-    for index, series in enumerate(plot.series):
-        places = series.x if axis_index == 0 else series.other_x[axis.label]
-        x_numbers += places
-        x = [drawable(place, log=axis.log) for place in places]
-        shared = {"legendgroup": f"series-{index}", "name": plain_text(series.name)}
-        traces += [
-            {**shared, "showlegend": not trace["meta"], **trace}
-            for trace in _traces(plot, series, axis, x, looks[series.role or series.name])
-        ]
-    x_axis = _axis(axis, x_numbers)
-    if plot.categories and axis_index == 0:
-        x_axis |= {
-            "tickvals": list(range(len(plot.categories))),
-            "ticktext": [_wrapped(word, _CATEGORY_WIDTH) for word in plot.categories],
-            "ticklabeloverflow": "allow",  # or the last is left out where it is turned
-        }
-    layout = {
-        "showlegend": False,
-        "hovermode": "closest",
-        "barmode": "group",
-        "bargap": 0.25,
-        "xaxis": x_axis,
-        "yaxis": _axis(plot.y, [value for series in plot.series for value in series.y]),
-        **_marks(plot, axis_index),
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
-        "hoverlabel": {"align": "left", "namelength": -1},
+def spec(plot: Plot, looks: Mapping[str, Look]) -> dict[str, Any]:
+    """Convert a plot and its looks to plain data, from which the page's script makes figures."""
+    return {
+        "axes": [asdict(axis) for axis in (plot.x, *plot.other_x)],
+        "y": asdict(plot.y),
+        "categories": plot.categories,
+        "marks": [{"value": m.value, "label": m.label, "axis": m.axis} for m in plot.marks],
+        "neutral": NEUTRAL,
+        "style": STYLE,
+        "series": [
+            {
+                "name": series.name,
+                "x": [
+                    list(map(drawable, places))
+                    for places in (series.x, *(series.other_x[a.label] for a in plot.other_x))
+                ],
+                "y": list(map(drawable, series.y)),
+                "low": list(map(drawable, series.low)),
+                "high": list(map(drawable, series.high)),
+                "kind": series.kind,
+                "dashed": series.dashed,
+                "colour": looks[series.role or series.name].colour,
+                "symbol": looks[series.role or series.name].symbol if has_symbols(series) else "",
+                "meaning": series.meaning,
+                "ended": series.ended,
+                "note": series.note,
+            }
+            for series in plot.series
+        ],
     }
-    return {"data": traces, "layout": layout}
-
-
-def plain_text(text: str) -> str:
-    """Escape text so that Plotly shows it as it is: without tags, links or template fields.
-
-    >>> plain_text("<b>%{x}</b>")
-    '&lt;b&gt;%&#123;x}&lt;/b&gt;'
-    """
-    # A pair of dollar signs would be a formula, for which Plotly looks for MathJax.
-    return html.escape(text, quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
-
-
-def _wrapped(text: str, width: int = _PHONE_WIDTH) -> str:
-    lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-    return "<br>".join(plain_text(line) for line in lines)
-
-
-def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> list[Trace]:
-    y = [drawable(value, log=plot.y.log) for value in series.y]
-    low, high = _spread(plot, series)
-    steps = series.kind == "steps"
-    spread = "%{customdata}" if series.low and not steps else ""
-    hover = [
-        f"<b>{_wrapped(series.name)}</b>",
-        f"{_wrapped(axis.label)}: {'%{customdata}' if steps else '%{x}'}",
-        f"{_wrapped(plot.y.label)}: %{{y}}{spread}",
-        _wrapped(series.meaning),
-        f"<i>{_wrapped(series.note)}</i>" if series.note else "",
-    ]
-    texts = [
-        "" if None in ends else " ({} to {})".format(*(value_text(end, plot.y) for end in ends))
-        for ends in zip(series.low, series.high, strict=True)
-    ]
-    red, green, blue = bytes.fromhex(look.colour[1:])
-    faint = f"rgba({red},{green},{blue},{FAINT})"
-    dash = ",".join(f"{pixels}px" for pixels in DASH) if series.dashed else "solid"
-    line: Trace = {"color": look.colour, "width": LINE_WIDTH, "dash": dash}
-    marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": SYMBOL_SIZE}
-    main: Trace = {"meta": "", "type": "scatter", "x": x, "y": y}
-    main["hovertemplate"] = "<br>".join(filter(None, hover)) + "<extra></extra>"
-    main["customdata"] = texts or None
-    if series.kind == "bars":
-        marker = {"color": look.colour, "line": {"color": look.colour, "width": 1}, "opacity": 0.9}
-        if series.dashed:
-            marker["pattern"] = {"shape": "/", "fgcolor": look.colour, "bgcolor": "rgba(0,0,0,0)"}
-        main |= {"type": "bar", "marker": marker}
-    elif steps:  # a histogram: each bin keeps its height up to the next edge
-        bins = [
-            f"{value_text(left, axis)} to {value_text(right, axis)}"
-            for left, right in itertools.pairwise(x)
-        ]
-        main |= {"mode": "lines", "y": [*y, *y[-1:]], "customdata": [*bins, *bins[-1:]]}
-        main["line"] = {**line, "shape": "hv"}
-        main["fill"] = "none" if plot.y.log or series.dashed else "tozeroy"
-        main["fillcolor"] = faint
-    elif series.kind == "points":
-        marker["size"] = POINT_SIZE
-        if series.dashed:
-            hollow = {"width": 2, "color": look.colour}
-            marker |= {"symbol": f"{look.symbol}-open", "line": hollow}
-        main |= {"mode": "markers", "marker": marker}
-    else:
-        main["mode"] = "lines+markers" if has_symbols(series) else "lines"
-        main |= {"line": line, "marker": marker}
-    traces = [main]
-    if series.low and series.kind == "band":
-        shade: Trace = {"meta": "band", "type": "scatter", "mode": "lines", "hoverinfo": "skip"}
-        shade |= {"line": {"width": 0, "color": look.colour}, "fill": "toself", "fillcolor": faint}
-        # Around each stretch without gaps: along its upper side, and back on the lower. Also where
-        # nothing of it can be drawn: every axis has the same traces.
-        shade |= {"x": [], "y": []}
-        places = zip(x, low, high, strict=True)
-        for whole, group in itertools.groupby(places, lambda each: None not in each):
-            if whole:
-                across, below, above = zip(*group, strict=True)
-                shade["x"] += [*across, *across[::-1], None]
-                shade["y"] += [*above, *below[::-1], None]
-        traces.insert(0, shade)
-    elif series.low and not steps:
-        middle = list(map(drawable, series.y))
-        main["error_y"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": list(map(_above, high, middle)),
-            "arrayminus": list(map(_above, middle, low)),
-            "color": NEUTRAL if series.kind == "bars" else look.colour,
-            "thickness": 1.5,
-            "width": 4,
-        }
-    if series.ended:  # a cross, with the reason
-        last = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None][-1:]
-        reason = f"<b>{_wrapped(series.name)}</b><br>ends here: {_wrapped(series.ended)}"
-        stroke = {"width": 3, "color": look.colour}
-        cross: Trace = {"meta": "end", "type": "scatter", "mode": "markers"}
-        cross["marker"] = {"symbol": "x-thin", "size": 12, "line": stroke, "color": look.colour}
-        cross["hovertemplate"] = f"{reason}<extra></extra>"
-        traces.append({**cross, "x": [p for p, _ in last], "y": [v for _, v in last]})
-    return traces
-
-
-def _above(one: float | None, other: float | None) -> float:
-    return 0.0 if one is None or other is None else one - other
 
 
 def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
@@ -269,73 +151,6 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
         low = [None if value is None else max(value, floor) for value in low]
         high = [drawable(value, log=True) for value in high]
     return low, high
-
-
-def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
-    sizes = [abs(size) for size in map(drawable, numbers) if size]
-    tiny = bool(sizes) and (min(sizes) if axis.log else max(sizes)) < 1e-3
-    made: dict[str, Any] = {
-        "title": {"text": _wrapped(axis.label), "standoff": 8},
-        "type": "log" if axis.log else "linear",
-        "automargin": True,
-        "zeroline": False,
-        # k, M, G read well; m and µ for small numbers would not.
-        "exponentformat": "power" if tiny else "SI",
-        "hoverformat": ".4~g" if tiny or (sizes and min(sizes) < 1e-4) else ",.4~r",
-    }
-    narrow = False
-    if axis.log:
-        narrow = bool(sizes) and max(sizes) < 30 * min(sizes)
-        made["dtick"] = "D2" if narrow else 1
-        if narrow:
-            made["tickformat"] = ".3~g" if tiny else ",.3~r"  # or 20 would be labelled "2"
-        made["minor"] = {"showgrid": False, "ticks": ""}
-        if sizes and min(sizes) >= 1 and max(sizes) >= 1e4:
-            made["tickformat"] = "~s"
-    if axis.unit:
-        made |= {"tickformat": ".4~s", "hoverformat": ".4~s", "ticksuffix": axis.unit}
-        if axis.log and sizes:  # on which Plotly leaves out the suffix of all but powers of ten
-            low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
-            steps = (1, 2, 5) if narrow else (1,)
-            places = [step * 10.0**power for power in range(low - 1, high + 2) for step in steps]
-            made |= {"tickvals": places, "ticktext": [_tick_with(axis.unit, one) for one in places]}
-            del made["dtick"]
-    if axis.percent:
-        # Enough digits for neighbours to differ, however close they are; zeros are left out.
-        made |= {"tickformat": ".6~%", "hoverformat": ".4~p"}
-        drawn = {number for number in map(drawable, numbers) if number is not None}
-        if len(drawn) == 1 and 0 <= min(drawn) <= 1:  # or it would end at 200%
-            value = min(drawn)
-            made["range"] = [max(value - 0.05, -0.004), min(value + 0.05, 1.004)]
-    return made
-
-
-def _marks(plot: Plot, axis_index: int) -> dict[str, list[dict[str, Any]]]:
-    """Make lines and their labels, in the order of the marks; on x they are of the first axis."""
-    places = [drawable(place, log=plot.x.log) for series in plot.series for place in series.x]
-    drawn = [math.log10(p) if plot.x.log else p for p in places if p is not None]
-    shapes, annotations = [], []
-    for index, mark in enumerate(plot.marks):
-        upright, log = mark.axis == "x", (plot.x if mark.axis == "x" else plot.y).log
-        visible = not (upright and axis_index) and not (log and mark.value <= 0)
-        along, across = ("y", "x") if upright else ("x", "y")
-        shape = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}ref": across}
-        shape |= {f"{across}0": mark.value, f"{across}1": mark.value, "type": "line"}
-        shape |= {"visible": visible, "line": {"color": NEUTRAL, "width": 1.6, "dash": "dot"}}
-        shapes.append(shape)
-        # Text, unlike lines, stands at the logarithm where an axis is logarithmic.
-        value = math.log10(mark.value) if log and mark.value > 0 else mark.value
-        label = {"text": _wrapped(mark.label), "visible": visible, "showarrow": False}
-        label |= {f"{along}ref": "paper", f"{across}ref": across, across: value}
-        if upright:  # at the top, right of the line while there is space; one below the other
-            left = bool(drawn) and value > min(drawn) + 0.7 * (max(drawn) - min(drawn))
-            label |= {"xanchor": "right" if left else "left", "xshift": -3 if left else 3}
-            label |= {"y": 1 - 0.09 * (index % 5), "yanchor": "top"}
-        else:  # right and left by turns, as neighbours would else cover each other
-            label |= {"x": 1 - index % 2, "xanchor": "left" if index % 2 else "right"}
-            label["yanchor"] = "bottom"
-        annotations.append({**label, "font": {"size": 11}, "borderpad": 1})
-    return {"shapes": shapes, "annotations": annotations}
 
 
 def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
@@ -395,14 +210,16 @@ def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, w
 
     x, y = numbers(series.x, log=plot.x.log) + shift, numbers(series.y, log=plot.y.log)
     low, high = map(numbers, _spread(plot, series))
-    colour, faint = look.colour, {"color": look.colour, "alpha": FAINT, "linewidth": 0}
+    colour, faint = look.colour, {"color": look.colour, "alpha": STYLE["faint"], "linewidth": 0}
     handle: Any
     if series.kind == "bars":
-        face = {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
+        face: dict[str, Any] = (
+            {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
+        )
         handle = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **face)
     else:
-        thickness = _POINTS * LINE_WIDTH
-        dashes = tuple(_POINTS * pixels / thickness for pixels in DASH)
+        thickness = _POINTS * STYLE["width"]
+        dashes = tuple(_POINTS * pixels / thickness for pixels in STYLE["dash"])
         line: dict[str, Any] = {"color": colour, "linewidth": thickness}
         line["linestyle"] = (0, dashes) if series.dashed else "-"
         if series.kind == "steps":
@@ -411,7 +228,7 @@ def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, w
             if not (plot.y.log or series.dashed):
                 axes.fill_between(x, y, step="post", **faint)
         elif has_symbols(series):
-            size = POINT_SIZE if series.kind == "points" else SYMBOL_SIZE
+            size = STYLE["point"] if series.kind == "points" else STYLE["symbol"]
             line |= {"marker": SYMBOLS[look.symbol], "markersize": _POINTS * size}
         if series.kind == "points":
             line |= {"linestyle": "none", "markerfacecolor": "none" if series.dashed else colour}

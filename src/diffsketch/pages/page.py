@@ -76,9 +76,7 @@ def render(page: Page, *, files: bool = False) -> str:
         "prose": prose,
         "sort_number": _sort_number,
         "scoreboard": _scoreboard,
-        "figures": lambda plot: json_text(
-            [charts.figure(plot, looks, axis_index=at) for at in range(1 + len(plot.other_x))]
-        ),
+        "spec": lambda plot: json_text(charts.spec(plot, looks)),
         "verdict": _verdict,
     }
     environment.filters |= filters
