@@ -379,8 +379,8 @@ def look(path: Path) -> RunDirectory:
     file, config = path / START, path / CONFIG
     try:
         kind, digest = read_json(file).get("format"), hashlib.sha256(config.read_bytes())
-    except OSError as error:
-        raise DataError(f"{error.filename}: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename}: missing") from error
     if kind != _RUN_FORMAT:  # before the checksum, which another format may not have
         raise MismatchError(
             f"{file}: must have the format {_RUN_FORMAT!r}, got {kind!r}: written by another "
