@@ -144,12 +144,14 @@
       const hollow = points && series.dashed;
       main.mode = points ? "markers" : series.symbol ? "lines+markers" : "lines";
       main.line = line;
-      main.marker = {
-        color,
-        symbol: series.symbol + (hollow ? "-open" : ""),
-        size: points ? style.point : style.symbol,
-        line: hollow ? { width: 2, color } : {},
-      };
+      if (series.symbol) {
+        main.marker = {
+          color,
+          symbol: series.symbol + (hollow ? "-open" : ""),
+          size: points ? style.point : style.symbol,
+          line: hollow ? { width: 2, color } : {},
+        };
+      }
     }
     const traces = [main];
     // On a logarithmic axis an end at 0 or below is half the least number drawn.
