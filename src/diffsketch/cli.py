@@ -198,14 +198,14 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     make: Any = typer.Argument if setting.argument else partial(typer.Option, setting.flag)
     if setting.kind in (Path, str) and not setting.argument:
         make = partial(make, callback=_no_option)
-    made = make(
+    declared = make(
         help=text, show_default=shown or False, metavar=metavar,
         rich_help_panel=setting.section or None, hidden=setting.hidden,
     )  # fmt: skip
     kind: Any = Literal[setting.choices] if setting.choices else setting.kind
     return inspect.Parameter(
         setting.name, _KEYWORD, default=inspect.Parameter.empty if required else None,
-        annotation=Annotated[kind if required else kind | None, made],
+        annotation=Annotated[kind if required else kind | None, declared],
     )  # fmt: skip
 
 

@@ -206,7 +206,7 @@ def test_budget_stops_the_run(here: Path) -> None:
     assert summary["epsilon"]["value"] <= 3
     assert summary["epsilon"]["basis"] == "proven"
     printed = plain(result.output)
-    assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
+    assert "Stopped, out of budget: 1 more round would bring epsilon to" in printed
     assert "(delta 1e-05; proven, simulated; client, replace, local)" in printed
     assert "Who takes part in which round is taken as public. Simulated: " in printed
 

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +41,14 @@ from diffsketch.app.settings import (
     with_task_defaults,
 )
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, nearest
+from diffsketch.errors import (
+    ArgumentError,
+    DataError,
+    DiffSketchError,
+    MismatchError,
+    check,
+    nearest,
+)
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.methods.release import NonFiniteUpdate
 from diffsketch.privacy.claim import Epsilon
@@ -78,19 +84,19 @@ def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     >>> parse_method("sketch:rows=7,cols=22")
     ('sketch:rows=7,cols=22', {'method': 'sketch', 'rows': 7, 'cols': 22})
     """
-    known = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
-    method, _, rest = text.partition(":")
+    settings_names = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
+    method, _, listed = text.partition(":")
     if method not in METHOD_NAMES:
         hint = nearest(method, METHOD_NAMES, see=_HELP)
         raise ArgumentError(f"method must be the name of one, got method={text!r}; {hint}")
     settings: dict[str, Value] = {"method": method}
-    for part in rest.split(",") if rest else ():
+    for part in listed.split(",") if listed else ():
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key not in known:
+        if not equals or key not in settings_names:
             raise ArgumentError(
                 f"method must be NAME:key=value,..., got method={text!r}: {part!r} is no setting; "
-                f"{nearest(key, known, see=_HELP)}"
+                f"{nearest(key, settings_names, see=_HELP)}"
             )
         if key in settings:
             raise ArgumentError(f"method must have {key} once, got method={text!r}")
@@ -105,7 +111,7 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
     shared = checked_table(content, f"{path}:")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise DataError(f"{path}: run must be tables, written as [[run]]")
-    found = []
+    runs = []
     for number, table in enumerate(tables, start=1):
         where = f"{path}: [[run]] {number}:"
         name = table.pop("name", None)
@@ -116,13 +122,13 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
             raise DataError(f"{where} name must be text, got name={name!r}")
         text = ",".join(f"{key}={value}" for key, value in settings.items() if key != "method")
         default = f"{settings.get('method', shared.get('method', 'diffsketch'))}:{text}".strip(":")
-        found.append((name or default, settings))
-    return shared, found
+        runs.append((name or default, settings))
+    return shared, runs
 
 
 def contenders_of(
     shared: Mapping[str, Value],
-    each: Sequence[tuple[str, Mapping[str, Value]]],
+    tables: Sequence[tuple[str, Mapping[str, Value]]],
     *,
     fields_of: Mapping[str, frozenset[str]],
 ) -> Contenders:
@@ -131,26 +137,23 @@ def contenders_of(
     A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
     one that nobody uses is an error.
     """
-    if not each:
-        raise ArgumentError("method must be given, once for each run to compare, got method=None")
+    check(bool(tables), "method", "be given, once for each run to compare", None)
     contenders: dict[str, Mapping[str, Value]] = {}
-    unused = set(shared)
-    for name, settings in each:
+    unused = dict(shared)
+    for name, settings in tables:
         method = str(settings.get("method", shared.get("method", "diffsketch")))
         others = METHOD_SETTINGS - fields_of[method]
         common = {key: value for key, value in shared.items() if key not in others}
-        unused -= set(common)
-        own = {**common, "method": method, **settings}
-        if isinstance(own.get("data_dir"), str):
+        unused = {key: value for key, value in unused.items() if key not in common}
+        merged = {**common, "method": method, **settings}
+        if merged.get("data_dir") is not None:
             # It may be continued from elsewhere.
-            own["data_dir"] = str(Path(str(own["data_dir"])).resolve())
+            merged["data_dir"] = str(Path(str(merged["data_dir"])).resolve())
         if folder_of(name) in map(folder_of, contenders):
             raise ArgumentError(f"method must differ from run to run, got method={name!r} twice")
-        contenders[name] = own
-    for key in (key for key in shared if key in unused):
-        raise ArgumentError(
-            f"{key} must be a setting of one of the methods at least, got {key}={shared[key]!r}"
-        )
+        contenders[name] = merged
+    for key, value in unused.items():
+        check(False, key, "be a setting of one of the methods at least", value)
     return contenders
 
 
@@ -169,7 +172,7 @@ def has_plan(directory: Path) -> bool:
 
 def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
-    runs = [{"name": name, "settings": dict(own)} for name, own in contenders.items()]
+    runs = [{"name": name, "settings": dict(settings)} for name, settings in contenders.items()]
     for half in leftovers(directory, [_PLAN]):
         half.unlink()
     data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
@@ -198,9 +201,9 @@ def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
 def members_of(contenders: Contenders, seeds: Sequence[int], directory: Path) -> list[Member]:
     """All runs of a comparison, those with the same seed together."""
     return [
-        Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(own, seed))
+        Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(settings, seed))
         for seed in seeds
-        for name, own in contenders.items()
+        for name, settings in contenders.items()
     ]
 
 
@@ -235,20 +238,19 @@ def _check_member(member: Member, directory: RunDirectory) -> None:
     """Raise unless the run that is there has the settings that the plan has for it."""
     planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
     for name, wanted in planned:
-        found = getattr(directory.config, name)
+        present = getattr(directory.config, name)
         # Settings that the data and the method decide follow from the rest.
         decided = name == "workers" or name in METHOD_SETTINGS
-        if found != wanted and not (wanted is None and decided):
+        if present != wanted and not (wanted is None and decided):
             raise MismatchError(
                 f"{directory.path}: is no run of this comparison, whose plan has {name}={wanted!r} "
-                f"for it: it has {name}={found!r}"
+                f"for it: it has {name}={present!r}"
             )
 
 
 def row_of(line: RunLine) -> dict[str, Any]:
     """Compute a row: means over the seeds, their standard deviation, the largest epsilon."""
     epsilon, seconds = line.epsilon, line.seconds
-    summaries = [run.summary for run in line.runs if run.summary is not None]
     return {
         "name": line.name,
         "seeds": len(line.runs),
@@ -256,11 +258,11 @@ def row_of(line: RunLine) -> dict[str, Any]:
         "accuracy_spread": line.spread,
         "rounds": line.rounds,
         "message_bytes": line.values("message_bytes")[0],
-        "bytes": statistics.fmean(one["bytes_up"] + one["bytes_down"] for one in summaries),
+        "bytes": line.mean(lambda run: run.value("bytes_up") + run.value("bytes_down")),
         "compression": line.compression("up", "down"),
         "milliseconds_per_round": None if seconds is None else 1000 * seconds,
         "epsilon": None if epsilon is None else epsilon.to_json(),
-        "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
+        "assumes": list(dict.fromkeys(text for run in line.runs for text in run.value("assumes"))),
         "ended": dict(line.outcomes),
     }
 
@@ -303,9 +305,9 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
 
 def _name(name: str) -> str:
     """The name, with its settings below each other if it is made of them."""
-    made = name.partition(":")[0] in METHOD_NAMES
-    first, *rest = re.split("[:,]", name) if made else [name]
-    return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
+    is_method = name.partition(":")[0] in METHOD_NAMES
+    first, *settings = re.split("[:,]", name) if is_method else [name]
+    return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in settings)])
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
@@ -348,7 +350,7 @@ def write_results(
 
 def start(
     shared: Mapping[str, Value],
-    each: Sequence[tuple[str, Mapping[str, Value]]],
+    tables: Sequence[tuple[str, Mapping[str, Value]]],
     output: Path | None,
     console: LastingConsole,
     *,
@@ -356,18 +358,15 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare runs with shared settings and their own, with so many seeds; the exit status."""
+    """Compare runs with shared settings and their own, over `seeds` seeds; the exit status."""
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
-    if first + seeds > _SEED_END:
-        raise ArgumentError(
-            f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
-            f"seeds={seeds} and seed={first}"
-        )
-    contenders = contenders_of(common, each, fields_of=settings_of_methods())
-    for name, own in contenders.items():  # so that a mistake is found before anything is run
+    most = _SEED_END - first
+    check(seeds <= most, "seeds", f"be at most {most}, so that all are below {_SEED_END}", seeds)
+    contenders = contenders_of(common, tables, fields_of=settings_of_methods())
+    for name, settings in contenders.items():  # so that a mistake is found before anything is run
         try:
-            build(config_of(own, first))
+            build(config_of(settings, first))
         except DiffSketchError as error:
             error.args = (f"{error} (in {name})",)
             raise

@@ -52,24 +52,24 @@ def sealed(data: Mapping[str, Any]) -> bytes:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """The data that `sealed` was given; a `DataError` if anything was changed or is missing."""
-    found = read_json(path)
-    checksum = found.pop("sha256", None)
-    if checksum != _digest(found):
+    data = read_json(path)
+    checksum = data.pop("sha256", None)
+    if checksum != _digest(data):
         raise DataError(f"{path}: damaged, or changed since it was written: its checksum differs")
-    return found
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; a `FileNotFoundError` without a file, a `DataError` for any other content."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path}: damaged or not readable: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise DataError(f"{path}: damaged: it holds no JSON object")
-    return found
+    return data
 
 
 def finite(value: float | None) -> float | None:
@@ -94,12 +94,12 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
-    rest = {name: value for name, value in state.items() if name not in tensors}
+    values = {name: value for name, value in state.items() if name not in tensors}
     head = {"format": _CHECKPOINT_FORMAT, "identity": identity}
-    text = json.dumps({**head, "state": rest, "progress": dict(progress)})
-    whole = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
+    text = json.dumps({**head, "state": values, "progress": dict(progress)})
+    entry = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
     # One entry: several come in any order, and the same checkpoint shall have the same bytes.
-    return safetensors.torch.save(tensors, metadata={"checkpoint": whole})
+    return safetensors.torch.save(tensors, metadata={"checkpoint": entry})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -114,9 +114,9 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
         text = metadata["content"]
         if _checkpoint_digest(tensors, text) != metadata["sha256"]:
             raise ValueError("its checksum differs")
-        found = json.loads(text)
-        kind, owner = found["format"], found["identity"]
-        state, progress = {**found["state"], **tensors}, found["progress"]
+        values = json.loads(text)
+        kind, owner = values["format"], values["identity"]
+        state, progress = {**values["state"], **tensors}, values["progress"]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged checkpoint ({error}); it was not changed") from error
     if kind != _CHECKPOINT_FORMAT:
@@ -259,8 +259,8 @@ class RunDirectory:
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
         # What a checkpoint belongs to: more rounds may follow, if the simulation agrees.
-        rest = to_toml(config.replaced(rounds=None)).encode()
-        self.identity = hashlib.sha256(rest).hexdigest()
+        others = to_toml(config.replaced(rounds=None)).encode()
+        self.identity = hashlib.sha256(others).hexdigest()
 
     @classmethod
     @contextmanager
@@ -308,11 +308,11 @@ class RunDirectory:
                 "was interrupted before it was begun is begun again"
             )
         with locked(path):
-            found = look(path)
-            check_versions(found.start["versions"], path / START)
+            directory = look(path)
+            check_versions(directory.start["versions"], path / START)
             for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
                 half.unlink(missing_ok=True)
-            yield found
+            yield directory
 
     def extended(self, rounds: int, *, command: list[str]) -> RunDirectory:
         """Plan another number of rounds, by this command, and remove the results.
@@ -352,8 +352,8 @@ class RunDirectory:
             numbers = (times["training"], times["total"])
         except (FileNotFoundError, KeyError, DataError):
             return {}
-        known = all(isinstance(number, int | float) and number >= 0 for number in numbers)
-        return times if known else {}
+        valid = all(isinstance(number, int | float) and number >= 0 for number in numbers)
+        return times if valid else {}
 
     def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
         """Replace the checkpoint; on an error the old one stays."""

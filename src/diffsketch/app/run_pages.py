@@ -388,17 +388,17 @@ def _details(lines: Sequence[RunLine], prefix: str) -> Iterator[Table]:
 
 def _best(lines: Sequence[RunLine], task: str) -> list[str]:
     """Say which line is the most accurate, and at what price."""
-    known = {line: accuracy for line in lines if (accuracy := line.mean("accuracy")) is not None}
-    if not known:
+    accuracies = {line: mean for line in lines if (mean := line.mean("accuracy")) is not None}
+    if not accuracies:
         return []
-    line = max(known, key=lambda candidate: known[candidate])
-    verb = "is the most accurate with" if len(known) > 1 else "has an accuracy of"
+    line = max(accuracies, key=lambda candidate: accuracies[candidate])
+    verb = "is the most accurate with" if len(accuracies) > 1 else "has an accuracy of"
     spread = "" if line.spread is None else f" ± {100 * line.spread:.2f}"
     so_far = " so far," if any(run.summary is None for run in line.runs) else ""
     price = bytes_in_words((line.mean("bytes_up") or 0) + (line.mean("bytes_down") or 0))
     epsilon = "" if line.epsilon is None else f", {line.epsilon.text('short')}"
     return [
-        f"On {task}, {line.name} {verb} {100 * known[line]:.2f}%{spread}{so_far} after "
+        f"On {task}, {line.name} {verb} {100 * accuracies[line]:.2f}%{spread}{so_far} after "
         f"{line.rounds:,} rounds and {price} up and down{epsilon}."
     ]
 

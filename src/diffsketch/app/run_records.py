@@ -112,11 +112,11 @@ class RunLine:
 
     def values(self, quantity: str | Callable[[RunRecord], float | None]) -> list[float]:
         """List the known last values of a quantity, one of each run that counts."""
-        found = (
+        all_values = (
             run.value(quantity) if isinstance(quantity, str) else quantity(run)
             for run in self.counted
         )
-        return [value for value in found if value is not None]
+        return [value for value in all_values if value is not None]
 
     def mean(self, quantity: str | Callable[[RunRecord], float | None]) -> float | None:
         """Average the known last values of a quantity."""
@@ -151,8 +151,8 @@ class RunLine:
     @property
     def epsilon(self) -> Epsilon | None:
         """The largest of the seeds'; None if nothing is measured yet."""
-        known = [run.epsilon for run in self.runs if run.epsilon is not None]
-        return max(known, key=float, default=None)
+        measured = [run.epsilon for run in self.runs if run.epsilon is not None]
+        return max(measured, key=float, default=None)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -237,8 +237,8 @@ def lines_of(runs: Iterable[RunRecord]) -> tuple[list[RunLine], list[str]]:
 
 def settings_of_line(config: RunConfig) -> dict[str, Value]:
     """Return the settings that make a line, by name: those that are used, without the seed."""
-    known = config.known().items()
-    return {name: value for name, value in known if name not in _NO_OTHER_RUN}
+    used = config.known().items()
+    return {name: value for name, value in used if name not in _NO_OTHER_RUN}
 
 
 def _fits(run: RunRecord, group: Sequence[RunRecord]) -> bool:

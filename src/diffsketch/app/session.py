@@ -33,11 +33,6 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 _LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 _FALL = 0.05  # of accuracy below its best
 _MOST_WARNINGS = 3
-_ENDED = {
-    "finished": "all rounds done",
-    "budget": "stopped: one more round would exceed the budget",
-    "diverged": "stopped: diverged",
-}
 
 
 class CheckpointFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -168,7 +163,7 @@ class TrainingSession:
             self._save()  # so that rounds without a checkpoint mean that it was lost
         while self.round_index < self.rounds and not self.diverged:
             if stop():
-                return Ending("interrupted", f"interrupted after {self._after()}")
+                return Ending("interrupted", self._after())
             before = time.monotonic()
             try:
                 result = simulation.step()
@@ -200,7 +195,7 @@ class TrainingSession:
         return self._epsilon
 
     def _is_due(self, rounds: int) -> bool:
-        """Whether the model is evaluated after so many rounds."""
+        """Tell whether the model is evaluated after this number of rounds."""
         return rounds % (self.directory.config.evaluate_every or 1) == 0 or rounds == self.rounds
 
     def _after(self) -> str:
@@ -279,18 +274,16 @@ class TrainingSession:
         simulation, progress, config = self.simulation, self.progress, self.directory.config
         method, claim = simulation.method, simulation.claim
         first, last = self.curve[0], self.curve[-1]
-        best = max(one["accuracy"] for one in self.curve)
+        best = max(point["accuracy"] for point in self.curve)
         # Not by the loss alone: a confident model may have a large one.
         worse = None not in (first["loss"], last["loss"]) and last["loss"] > first["loss"]
         fell = last["accuracy"] < best - _FALL
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
-        whole_numbers = {}
-        if isinstance(method, SketchSkellam):  # as they are where they were not given
-            whole_numbers = {
-                "bits": method.mechanism.bits,
-                "granularity": method.mechanism.quantizer.granularity,
-            }
+        chosen: dict[str, Any] = {}  # by the method, where it was not given
+        if isinstance(method, SketchSkellam):
+            mechanism = method.mechanism
+            chosen = {"bits": mechanism.bits, "granularity": mechanism.quantizer.granularity}
         return {
             "outcome": ending.kind,
             "reason": ending.reason,
@@ -302,7 +295,7 @@ class TrainingSession:
             "best_accuracy": best,
             "dim": method.dim,
             "message_bytes": method.wire_bytes,
-            **whole_numbers,
+            **chosen,
             "messages": progress.messages,
             "bytes_up": up,
             "bytes_down": down,
@@ -354,8 +347,8 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     if summary["left_out"]:
         rows["not finite"] = f"{summary['left_out']:,} vectors of workers"
     if times:
-        each = times["training"] / max(done, 1)
-        text = f"{each:.3g} s" if each >= 1 else f"{1000 * each:.3g} ms"
+        seconds = times["training"] / max(done, 1)
+        text = f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
         rows["time"] = f"{times['total']:.1f} s, of training {text} a round"
     data = RunConfig(**config).data_name
     title = f"{data}, {config['algorithm']}, {config['method']}"
@@ -368,12 +361,9 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     if summary["assumes"]:
         parts.append(" ".join(summary["assumes"]))
     if summary["reason"]:
-        parts.append(_sentence(f"{_ENDED[summary['outcome']]}: {summary['reason']}"))
+        why = {"budget": "out of budget", "diverged": "diverged"}[summary["outcome"]]
+        parts.append(f"Stopped, {why}: {summary['reason']}.")
     return tuple(parts)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def start(
@@ -396,7 +386,7 @@ def start(
 def resume(
     path: Path, console: LastingConsole, *, command: list[str], rounds: int | None = None
 ) -> int:
-    """Continue a run until it ends, or until it has so many rounds; the exit status."""
+    """Continue a run until it ends, or until it has `rounds`; the exit status."""
     with RunDirectory.open(path) as directory:
         if rounds is not None and rounds != directory.config.rounds:
             directory = _extended(directory, rounds, command)
@@ -440,7 +430,7 @@ def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) 
         )
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
-        print_line(console, f"{_sentence(ending.reason)} {again}")
+        print_line(console, f"Interrupted after {ending.reason}. {again}")
         return interrupts.exit_status
     written = [path for name in files.SHOWN if (path := directory.path / name).exists()]
     console.show(*report(directory.summary() or {}, directory.times()), wrote=written)
@@ -468,7 +458,7 @@ def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Give PyTorch so many threads for a while."""
+    """Give PyTorch `count` threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

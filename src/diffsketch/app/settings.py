@@ -225,8 +225,8 @@ class RunConfig(Options):
     @property
     def data_name(self) -> str:
         """The task, or the directory of the user's own data."""
-        own = "" if self.data_dir is None else Path(self.data_dir).resolve().name
-        return own or self.task
+        folder = "" if self.data_dir is None else Path(self.data_dir).resolve().name
+        return folder or self.task
 
     def known(self) -> dict[str, Value]:
         """Settings that have a value."""
@@ -278,7 +278,7 @@ class Setting:
 @cache
 def describe(model: type[BaseModel]) -> dict[str, Setting]:
     """The options of a model, by name."""
-    found = {}
+    settings = {}
     for name, field in model.model_fields.items():
         parts, extra = get_args(field.annotation), cast(Any, field.json_schema_extra)
         kind = parts[0] if NoneType in parts else field.annotation
@@ -286,8 +286,8 @@ def describe(model: type[BaseModel]) -> dict[str, Setting]:
         flag = extra["flag"] or "--" + name.replace("_", "-")
         text, kind = field.description or "", str if choices else kind
         more = {**extra, "flag": flag, "choices": choices}
-        found[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
-    return found
+        settings[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
+    return settings
 
 
 def allow_method(name: str) -> None:

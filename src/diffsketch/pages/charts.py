@@ -77,6 +77,7 @@ def looks_of(exhibits: Iterable[Exhibit], first: Sequence[str] = ()) -> Mapping[
     The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
     long as there are any; after 64 roles looks repeat.
 
+    >>> from diffsketch.pages.exhibits import Axis
     >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
     >>> looks = looks_of([Plot("p", "P", Axis("x"), Axis("y"), series)])
     >>> looks["a"].colour, looks["none"].colour
@@ -84,7 +85,8 @@ def looks_of(exhibits: Iterable[Exhibit], first: Sequence[str] = ()) -> Mapping[
     """
     together: dict[str, set[str]] = {role: set() for role in first}
     for plot in exhibits:
-        roles = [one.role or one.name for one in plot.series] if isinstance(plot, Plot) else []
+        drawn = plot.series if isinstance(plot, Plot) else ()
+        roles = [series.role or series.name for series in drawn]
         for role in roles:
             together.setdefault(role, set()).update(roles)
     looks: dict[str, Look] = {}
@@ -145,9 +147,8 @@ def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
     """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
     low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
     if plot.y.log:
-        every = (value for each in plot.series for value in (*each.y, *each.low, *each.high))
-        positive = [value for value in (drawable(one, log=True) for one in every) if value]
-        floor = 0.5 * min(positive, default=1.0)
+        drawn = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
+        floor = 0.5 * min((v for v in drawn if v and drawable(v, log=True)), default=1.0)
         low = [None if value is None else max(value, floor) for value in low]
         high = [drawable(value, log=True) for value in high]
     return low, high

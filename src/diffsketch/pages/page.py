@@ -67,7 +67,7 @@ def render(page: Page, *, files: bool = False) -> str:
     filters: dict[str, Callable[..., Any]] = {
         "by_kind": lambda exhibits: [
             (are_plots, list(group))
-            for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
+            for are_plots, group in itertools.groupby(exhibits, lambda part: isinstance(part, Plot))
         ],
         "cell_text": cell_text,
         "legend": _legend,
@@ -149,9 +149,9 @@ def _scoreboard(page: Page) -> dict[str, list[VerdictEntry]]:
     """All verdicts by their standing; those that are counted apart come last."""
     board: dict[str, list[VerdictEntry]] = {standing: [] for standing in (*_VERDICTS, _APART)}
     for section in page.sections:
-        for one in section.verdicts:
-            board.setdefault(_APART if one.aside else one.standing, []).append(one)
-    return {heading: some for heading, some in board.items() if some}
+        for entry in section.verdicts:
+            board.setdefault(_APART if entry.aside else entry.standing, []).append(entry)
+    return {heading: entries for heading, entries in board.items() if entries}
 
 
 def _sort_number(cell: Cell) -> str:
@@ -165,15 +165,15 @@ def _sort_number(cell: Cell) -> str:
 def _verdict(text: str) -> tuple[str, str]:
     """Split a verdict from the beginning of a cell."""
     longest = sorted(_VERDICTS, key=len, reverse=True)
-    found = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
-    return (found[0], text[found.end() :].lstrip(f" :;,.-{DASH}")) if found else ("", text)
+    match = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
+    return (match[0], text[match.end() :].lstrip(f" :;,.-{DASH}")) if match else ("", text)
 
 
 def _log_is_sensible(plot: Plot) -> bool:
     """Tell whether both scales show everything, and something else: not shares, over a range."""
     if any(series.kind in ("bars", "steps") for series in plot.series):
         return False
-    ends = (value for one in plot.series for value in (*one.y, *one.low, *one.high))
+    ends = (value for series in plot.series for value in (*series.y, *series.low, *series.high))
     numbers = [number for value in ends if (number := charts.drawable(value)) is not None]
     numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
     if not numbers or min(numbers) <= 0:

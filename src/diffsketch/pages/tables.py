@@ -42,8 +42,8 @@ def _plot_lines(plot: Plot) -> Iterator[list[Cell]]:
             named, steps = place in range(len(plot.categories)), series.kind == "steps"
             value: Cell = None if series.epsilon is None else float(series.epsilon)
             if series.epsilon_along:  # a bin is about all between its edges
-                own = series.y if series.epsilon_along == "y" else series.x
-                value = None if steps else own[index]
+                epsilons = series.y if series.epsilon_along == "y" else series.x
+                value = None if steps else epsilons[index]
             yield [
                 series.name,
                 series.kind,

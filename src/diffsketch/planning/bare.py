@@ -56,7 +56,7 @@ def sketch_sizes(
     check_whole("message_bytes", message_bytes, least=1)
     check_whole("cohort", cohort, least=1)
     check_whole("rounds", rounds, least=1)
-    room, found = 8 * payload_within(message_bytes), list[SketchSize]()
+    room, sizes = 8 * payload_within(message_bytes), list[SketchSize]()
     vectors = Vectors(dim, cohort, spread=spread)
     for bits in (*CELL_BITS, 32):
         cols = room // bits - (0 if bits == 32 else -(-4 // bits))  # less those for the size
@@ -65,7 +65,7 @@ def sketch_sizes(
             method = PlainSketch(dim, 1, cols, bits=bits, cohort=cohort)
             error = method.forecast(vectors)
             if error.kept >= _MIN_KEPT:
-                found.append(SketchSize(method, error))
-    check(bool(found), "message_bytes", "be enough for a header and one cell", message_bytes)
-    smaller = [size for size in found if size.method.compression > 1]  # than the vectors themselves
-    return sorted(smaller or found, key=lambda size: (size.over(rounds), size.method.wire_bytes))
+                sizes.append(SketchSize(method, error))
+    check(bool(sizes), "message_bytes", "be enough for a header and one cell", message_bytes)
+    smaller = [size for size in sizes if size.method.compression > 1]  # than the vectors themselves
+    return sorted(smaller or sizes, key=lambda size: (size.over(rounds), size.method.wire_bytes))

@@ -78,8 +78,8 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
     """
     check(0 < allowance < 10, "allowance", "be > 0 and < 10", allowance)
     law = "skellam" if request.trust is Trust.DISTRIBUTED else "gaussian"
-    whole = replace(request, message_bytes=min(_CELL_BYTES * request.dim + 64, _MOST_BYTES))
-    dense = option_at(whole, law, request.dim)
+    roomy = replace(request, message_bytes=min(_CELL_BYTES * request.dim + 64, _MOST_BYTES))
+    dense = option_at(roomy, law, request.dim)
     if dense is None:
         raise ArgumentError(
             f"no dense mean has a proven epsilon of {request.target_epsilon:g} at delta "
@@ -87,5 +87,5 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
         )
 
     limit = (1 + allowance) * dense.error.total
-    smallest = smallest_option(whole, f"sketch-{law}", limit=limit)
-    return FreeSize(whole, dense, smallest or dense, allowance)
+    smallest = smallest_option(roomy, f"sketch-{law}", limit=limit)
+    return FreeSize(roomy, dense, smallest or dense, allowance)
