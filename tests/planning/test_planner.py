@@ -293,8 +293,8 @@ def test_as_many_clients_as_advised_help(trust: Trust) -> None:
     request = wanted(trust=trust, cohort=50, message_bytes=40_000)
     found = planned(request)
     assert found.best.error.total > 1
-    count = number_in(found, r"More clients a round: ([\d,]+)")
-    assert planned(replace(request, cohort=count)).best.error.total == pytest.approx(1, rel=0.1)
+    count = number_in(found, r"More clients a round against the noise, down to 0.5: ([\d,]+)")
+    assert planned(replace(request, cohort=count)).best.error.total == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.slow

@@ -36,8 +36,10 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str
         show_edge=False,
     )  # fmt: skip
     for name in columns:
-        text = name == "method"
-        table.add_column(name, justify="left" if text else "right", no_wrap=not text)
+        if name == "method":
+            table.add_column(name, min_width=15)  # the longest name
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     for cells, is_best in rows:
         table.add_row(*cells, style="bold" if is_best else None)
     return table

@@ -82,7 +82,6 @@ def render(page: Page, *, files: bool = False) -> str:
     environment.filters |= filters
     environment.tests |= {
         "epsilon": lambda cell: isinstance(cell, Epsilon),
-        "log_is_sensible": _log_is_sensible,
         "long": _is_long,
         "wordy": lambda table: any(_is_long(cell) for row in table.rows for cell in row),
         "with_symbols": charts.has_symbols,
@@ -167,18 +166,6 @@ def _verdict(text: str) -> tuple[str, str]:
     longest = sorted(_VERDICTS, key=len, reverse=True)
     match = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
     return (match[0], text[match.end() :].lstrip(f" :;,.-{DASH}")) if match else ("", text)
-
-
-def _log_is_sensible(plot: Plot) -> bool:
-    """Tell whether both scales show everything, and something else: not shares, over a range."""
-    if any(series.kind in ("bars", "steps") for series in plot.series):
-        return False
-    ends = (value for series in plot.series for value in (*series.y, *series.low, *series.high))
-    numbers = [number for value in ends if (number := charts.drawable(value)) is not None]
-    numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
-    if not numbers or min(numbers) <= 0:
-        return False
-    return plot.y.log or (not plot.y.percent and max(numbers) >= 3 * min(numbers))
 
 
 def write_page(

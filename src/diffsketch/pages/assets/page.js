@@ -372,8 +372,19 @@
     }
   }
 
+  /** Whether both scales of y show everything, and something else: not shares, over a range. */
+  function logIsSensible({ series, marks, y }) {
+    if (series.some((each) => ["bars", "steps"].includes(each.kind))) return false;
+    const numbers = series.flatMap((each) => [...each.y, ...each.low, ...each.high]);
+    const drawn = [...numbers.filter((value) => value !== null)];
+    drawn.push(...marks.filter((mark) => mark.axis === "y").map((mark) => mark.value));
+    const least = Math.min(...drawn);
+    return least > 0 && least < Infinity && (y.log || (!y.percent && Math.max(...drawn) >= 3 * least));
+  }
+
   function listen(plot) {
     const { figure } = plot;
+    if (!logIsSensible(plot.spec)) figure.querySelector("[data-action=log]").remove();
     for (const select of figure.querySelectorAll(".axes")) {
       select.addEventListener("change", () => {
         plot.axis = Number(select.value);
