@@ -256,20 +256,10 @@ def test_table_and_files(here: Path) -> None:
     assert all(len(line) <= 80 for line in result.stdout.splitlines() if "Wrote" not in line)
     assert "…" not in result.output
     for text in (
-        "Means over 2 seeds",
-        "±",
-        "no claim",
-        "epsilon 0.5",
-        "per round",
-        "delta 1e-05;",
-        "claimed;",
-        "coordinate,",
-        "replace,",
-        "local ",
+        "Means over 2 seeds", "±", "no claim", "epsilon 0.5", "per round", "delta 1e-05;", "claimed;",
+        "coordinate,", "replace,", "local ", "diverged", "ratio",
         "sketch-laplace: Simulated: the noise follows from the seed",
-        "diverged",
-        "ratio",
-    ):
+    ):  # fmt: skip
         assert text in result.output, text
     data = read(here / "out" / "comparison.json")
     rows = {row["name"]: row for row in data["rows"]}
@@ -327,22 +317,15 @@ def test_methods_see_the_same_batches_and_devices() -> None:
         cohorts.append(torch.equal(results[0].cohort, results[2].cohort))
     assert not all(cohorts)  # so the check can fail
     # The same batches: from the same weights the same vectors, whatever they become.
-    first, second = (
-        build(RunConfig(method=name, seed=3, **settings)) for name in ("none", "sketch")
-    )
-    vectors = [_vectors(built.simulation) for built in (first, second)]
-    assert torch.equal(vectors[0], vectors[1])
+    runs = (build(RunConfig(method=name, seed=3, **settings)) for name in ("none", "sketch"))
+    assert torch.equal(*(_vectors(built.simulation) for built in runs))
 
 
 def _vectors(simulation: Simulation) -> torch.Tensor:
     return simulation.algorithm.vectors(
-        simulation.weights,
-        simulation.sampler.draw(1),
-        trainer=simulation.trainer,
-        devices=simulation.task.devices,
-        seed=simulation.seed,
-        round_index=1,
-    )
+        simulation.weights, simulation.sampler.draw(1), trainer=simulation.trainer,
+        devices=simulation.task.devices, seed=simulation.seed, round_index=1,
+    )  # fmt: skip
 
 
 def test_file_with_tables(here: Path) -> None:

@@ -129,6 +129,7 @@ def test_seeds_are_one_line_with_their_spread(page: Page, compared: Path) -> Non
     assert "from the lowest to the highest seed" in plot_of(page, "mnist-accuracy").caption
     row = rows_of(page)["plain"]
     assert row["Seeds"] == 2
+    assert row["Accuracy, %"] == pytest.approx(50 * sum(one[-1] for one in seeds), abs=1e-5)
     assert row["±"] == pytest.approx(100 * statistics.stdev(one[-1] for one in seeds), abs=1e-5)
 
 

@@ -120,11 +120,10 @@ def test_values_outside_limits_are_refused(values: dict[str, Any], said: str) ->
 
 
 def test_every_field_is_described() -> None:
+    sections = ("Task", "Training", "Method", "Server", "Privacy", "Output")
     for item in SETTINGS.values():
         assert item.text.endswith("."), item.name
-        assert item.section in (
-            "Task", "Training", "Method", "Server", "Privacy", "Output",
-        )  # fmt: skip
+        assert item.section in sections
 
 
 def test_choices_are_those_of_the_types() -> None:

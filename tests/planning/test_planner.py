@@ -43,7 +43,7 @@ from diffsketch.planning import (
     Unit,
     plan,
 )
-from diffsketch.planning.search import search
+from diffsketch.planning.search import _Search, search
 from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceeded
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
@@ -231,34 +231,20 @@ def test_more_of_anything_does_not_hurt(changes: dict[str, Any], trust: Trust) -
 
 
 @pytest.mark.slow
-def test_less_trust_costs_accuracy() -> None:
+def test_how_plans_depend_on_trust_norm_and_bytes() -> None:
     errors = [planned(wanted(trust=trust)).best.error.total for trust in TRUSTS]
-    assert errors[0] > 100 * errors[1]
-    assert errors[1] >= errors[2]
-
-
-@pytest.mark.slow
-def test_the_norm_does_not_matter_if_it_is_known() -> None:
-    one, ten = planned(wanted()).best, planned(wanted(vector_norm=10.0)).best
+    assert errors[0] > 100 * errors[1] >= 100 * errors[2]
+    one, ten = planned(wanted()).best, planned(wanted(vector_norm=10.0)).best  # which is public
     assert ten.error.total == pytest.approx(one.error.total, rel=0.01)
     assert ten.settings["clip"] == pytest.approx(10 * one.settings["clip"], rel=0.01)
-
-
-@pytest.mark.slow
-def test_much_noise_makes_messages_small() -> None:
     # Where noise is nearly all of the error, more cells than it takes would be a waste.
-    found = planned(wanted(trust="local", message_bytes=100_000)).best
-    assert found.error.noise > 0.95 * found.error.total
-    assert found.method.wire_bytes < 1000
-
-
-@pytest.mark.slow
-def test_vectors_that_fit_are_sent_as_they_are() -> None:
-    found = planned(wanted(message_bytes=32_000, trust="central", rounds=1))
-    assert found.best.method.name == "gaussian"
-    assert found.best.error.recovery == 0
-    assert not found.warnings
-    assert not found.advice
+    noisy = planned(wanted(trust="local", message_bytes=100_000)).best
+    assert noisy.error.noise > 0.95 * noisy.error.total
+    assert noisy.method.wire_bytes < 1000
+    # Vectors that fit are sent as they are.
+    dense = planned(wanted(message_bytes=32_000, trust="central", rounds=1))
+    assert (dense.best.method.name, dense.best.error.recovery) == ("gaussian", 0)
+    assert dense.warnings == dense.advice == ()
 
 
 @pytest.mark.slow
@@ -307,10 +293,30 @@ def test_as_many_bytes_as_advised_hold_the_vector(changes: dict[str, Any]) -> No
     assert larger.method.name in ("gaussian", "skellam", "laplace")
 
 
+FEW: dict[str, Any] = {"dim": 50, "cohort": 2, "rounds": 1, "message_bytes": 400}
+
+
 def test_the_python_interface_warns() -> None:
-    few = {"dim": 50, "cohort": 2, "rounds": 1, "message_bytes": 400}
     with pytest.warns(PlanWarning, match="One round alone is worse than sending nothing"):
-        assert plan(wanted(**few, trust="local")).warnings
+        assert plan(wanted(**FEW, trust="local")).warnings
+
+
+def test_noise_that_misses_the_target_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the search for the least noise gives, the last word is the method's own claim."""
+    real = _Search._calibrated
+    monkeypatch.setattr(_Search, "_calibrated", lambda *given: 0.9 * (real(*given) or math.nan))
+    with pytest.raises(ArgumentError, match="no method gives epsilon 4 over 1 rounds at delta"):
+        plan(wanted(**FEW, trust="central"))
+
+
+def test_ties_go_to_the_weakest_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {option.trust: option for option in search(wanted(**FEW, trust="central"))}
+    best = min(options.values(), key=lambda option: option.error.total)
+    alike = [replace(option, error=best.error) for option in options.values()]
+    assert set(options) == set(TRUSTS)
+    for order in (alike, alike[::-1]):
+        monkeypatch.setattr("diffsketch.planning.planner.search", lambda _, order=order: order)
+        assert plan(wanted(**FEW, trust="central")).best.trust is Trust.LOCAL
 
 
 @pytest.mark.parametrize(
