@@ -216,7 +216,7 @@ SIMULATED = (
 )
 PUBLIC = "Who takes part in which round{} is taken as public."
 SIZES = ", and how many examples each client has,"
-SECRET = "Byte and message counts are for the simulator; the number drawn is secret."
+UNCOUNTED = "Byte and message counts are for the simulator; the number drawn is secret."
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ SECRET = "Byte and message counts are for the simulator; the number drawn is sec
     [
         ({**CENTRAL, "sampling": "weighted"}, [PUBLIC.format(SIZES), SIMULATED]),
         ({**CENTRAL, "sampling": "uniform"}, [PUBLIC.format(""), SIMULATED]),
-        ({**CENTRAL, "sampling": "poisson"}, [SECRET, SIMULATED]),
+        ({**CENTRAL, "sampling": "poisson"}, [UNCOUNTED, SIMULATED]),
         ({"method": "diffsketch", **SMALL}, [SIMULATED]),
         ({"method": "sketch", **SMALL}, []),
     ],

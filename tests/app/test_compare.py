@@ -256,8 +256,8 @@ def test_table_and_files(here: Path) -> None:
     assert all(len(line) <= 80 for line in result.stdout.splitlines() if "Wrote" not in line)
     assert "…" not in result.output
     for text in (
-        "Means over 2 seeds", "±", "no claim", "epsilon 0.5", "per round", "delta 1e-05;", "claimed;",
-        "coordinate,", "replace,", "local ", "diverged", "ratio",
+        "Means over 2 seeds", "±", "no claim", "epsilon 0.5", "per round", "delta 1e-05;",
+        "claimed;", "coordinate,", "replace,", "local ", "diverged", "ratio",
         "sketch-laplace: Simulated: the noise follows from the seed",
     ):  # fmt: skip
         assert text in result.output, text
