@@ -15,7 +15,6 @@ from diffsketch.app.build import settings_of_methods
 from diffsketch.app.settings import (
     METHOD_NAMES,
     METHOD_SETTINGS,
-    TASK_DEFAULTS,
     RunConfig,
     Setting,
     describe,
@@ -28,6 +27,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.methods.base import settings_of
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.rounds import Correction, Schedule
 from tests.helpers.library import LIBRARY
 

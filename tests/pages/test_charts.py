@@ -146,8 +146,10 @@ def test_the_library_fits_a_script_element() -> None:
 @pytest.mark.parametrize("kind", ["line", "band", "points", "bars"])
 def test_pictures_show_spreads_dashes_and_ends(kind: Any) -> None:
     series = Series("a", (1.0, 2.0), (5.0, 6.0), (4.0, 5.0), (6.0, 7.0), kind=kind)
-    changes = ({}, {"low": (), "high": ()}, {"dashed": True}, {"ended": "diverged"})
-    drawn = {picture(plot_of(replace(series, **change)), form="svg") for change in changes}  # type: ignore[arg-type]
+    changes: list[dict[str, Any]] = [
+        {}, {"low": (), "high": ()}, {"dashed": True}, {"ended": "diverged"},
+    ]  # fmt: skip
+    drawn = {picture(plot_of(replace(series, **change)), form="svg") for change in changes}
     assert len(drawn) == 4
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import METHODS, Method, build_method, settings_of
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
@@ -69,16 +69,12 @@ def build(config: RunConfig) -> Built:
     that is not used is an error; the noise found for a budget is enough for all rounds, and 1% less
     is not; what is refused here would be refused by the first round.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(
-            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
-        )
+    usable = config.device == "cpu" or torch.cuda.is_available()
+    check(usable, "device", "be cpu where PyTorch finds no CUDA device", config.device)
     cores = os.cpu_count() or 1
-    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
-        raise ArgumentError(
-            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
-            f"got threads={config.threads}"
-        )
+    # More threads would only wait for each other.
+    limit = f"be at most {_THREADS_PER_CORE} for each of the {cores} cores here"
+    check(config.threads <= _THREADS_PER_CORE * cores, "threads", limit, config.threads)
     fields = settings_of_methods()[config.method]
     config = with_task_defaults(config, fields=fields)
     task = load_task(

@@ -240,6 +240,7 @@ class _Search:
         level = self._calibrated(request.dim, None, margin)
         if level is None:
             return None
+        # Bits first, with as many cells as fit: rounding decides how many cells are worth having.
         most = min(request.dim, request.payload_bits // _FEWEST_BITS)
         start = self._draft(most, None, margin, level)
         finest = request.payload_bits if start is None else start.method.message_format.bits
@@ -248,11 +249,13 @@ class _Search:
         draft = _least(drafts, key=lambda draft: draft.method.message_format.bits)
         if draft is None:
             return None
+        # Then fewer cells: where noise is most of the error, a smaller table costs nothing.
         sizes, size = [draft.cells], int(draft.cells / _STEP)
         while size >= _FEWEST_CELLS:
             sizes.append(size)
             size = int(size / _STEP)
         draft = _least(self._draft(size, draft.bits, margin, level) for size in sizes) or draft
+        # The margin of the clip last: it moves the error least.
         cells, bits = draft.cells, draft.bits
         return self._settled(
             _least(self._draft(cells, bits, wider, level) for wider in margins) or draft
@@ -327,12 +330,15 @@ class _Search:
     def _settled(self, draft: _Draft) -> Option | None:
         """The draft with exactly the noise that its own claim needs."""
         cells = draft.cells
+        # Other noise may take other bits, and so leave room for fewer cells, which take other
+        # noise: until nothing changes.
         for _ in range(_FITS):
             level = self._calibrated(cells, draft.bits, draft.margin)
             settled = level and self._draft(cells, draft.bits, draft.margin, level)
             if not settled:
                 return None
             if settled.cells == cells:
+                # The promise is the method's own claim, whatever the search made of it.
                 total = self.request.total(settled.method)
                 if total is None or float(total) > self.request.target_epsilon:
                     return None
@@ -358,6 +364,7 @@ class _Search:
         if delta > 0:
             guess = math.sqrt(rounds * 2 * (math.log(1.25 / delta) + target)) / target
         low = high = math.log(min(max(guess, _LEAST), _MOST))
+        # A bracket around the root, in logarithms: levels range over fifteen powers of ten.
         step = math.log(1.5)
         while excess(high) > 0:
             if high >= math.log(_MOST):
@@ -369,6 +376,7 @@ class _Search:
                 return _LEAST
             low, high = max(math.log(_LEAST), low - step), low
             step *= 2
+        # Each look may take a Fourier transform, and 0.02% of the noise cannot be noticed.
         log_noise = brentq(excess, low, high, xtol=2e-4)
         while excess(log_noise) > 0:  # the root is found from either side
             log_noise += 2e-4
