@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from diffsketch.app.build import most_participations, settings_of_methods
 from diffsketch.app.plans import (
@@ -29,7 +28,6 @@ from diffsketch.app.plans import (
     run_command,
 )
 from diffsketch.app.settings import RunConfig, describe, parse_setting
-from diffsketch.cli import app
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import build_method
 from diffsketch.planning import (
@@ -48,6 +46,7 @@ from diffsketch.privacy.accounting.account import Account, Budget, BudgetExceede
 from diffsketch.privacy.claim import Basis, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.training.sampling import PoissonDevices, ShuffledSampler
+from tests.app.commands import done, read
 from tests.helpers.library import LIBRARY
 
 pytestmark = pytest.mark.filterwarnings("ignore::diffsketch.planning.PlanWarning")
@@ -409,9 +408,8 @@ def test_commands_run_within_the_budget(changes: dict[str, Any], tmp_path: Path)
     option = planned(request).best
     command = run_command(option, request)
     assert command is not None
-    result = CliRunner().invoke(app, [*shlex.split(command)[1:], "--output", str(tmp_path / "run")])
-    assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    done(*shlex.split(command)[1:], "--output", tmp_path / "run")
+    summary = read(tmp_path / "run" / "summary.json")
     text = json.dumps(summary)
     assert summary["rounds"] == request.rounds, text
     assert summary["epsilon"]["value"] == pytest.approx(float(option.total)), text
