@@ -22,11 +22,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def count(source: str) -> tuple[int, int, int]:
-    """Lines of code, of docstrings, and of comments that stand alone.
-
-    >>> count('"What."  # a docstring\\n# why\\nx = 1  # and this\\n')
-    (1, 1, 1)
-    """
+    """Lines of code, of docstrings, and of comments that stand alone."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:

@@ -6,15 +6,15 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffsketch.app.settings import TASK_DEFAULTS, RunConfig, Value, describe
+from diffsketch.app.settings import RunConfig, Value, describe
 from diffsketch.files import prepare_output, replace_files
+from diffsketch.pages.charts import looks_of, picture
 from diffsketch.pages.exhibits import Cell, Page, Plot, Section, Table, VerdictEntry, all_exhibits
-from diffsketch.pages.page import Pictures, forms_of
-from diffsketch.pages.tables import image_link, table_cell, table_markdown
+from diffsketch.training.defaults import TASK_DEFAULTS
 from paper import METHODS
 from paper.claims import (
     NOTHING,
@@ -27,6 +27,7 @@ from paper.claims import (
 )
 from paper.experiments import FORMAT, Experiment, Results
 from paper.figures import Fact, Figure, Rows, table, texts
+from paper.markdown import image_link, table_cell, table_markdown
 
 _ROW = {
     "says": "the paper says",
@@ -322,7 +323,7 @@ def documents(page: Page, *, links: Mapping[str, str] | None = None) -> dict[str
     Guarantees (`paper/tests/test_document.py`): every plot is linked, every epsilon says
     what it is worth, and text cannot break out of a table.
     """
-    links = links or {name: f"{_FOLDER}/{name}.svg" for name in _plots(page)}
+    links = links or {plot.name: f"{_FOLDER}/{plot.name}.svg" for plot in _plots(page)}
     details = {f"{_DETAILS}/{one.name}.md": one for one in page.sections}
     summary = ["| " + " | ".join(["figure", *_ROW.values()]) + " |", "| --- " * 5 + "|"]
     for path, part in details.items():
@@ -399,9 +400,9 @@ def _verdict_text(one: VerdictEntry) -> str:
     return f"{one.standing}{why}" + (f" ({one.aside})" if one.aside else "")
 
 
-def _plots(page: Page) -> list[str]:
-    """The names of the plots, in the order of the page."""
-    return [exhibit.name for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
+def _plots(page: Page) -> list[Plot]:
+    """The plots, in the order of the page."""
+    return [exhibit for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
 
 
 def _prose(text: str) -> str:
@@ -413,25 +414,28 @@ def _prose(text: str) -> str:
     )
 
 
-def write_document(page: Page, directory: Path, *, pictures: Pictures) -> list[Path]:
+def write_document(
+    page: Page, directory: Path, *, show: Callable[[float], None] = lambda _: None
+) -> list[Path]:
     """Write `reproduction.md`, its details and `images/reproduction/<plot>.svg` or `.png`.
 
     All or none. Of the two forms of a picture the smaller one is kept; that of an earlier call in
     the other form is removed. What else is in the directory is left as it is. Returns the files,
-    the summary first.
+    the summary first. `show` is told the share of the pictures that is drawn.
 
     Raises:
-        MismatchError: The pictures are those of another page.
         OSError: A file cannot be written.
     """
     contents: dict[Path, bytes] = {}
     links, outdated = {}, []
-    for name in _plots(page):
-        forms = forms_of(name, pictures)
-        best = min(forms, key=lambda form: len(forms[form]))
-        links[name] = f"{_FOLDER}/{name}.{best}"
-        contents[directory / links[name]] = forms[best]
-        outdated += [directory / f"{_FOLDER}/{name}.{form}" for form in forms if form != best]
+    plots, looks = _plots(page), looks_of(all_exhibits(page), page.roles)
+    for count, plot in enumerate(plots):
+        show(count / len(plots))
+        png, svg = (picture(plot, looks, form=form) for form in ("png", "svg"))
+        best, other = ("svg", "png") if len(svg) <= len(png) else ("png", "svg")
+        links[plot.name] = f"{_FOLDER}/{plot.name}.{best}"
+        contents[directory / links[plot.name]] = svg if best == "svg" else png
+        outdated.append(directory / f"{_FOLDER}/{plot.name}.{other}")
     found = documents(page, links=links)
     files = {**{directory / path: text.encode() for path, text in found.items()}, **contents}
     for folder in sorted({path.parent for path in files}):

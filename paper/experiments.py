@@ -47,14 +47,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from rich.table import Table
 
-from diffsketch.app.settings import (
-    TASK_DEFAULTS,
-    Value,
-    checked_table,
-    read_toml,
-    with_task_defaults,
-)
+from diffsketch.app.settings import Value, checked_table, read_toml, with_task_defaults
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, nearest
+from diffsketch.training.defaults import TASK_DEFAULTS
 
 FORMAT = "diffsketch reproduction 1"
 SETTINGS = Path(__file__).parent / "settings"

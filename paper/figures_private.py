@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffsketch.app.session import epsilon_from_data
 from diffsketch.pages.exhibits import Exhibit, Mark, Plot, Series, Table
 from diffsketch.privacy.claim import Basis, Epsilon, Scope, Unit, rounded_down
 from paper.experiments import Experiment, Results
@@ -73,7 +72,7 @@ class AuditedCase:
 def epsilon_of(data: Mapping[str, Any]) -> Epsilon:
     """The epsilon that an audit wrote, with all that it means."""
     kind = SecretScope if data["trust"] in list(KeyTrust) else Scope
-    return epsilon_from_data({"simulated": False, **data, "value": data["epsilon"]}, kind)
+    return Epsilon.from_json({"simulated": False, **data, "value": data["epsilon"]}, kind)
 
 
 def audited_of(experiment: Experiment, results: Results) -> list[AuditedCase]:

@@ -7,11 +7,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from scipy.optimize import brentq
 
-from diffsketch.app.session import epsilon_from_data
+from diffsketch.app.run_records import RunLine, RunRecord
+from diffsketch.app.settings import RunConfig
 from diffsketch.pages.exhibits import Axis, Exhibit, Mark, Plot, Series
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, Epsilon, Unit
@@ -63,43 +65,36 @@ class TrainedLine:
     """The runs of a variant, one for each seed, and their means."""
 
     def __init__(self, variant: Variant, runs: Sequence[Mapping[str, Any]]) -> None:
-        found: list[Mapping[str, Any]] = [run["summary"] for run in runs]
-        count, first = len(runs), found[0]
-        self.variant, self.name, self.summaries = variant, variant.name, found
+        self.variant, self.name = variant, variant.name
+        self.summaries: list[Mapping[str, Any]] = [run["summary"] for run in runs]
+        count, first, line = len(runs), self.summaries[0], line_of(runs)
         self.config: Mapping[str, Any] = first["config"]  # with settings that were not given
         self.method = str(self.config["method"])
-        self.points = points_of([run["curve"] for run in runs])
+        self.points = points_of(line)
         # After the last round; of a run that diverged, before it did.
-        self.accuracies: list[float] = [one["accuracy"] for one in found]
-        self.accuracy: float | None
-        self.accuracy, self.spread = mean_and_spread(self.accuracies)
-        stopped = sum(one["outcome"] == "diverged" for one in found)
+        self.accuracies = line.values("accuracy")
+        stopped = line.outcomes["diverged"]
+        self.accuracy, self.spread = line.mean("accuracy"), line.spread
         if stopped == count:
             self.accuracy = self.spread = None
         # Those that stopped, or ended worse than they began and than they had been.
-        self.diverged = sum(one["outcome"] == "diverged" or one["diverging"] for one in found)
-        ends = (
-            (stopped, "diverged"),
-            (self.diverged - stopped, "diverging"),
-            (sum(one["outcome"] == "budget" for one in found), "out of budget"),
-        )
+        worse = sum(one["diverging"] and one["outcome"] != "diverged" for one in self.summaries)
+        self.diverged, spent = stopped + worse, line.outcomes["out of budget"]
+        ends = {"diverged": stopped, "diverging": worse, "out of budget": spent}
         self.ended = ", ".join(
             word if number == count == 1 else f"{number} of {count} seeds {word}"
-            for number, word in ends
+            for word, number in ends.items()
             if number
         )
         # Share of the messages that needed noise, for those that Theorem 1 validates.
-        self.noised = mean_or_none([one["noised_share"] for one in found])
+        self.noised = mean_or_none([one["noised_share"] for one in self.summaries])
         # Bytes of all workers in a run, headers included.
-        self.up = statistics.fmean(one["bytes_up"] for one in found)
-        self.both = statistics.fmean(one["bytes_up"] + one["bytes_down"] for one in found)
-        uncompressed = sum(int(one["uncompressed_bytes_up"]) for one in found)
-        self.compression = uncompressed / max(1, sum(int(one["bytes_up"]) for one in found))
+        self.up = line.mean("bytes_up") or 0.0
+        self.both = line.mean(lambda run: run.value("bytes_up") + run.value("bytes_down")) or 0.0
+        self.compression = line.compression("up") or 0.0
         # Message over vector in float32: the paper's ratio, without any header.
         self.share = payload_within(first["message_bytes"]) / (4 * first["dim"])
-        times = [run.get("times", {}).get("training") for run in runs]
-        rounds = sum(one["rounds"] for one in found)
-        self.seconds = sum(times) / rounds if rounds and None not in times else None  # of a round
+        self.seconds = line.seconds  # of a round
 
     @property
     def shown(self) -> str:
@@ -109,7 +104,7 @@ class TrainedLine:
     @property
     def epsilon(self) -> Epsilon:
         """The epsilon of the run that cost most: of all its rounds if proven, of one if claimed."""
-        every = [(epsilon_from_data(one["epsilon"]), one["rounds"]) for one in self.summaries]
+        every = [(Epsilon.from_json(one["epsilon"]), one["rounds"]) for one in self.summaries]
         most, rounds = max(every, key=lambda each: float(each[0]))
         once = most.rounds == 1 and most.scope.unit is not Unit.COORDINATE
         # Of devices that send once in a run: it is that of the run, and not "per round".
@@ -150,16 +145,23 @@ def panels_of(experiment: Experiment, results: Results) -> dict[str, list[Traine
     return panels
 
 
-def points_of(curves: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[CurvePoint, ...]:
+def line_of(runs: Sequence[Mapping[str, Any]]) -> RunLine:
+    """The runs of several seeds, as the library averages them."""
+    nowhere = Path()
+    return RunLine("", tuple(
+        RunRecord(nowhere, RunConfig(), run.get("summary"), run["curve"], run.get("times", {}))
+        for run in runs
+    ))  # fmt: skip
+
+
+def points_of(line: RunLine) -> tuple[CurvePoint, ...]:
     """Means of measurements after the rounds that all curves have, without round 0.
 
     If they have none in common, since one stopped at once, there is one point: of their last ones.
     """
-    by_round = [{one["round"]: one for one in curve if one["round"] > 0} for curve in curves]
-    shared = sorted(set(by_round[0]).intersection(*by_round))
-    places = [[curve[index] for curve in by_round] for index in shared]
+    columns = [column for index, column in line.columns(hold=False).items() if index > 0]
     points = []
-    for records in places or [[curve[-1] for curve in curves]]:
+    for records in columns or [[run.curve[-1] for run in line.runs]]:
         accuracy, spread = mean_and_spread([one["accuracy"] for one in records])
         up, down = (
             statistics.fmean(one[way] for one in records) for way in ("bytes_up", "bytes_down")
@@ -530,7 +532,7 @@ def draw_correction(experiment: Experiment, results: Results) -> Figure:
         runs = control.found
         accuracy, spread = mean_and_spread([run["accuracy"] for run in runs])
         drift = mean_or_none([run["curve"][-1].get("drift") for run in runs])
-        points = points_of([run["curve"] for run in runs])
+        points = points_of(line_of(runs))
         pairs = ((point.accuracy, point.spread) for point in points)
         note = "what the server publishes is noise of the sum's norm"
         shown.append(_over_rounds(Series(control.name, (), **banded(pairs), note=note), points))

@@ -139,7 +139,7 @@ class Store:
             note = f"{error}; begun again"
             shutil.rmtree(path)
             found = run_one(member, command=command, tell=tell, stop=stop)
-        if found.summary is None:
+        if found is None:
             return None, note
         return {"summary": found.summary, "times": found.times, "curve": found.curve}, note
 
@@ -230,15 +230,15 @@ def do_jobs(
     rest = in_order((job for job, (result, _) in found.items() if result is None), processes)
     total, groups = sum(rest.values()), [frozenset(one.jobs) for one in experiments]
 
-    def watch(shares: Sequence[float | None]) -> None:
+    def watch(shares: Sequence[float]) -> None:
         both = dict(zip(rest, shares, strict=True))
         left = {job for job, share in both.items() if share != 1.0}
-        done = sum(rest[job] * (share or 0.0) for job, share in both.items())
-        now = tuple(labels[job] for job, share in both.items() if share not in (None, 1.0))
+        done = sum(rest[job] * share for job, share in both.items())
+        now = tuple(labels[job] for job, share in both.items() if 0 < share < 1)
         whole = sum(left.isdisjoint(jobs) for jobs in groups)
         show(State(done, total, whole, now))
 
-    watch([None] * len(rest))
+    watch([0.0] * len(rest))
     source = {job.kind: made_by(job.kind) for job in rest}
     work = partial(_do, directory=store.directory, command=command, source=source)
     done = run_all(work, list(rest), processes=processes, watch=watch, stop=stop)

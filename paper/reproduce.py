@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-from diffsketch.app.files import locked, read_json, versions
-from diffsketch.app.terminal import Interrupts, print_line
+from diffsketch.app.files import check_empty, locked, read_json, versions
+from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DiffSketchError, MismatchError, check
-from diffsketch.files import prepare_output, replace_file
-from diffsketch.pages.page import pictures_of, write_page
+from diffsketch.files import leftovers, prepare_output, replace_file
+from diffsketch.pages.page import write_page
 from paper.claims import judged, summary_text
 from paper.document import (
     command_of,
@@ -43,9 +38,6 @@ from paper.jobs import JobsOutcome, State, Store, do_jobs
 
 _MARK, _CACHE, _RESULTS, _ERRORS = "reproduction.json", "cache", "results.json", "errors.txt"
 _NOTES = 3  # that are shown: after a change of version there is one for each job
-_LINE_SECONDS = 30.0
-_SPEED_SECONDS = 300.0  # over which the time left is estimated: jobs differ
-_WIDEST = 48  # letters of what is being done
 
 
 class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -55,7 +47,7 @@ class JobsFailed(DiffSketchError):  # noqa: N818 - it says what happened
 def reproduce(
     wanted: Sequence[str],
     output: Path,
-    console: Console,
+    console: LastingConsole,
     *,
     reduced: bool,
     jobs: int,
@@ -104,10 +96,9 @@ def reproduce(
             both = zip(full, experiments, strict=True)
             less = {new.name: reductions(old, new) for old, new in both}
             asked = chosen if left_out else []
-            with _drawing(console) as show:
-                score, page = _write(
-                    good, outcome, output, notice=notice, asked=asked, less=less, show=show
-                )
+            score, page = _write(
+                good, outcome, output, notice=notice, asked=asked, less=less, console=console
+            )
             print_line(console, score)
             seconds, old = time.monotonic() - begin, len(outcome.results) - outcome.made
             took = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
@@ -130,7 +121,7 @@ def reproduce(
 def _work(
     experiments: Sequence[Experiment],
     output: Path,
-    console: Console,
+    console: LastingConsole,
     *,
     jobs: int,
     interrupts: Interrupts,
@@ -142,13 +133,18 @@ def _work(
         f"{_count(len(experiments), 'experiment')}, {_count(len(pieces), 'job')}: about {estimate} "
         f"with {_count(jobs, 'process')}, less what is in {output / _CACHE} already.",
     )
-    with _progress(console, experiments=len(experiments)) as show:
+    with console.progress("work") as show:
+
+        def tell(state: State) -> None:
+            done = f"{state.experiments} of {len(experiments)} experiments"
+            show(state.done / max(state.total, 1e-9), "; ".join([done, *state.now]))
+
         outcome = do_jobs(
             experiments,
             Store(output / _CACHE),
             processes=jobs,
             command=["python", "-m", "paper"],
-            show=show,
+            show=tell,
             stop=lambda: interrupts.signal is not None,
         )
     for note in outcome.notes[:_NOTES]:
@@ -156,82 +152,6 @@ def _work(
     if more := len(outcome.notes[_NOTES:]):
         print_line(console, f"note: {_count(more, 'other')} as well")
     return outcome
-
-
-@contextmanager
-def _progress(console: Console, *, experiments: int) -> Iterator[Callable[[State], None]]:
-    """Two bars where there is a terminal, a line every half minute elsewhere."""
-    if not console.is_terminal:
-        begin = last = time.monotonic()
-
-        def line(state: State) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last < _LINE_SECONDS or state.done <= 0:
-                return
-            last = now
-            left = minutes_text((now - begin) * (state.total - state.done) / state.done)
-            print_line(
-                console,
-                f"{state.done / state.total:.0%} of the work, {state.experiments} of "
-                f"{experiments} experiments, about {left} left",
-            )
-
-        yield line
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[share]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        speed_estimate_period=_SPEED_SECONDS,
-    ) as progress:
-        whole = progress.add_task("experiments", total=experiments, share="")
-        work = progress.add_task("work", total=1.0, share="")
-
-        def bars(state: State) -> None:
-            total, now = max(state.total, 1e-9), "; ".join(state.now)
-            now = now if len(now) <= _WIDEST else f"{now[: _WIDEST - 1]}…"
-            share = f"{state.experiments} of {experiments}"
-            progress.update(whole, completed=state.experiments, share=share)
-            progress.update(
-                work,
-                total=total,
-                completed=state.done,
-                share=f"{state.done / total:.0%}",
-                description=escape(now) or "work",
-            )
-
-        yield bars
-
-
-@contextmanager
-def _drawing(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show what is being drawn, and how much of it is done: a bar, or a line now and then."""
-    if not console.is_terminal:
-        last, before = time.monotonic(), ""
-
-        def line(what: str, share: float) -> None:
-            nonlocal last, before
-            now = time.monotonic()
-            if what != before or now - last >= _LINE_SECONDS:
-                last, before = now, what
-                print_line(console, f"{what}: {share:.0%}")
-
-        yield line
-        return
-    bar = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*bar, console=console, transient=True) as progress:
-        task = progress.add_task("Drawing", total=1.0)
-
-        def move(what: str, share: float) -> None:
-            if progress.tasks[0].description != what:
-                progress.reset(task, description=what)
-            progress.update(task, completed=share)
-
-        yield move
 
 
 def _write(
@@ -242,35 +162,37 @@ def _write(
     notice: str,
     asked: Sequence[str],
     less: Mapping[str, Mapping[str, str]],
-    show: Callable[[str, float], None],
+    console: LastingConsole,
 ) -> tuple[str, Path]:
     """Draw the experiments, judge the claims, and write the page and `results.json`.
 
     Of a full run of all of them also `reproduction.md` and its details. Gives how many claims stand
-    how, as a sentence, and the page. `show` is told what is done, and the share of it.
+    how, as a sentence, and the page.
     """
     figures = []
-    for count, one in enumerate(experiments):
-        show("Drawing the figures", count / len(experiments))
-        try:
-            figure: Figure = function_of(FIGURES[one.drawing])(one, outcome.results)
-        except DiffSketchError as error:
-            error.args = (f"{error} (while drawing {one.name})",)
-            raise
-        figures.append((one, figure))
+    with console.progress("Drawing the figures") as show:
+        for count, one in enumerate(experiments):
+            show(count / len(experiments))
+            try:
+                figure: Figure = function_of(FIGURES[one.drawing])(one, outcome.results)
+            except DiffSketchError as error:
+                error.args = (f"{error} (while drawing {one.name})",)
+                raise
+            figures.append((one, figure))
     reduced, here = any(one.reduced for one in experiments), versions()
     facts = {one.name: figure.facts for one, figure in figures}
-    verdicts = judged(facts, reduced=reduced, show=partial(show, "Judging the claims"))
+    with console.progress("Judging the claims") as show:
+        verdicts = judged(facts, reduced=reduced, show=show)
     page = page_of(figures, verdicts, reduced=less, notice=notice, versions=here, names=asked)
     command = command_of(asked, reduced=reduced)
     numbers = records(figures, outcome.results, command=command, versions=here, verdicts=verdicts)
     replace_file(output / _RESULTS, numbers)
-    pictures = pictures_of(page, partial(show, "Making the pictures"))
-    written = [*write_page(page, output, pictures=pictures), output / _RESULTS]
     folders = ["figures", "data"]
-    if not reduced and not asked:
-        written += write_document(page, output, pictures=pictures)
-        folders += ["images/reproduction", "reproduction"]
+    with console.progress("Making the pictures") as show:
+        written = [*write_page(page, output, show=show), output / _RESULTS]
+        if not reduced and not asked:
+            written += write_document(page, output, show=show)
+            folders += ["images/reproduction", "reproduction"]
     # Pictures and numbers of an earlier page that are not on this one.
     for folder in folders:
         for path in sorted((output / folder).glob("*")):
@@ -283,14 +205,10 @@ def _write(
 def _owned(output: Path, *, reduced: bool) -> Iterator[None]:
     """Make the directory ours, alone, while the work goes on; raise if it is somebody else's."""
     mark, shown = output / _MARK, str(output)
-    entries = sorted(output.iterdir()) if output.is_dir() else []
-    others = [path for path in entries if not path.name.startswith(f".{_MARK}.")]
-    if others and not mark.is_file():
-        raise ArgumentError(
-            "output must be new, empty, or of an earlier python -m paper, got "
-            f"output={shown!r}, which has other files, such as {others[0].name!r}"
-        )
-    if others:
+    if not mark.is_file():
+        halves = leftovers(output, [_MARK])
+        check_empty(output, but=halves, advice="or one of an earlier python -m paper")
+    else:
         found = read_json(mark)
         if found.get("format") != FORMAT:
             raise MismatchError(

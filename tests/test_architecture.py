@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planning": CORE,
     "auditing": CORE | {"training", "ddp"},
     "pages": BASE | {"privacy"},
-    "app": CORE | {"training", "pages", "__version__"},
+    "app": CORE | {"training", "planning", "pages", "__version__"},
     "cli": CORE | {"planning", "auditing", "pages", "app", "__version__"},
     "paper": CORE
     | {"training", "auditing", "planning", "secure_sum", "pages", "app", "cli", "__version__"},

@@ -59,7 +59,8 @@ def test_it_lists_its_experiments_and_keeps_files_of_others(here: Path) -> None:
     (here / "out").mkdir()
     (here / "out" / "mine").write_text("mine")
     said = refused(invoke("--quick", "--output", "out", program=app))
-    assert "--output must be new, empty, or of an earlier python -m paper" in said
+    assert "--output must be a new or empty directory" in said
+    assert "or one of an earlier python -m paper" in said
     assert [path.name for path in (here / "out").iterdir()] == ["mine"]
 
 

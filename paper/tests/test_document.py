@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from diffsketch.errors import MismatchError
 from diffsketch.pages.charts import COLOURS, looks_of
 from diffsketch.pages.exhibits import (
     Axis,
@@ -21,7 +20,6 @@ from diffsketch.pages.exhibits import (
     VerdictEntry,
     all_exhibits,
 )
-from diffsketch.pages.page import pictures_of
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
 from paper.claims import ClaimVerdict, Standing, statements
 from paper.document import documents, page_of, write_document
@@ -126,8 +124,7 @@ def test_every_claim_is_on_the_page_once_beside_its_figure() -> None:
 
 
 def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
-    pictures = pictures_of(PAGE)
-    written = write_document(PAGE, tmp_path / "docs", pictures=pictures)
+    written = write_document(PAGE, tmp_path / "docs")
     assert written[0] == tmp_path / "docs" / "reproduction.md"
     text = written[1].read_text("utf-8")
     links = re.findall(r"\]\(../(images/reproduction/[\w.-]+)\)", text)
@@ -135,29 +132,28 @@ def test_it_writes_the_text_and_every_picture(tmp_path: Path) -> None:
     assert len(links) == 1
     content = written[3].read_bytes()
     assert content.startswith(b"\x89PNG") or b"<svg" in content
-    again = write_document(PAGE, tmp_path / "again", pictures=pictures_of(PAGE))
+    again = write_document(PAGE, tmp_path / "again")
     assert again[1].read_text("utf-8") == text
     assert (tmp_path / "again" / links[0]).read_bytes() == content
 
 
-def test_the_smaller_picture_is_kept_and_its_twin_removed(tmp_path: Path) -> None:
+def test_the_smaller_picture_is_kept_and_its_twin_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "images" / "reproduction"
     forms = {"svg": b"<svg>" * 100, "png": b"png"}
-    write_document(PAGE, tmp_path, pictures={PLOT.name: forms})
+    monkeypatch.setattr("paper.document.picture", lambda *_, form: forms[form])
+    write_document(PAGE, tmp_path)
     assert [path.name for path in folder.iterdir()] == ["mnist-50x.png"]
     (folder / "other.svg").write_bytes(b"mine")
     forms["png"] = b"png" * 1000
-    write_document(PAGE, tmp_path, pictures={PLOT.name: forms})
+    write_document(PAGE, tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["mnist-50x.svg", "other.svg"]
     assert "mnist-50x.svg" in (tmp_path / "reproduction" / "mnist.md").read_text("utf-8")
 
 
 def test_all_or_nothing(tmp_path: Path) -> None:
-    pictures = pictures_of(PAGE)
     (tmp_path / "reproduction.md").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_document(PAGE, tmp_path, pictures=pictures)
+        write_document(PAGE, tmp_path)
     assert not list((tmp_path / "images" / "reproduction").iterdir())
-    with pytest.raises(MismatchError, match="pictures must have one of each plot"):
-        write_document(PAGE, tmp_path / "new", pictures={})
-    assert not (tmp_path / "new").exists()

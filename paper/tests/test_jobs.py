@@ -143,7 +143,7 @@ def test_runs_that_cannot_go_on_are_begun_again(
 ) -> None:
     job = Job("run", SMALL, 0)
     make(store, job, stop=lambda: len(steps) == 4)
-    path, said = store.run_directory(job) / "run.json", "source of diffsketch"
+    path, said = store.run_directory(job) / "run.json", "begun with source"
     if damage == "version":
         data = json.loads(path.read_text())
         del data["sha256"]

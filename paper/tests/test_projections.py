@@ -10,9 +10,9 @@ import pytest
 import torch
 from scipy import stats
 
-from diffsketch.app.session import epsilon_from_data
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.privacy import (
+    Epsilon,
     FastNoise,
     GaussianMechanism,
     NoClaim,
@@ -206,7 +206,7 @@ def test_secret_keys_are_a_trust_of_their_own() -> None:
     epsilon = SGM.secret_claim().epsilon(delta=DELTA, rounds=1)
     assert "add-or-remove, secret-key trust" in str(epsilon)
     assert "but not the key, nor anything else that it was used for" in str(SGM.secret_claim())
-    assert epsilon_from_data(epsilon.to_json(), SecretScope) == epsilon
+    assert Epsilon.from_json(epsilon.to_json(), SecretScope) == epsilon
     assert GaussianMixing(64, 1.0, 2.0).claim.scope == SecretScope(
         Unit.EXAMPLE, Relation.ADD_OR_REMOVE
     )

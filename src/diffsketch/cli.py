@@ -14,11 +14,12 @@ import secrets
 import shlex
 import sys
 import traceback
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -73,10 +74,10 @@ class _PlainHelp:
     """Shows `--help` as what it is: a flag, without a type."""
 
     def get_help_option(self, context: Any) -> Any:
-        found = super().get_help_option(context)  # type: ignore[misc]
-        if found is not None:
-            found.metavar = ""
-        return found
+        option = super().get_help_option(context)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
 
 
 class _Command(_PlainHelp, TyperCommand):
@@ -105,42 +106,41 @@ def errors_in_one_line(context: typer.Context) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(str(error.name).partition(".")[0])
-        if extra is None:
-            raise
-        typer.echo(
-            f"error: {context.command_path} needs the extra {extra}: "
-            f'python -m pip install ".[{extra}]" in the clone',
-            err=True,
-        )
-        raise typer.Exit(EXIT_ERROR) from None
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))):
+    except Exception as error:
+        text = _error_text(error, context)
+        if text is None:
             raise
         if context.obj:
             traceback.print_exc()
-        said = " ".join(str(error).split())
-        typer.echo(f"error: not enough memory{f': {said}' if said else ''}", err=True)
-        raise typer.Exit(EXIT_ERROR) from None
-    except (DiffSketchError, OSError) as error:
-        if context.obj:
-            traceback.print_exc()
-        text = " ".join(str(error).split())
-        if isinstance(error, OSError) and error.strerror:
-            # Replacing a file names two: the second is the one that the user knows.
-            name = error.filename2 or error.filename
-            text = f"{name}: {error.strerror}" if name else error.strerror
-        elif isinstance(error, ArgumentError):
-            # As the user knows them: `message_bytes must ..., got message_bytes=4` is about
-            # `--bytes`. A name that is no option of the command is somebody else's, and stays.
-            flags = {str(one.name): str(one.opts[0]) for one in context.command.params if one.opts}
-            flags |= {name: f"--{given}" for name, given in _RENAMED.items() if given in flags}
-            text = _ARGUMENT.sub(
-                lambda found: " ".join(flags.get(word, word) for word in found[0].split(" ")), text
-            )
         typer.echo(f"error: {text}", err=True)
         raise typer.Exit(EXIT_ERROR) from None
+
+
+def _error_text(error: Exception, context: typer.Context) -> str | None:
+    """Say an expected error in a line; None for a bug."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError):
+        extra = _EXTRAS.get(str(error.name).partition(".")[0])
+        install = f'python -m pip install ".[{extra}]" in the clone'
+        return extra and f"{context.command_path} needs the extra {extra}: {install}"
+    if isinstance(error, MemoryError | RuntimeError) and (
+        isinstance(error, MemoryError) or _NO_MEMORY.search(text)
+    ):
+        return f"not enough memory{f': {text}' if text else ''}"
+    if isinstance(error, OSError) and error.strerror:
+        # Replacing a file names two: the second is the one that the user knows.
+        name = error.filename2 or error.filename
+        return f"{name}: {error.strerror}" if name else error.strerror
+    if isinstance(error, ArgumentError):
+        # As the user knows them: `message_bytes must ..., got message_bytes=4` is about `--bytes`.
+        # A name that is no option of the command is somebody else's, and stays.
+        params = context.command.params
+        flags = {str(param.name): str(param.opts[0]) for param in params if param.opts}
+        flags |= {name: f"--{flag}" for name, flag in _RENAMED.items() if flag in flags}
+        return _ARGUMENT.sub(
+            lambda names: " ".join(flags.get(name, name) for name in names[0].split(" ")), text
+        )
+    return text if isinstance(error, DiffSketchError | OSError) else None
 
 
 def command(
@@ -160,20 +160,20 @@ def command(
             if not (settings and name == "settings")
         }
         model: type[Options] = create_model(function.__name__, __base__=Options, **fields)
-        own, more = describe(model), describe(RunConfig) if settings else {}
-        more = {name: one for name, one in more.items() if name not in (without or ())}
+        options, shared = describe(model), describe(RunConfig) if settings else {}
+        shared = {name: setting for name, setting in shared.items() if name not in (without or ())}
 
         def wrapper(context: typer.Context, **arguments: Any) -> None:
-            given = {name: value for name, value in arguments.items() if value is not None}
+            passed = {name: value for name, value in arguments.items() if value is not None}
             with errors_in_one_line(context):
-                options = dict(model(**{name: given[name] for name in own if name in given}))
+                values = dict(model(**{name: passed[name] for name in options if name in passed}))
                 if settings:
-                    options["settings"] = {name: given[name] for name in more if name in given}
-                if status := function(**options):
+                    values["settings"] = {name: passed[name] for name in shared if name in passed}
+                if status := function(**values):
                     raise typer.Exit(status)
 
         context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-        parameters = [context, *map(_parameter, [*own.values(), *more.values()])]
+        parameters = [context, *map(_parameter, [*options.values(), *shared.values()])]
         # Typer reads both.
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {item.name: item.annotation for item in parameters}
@@ -185,30 +185,33 @@ def command(
     return decorate
 
 
-def _parameter(one: Setting) -> inspect.Parameter:
-    """An option of Typer. None by default, so that one can tell what was given."""
-    required = one.default is PydanticUndefined
-    text, metavar, shown = one.text, one.argument or None, one.means
-    if len("|".join(one.choices)) > _WIDE:
-        text, metavar = f"{text} One of {', '.join(one.choices)}.", "<name>"
-    if one.kind is bool:
+def _parameter(setting: Setting) -> inspect.Parameter:
+    """Make an option of Typer; None by default, which tells what was not given."""
+    required = setting.default is PydanticUndefined
+    text, metavar, shown = setting.text, setting.argument or None, setting.means
+    if len("|".join(setting.choices)) > _WIDE:
+        text, metavar = f"{text} One of {', '.join(setting.choices)}.", "<name>"
+    if setting.kind is bool:
         metavar = ""  # a flag has no value
-    if not required and not isinstance(one.default, NoneType | bool | list) and one.default != "":
-        shown = f"{one.default:g}" if one.kind is float else str(one.default)
-    kind: Any = Literal[one.choices] if one.choices else one.kind
-    make: Any = typer.Argument if one.argument else partial(typer.Option, one.flag)
-    if one.kind in (Path, str) and not one.argument:
+    if not (required or setting.default in ("", None) or isinstance(setting.default, bool | list)):
+        shown = f"{setting.default:g}" if setting.kind is float else str(setting.default)
+    make: Any = typer.Argument if setting.argument else partial(typer.Option, setting.flag)
+    if setting.kind in (Path, str) and not setting.argument:
         make = partial(make, callback=_no_option)
-    panel, default = one.section or None, inspect.Parameter.empty if required else None
-    shown_as: Any = {"metavar": metavar, "rich_help_panel": panel, "hidden": one.hidden}
-    made = make(help=text, show_default=shown or False, **shown_as)
-    annotation: Any = Annotated[kind if required else kind | None, made]
-    return inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
+    declared = make(
+        help=text, show_default=shown or False, metavar=metavar,
+        rich_help_panel=setting.section or None, hidden=setting.hidden,
+    )  # fmt: skip
+    kind: Any = Literal[setting.choices] if setting.choices else setting.kind
+    return inspect.Parameter(
+        setting.name, _KEYWORD, default=inspect.Parameter.empty if required else None,
+        annotation=Annotated[kind if required else kind | None, declared],
+    )  # fmt: skip
 
 
 def _no_option(context: typer.Context, value: Any) -> Any:
     """Refuse an option as the value of another, which lacks its own."""
-    if str(value) in {flag for one in context.command.params for flag in one.opts}:
+    if str(value) in {flag for param in context.command.params for flag in param.opts}:
         raise typer.BadParameter(f"it needs a value, got the option {value}")
     return value
 
@@ -252,10 +255,12 @@ def run(
         "Directory of the run; must be new or empty.",
         means="the first free of runs/DATA-METHOD, -2, -3, ...",
     ),
-    config: Path | None = option("TOML file with any of the settings below; flags go first."),
+    config: Path | None = option(
+        "TOML file with any of the settings below; command-line flags override it."
+    ),
     resume: Path | None = option(
         "Continue the run in this directory, with the settings that it has; with --rounds, until "
-        "it has so many."
+        "that many are done."
     ),
     overwrite: bool = option("Replace the run that is in --output.", default=False),
     *,
@@ -277,9 +282,9 @@ def run(
     console, words = LastingConsole(), ["diffsketch", *sys.argv[1:]]
     if resume is not None:
         others = {"output": output, "config": config, "overwrite": overwrite or None, **settings}
-        given = [name for name, value in others.items() if value is not None and name != "rounds"]
-        if given:
-            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        names = [name for name, value in others.items() if value is not None and name != "rounds"]
+        if names:
+            flags = ", ".join("--" + name.replace("_", "-") for name in names)
             raise ArgumentError(
                 f"--resume takes all settings but --rounds from {resume / 'config.toml'}: leave "
                 f"out {flags}"
@@ -337,17 +342,17 @@ def compare(
                 f"--resume takes everything from {resume}: leave out all but --jobs"
             )
         return comparisons.resume(resume, console, jobs=jobs, command=words)
-    shared, each = comparisons.read_comparison(config) if config else ({}, [])
-    for name, own in each:  # neither a flag nor a table may lose silently
+    shared, tables = comparisons.read_comparison(config) if config else ({}, [])
+    for name, table in tables:  # neither a flag nor a table may lose silently
         for key, value in settings.items():
-            if key in own and own[key] != value:
+            if table.get(key, value) != value:
                 raise ArgumentError(
                     f"{key} must not be given on the command line and differently in the file's "
-                    f"[[run]] {name!r}, got {key}={value!r} and {own[key]!r} there"
+                    f"[[run]] {name!r}, got {key}={value!r} and {table[key]!r} there"
                 )
-    each += [comparisons.parse_method(text) for text in method]
+    tables += [comparisons.parse_method(text) for text in method]
     return comparisons.start(
-        {**shared, **settings}, each, output, console, seeds=seeds, jobs=jobs, command=words
+        {**shared, **settings}, tables, output, console, seeds=seeds, jobs=jobs, command=words
     )
 
 
@@ -403,55 +408,55 @@ def plan(
     sketch gets the columns and bits that fit the bytes. With --free: the smallest table that costs
     nothing beside the dense mean with the same epsilon.
     """
-    from diffsketch import planning as logic
+    from diffsketch import planning
+    from diffsketch.app import plans
 
-    if as_json and code:
-        raise ArgumentError("--json and --code do not go together: the JSON has the code, too")
-    if workers is not None and not (cohort is None and population is None):
-        raise ArgumentError("--workers stands for --cohort and --population: leave them out")
-    each = cohort if workers is None else workers
-    if each is None:
-        raise ArgumentError("--cohort must be given, or --workers if all take part each round")
-    if free and (code or message_bytes is not None):
-        raise ArgumentError("--free finds the size itself: leave out --bytes and --code")
-    if message_bytes is None:
-        if not free:
-            raise ArgumentError("--bytes must be given, or --free to ask for the smallest table")
-        message_bytes = 6  # the least that a request may have: it does not count
+    senders, console = cohort if workers is None else workers, LastingConsole()
+    privacy = (trust, unit, relation, sampling, delta, norm, population)
+    usual = ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None)
+    for wrong, said in (
+        (as_json and code, "--json and --code do not go together: the JSON has the code, too"),
+        (workers is not None and (cohort, population) != (None, None),
+         "--workers stands for --cohort and --population: leave them out"),
+        (senders is None, "--cohort must be given, or --workers if all take part each round"),
+        (free and (code or message_bytes is not None),
+         "--free finds the size itself: leave out --bytes and --code"),
+        (message_bytes is None and not free,
+         "--bytes must be given, or --free to ask for the smallest table"),
+        (epsilon is None and (as_json or code or free),
+         "--epsilon must be given with --json, --code and --free"),
+        (epsilon is None and privacy != usual,
+         "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
+         "--norm and --population: bare sketches have no privacy to choose"),
+    ):  # fmt: skip
+        if wrong:
+            raise ArgumentError(said)
+    size: Any = {"message_bytes": message_bytes or 6}  # with --free it does not count
     if epsilon is None:
-        if as_json or code or free:
-            raise ArgumentError("--epsilon must be given with --json, --code and --free")
-        given = (trust, unit, relation, sampling, delta, norm, population)
-        if given != ("distributed", "client", "replace", "shuffled", 1e-5, 1.0, None):
-            raise ArgumentError(
-                "--epsilon must be given with --trust, --unit, --relation, --sampling, --delta, "
-                "--norm and --population: bare sketches have no privacy to choose"
-            )
-        sizes = logic.sketch_sizes(dim, each, message_bytes, rounds=rounds, spread=spread)
-        LastingConsole().show(*logic.report_sizes(
-            sizes, rounds=rounds, message_bytes=message_bytes, alternatives=alternatives
-        ))  # fmt: skip
+        sizes = planning.sketch_sizes(dim, senders or 0, **size, rounds=rounds, spread=spread)
+        console.show(*plans.report_sizes(sizes, rounds=rounds, alternatives=alternatives, **size))
         return
-    request = logic.PlanRequest(
-        dim=dim, cohort=each, population=population, sampling=sampling, rounds=rounds,
-        target_epsilon=epsilon, delta=delta, message_bytes=message_bytes, unit=logic.Unit(unit),
-        relation=logic.Relation(relation), trust=logic.Trust(trust), vector_norm=norm,
-        spread=spread,
+    request = planning.PlanRequest(
+        dim=dim, cohort=senders or 0, population=population, sampling=sampling, rounds=rounds,
+        target_epsilon=epsilon, delta=delta, unit=planning.Unit(unit),
+        relation=planning.Relation(relation), trust=planning.Trust(trust), vector_norm=norm,
+        spread=spread, **size,
     )  # fmt: skip
     if free:
-        size = logic.free_size(request)
-        if as_json:
-            typer.echo(json.dumps(logic.free_to_data(size), indent=2))
-        else:
-            LastingConsole().show(*logic.report_free(size))
-        return
-    found = logic.plan(request, alternatives=alternatives)
-    if as_json:
-        typer.echo(json.dumps(logic.to_data(found), indent=2))
-    elif code:
-        typer.echo(logic.python_code(found.best, request), nl=False)
+        answer = planning.free_size(request)
+        data, parts = plans.free_data(answer), plans.report_free(answer)
     else:
-        LastingConsole().show(*logic.report_plan(found))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", planning.PlanWarning)  # they are printed below
+            best = planning.plan(request, alternatives=alternatives)
+        if code:
+            typer.echo(plans.python_code(best.best, request), nl=False)
+            return
+        data, parts = plans.plan_data(best), plans.report_plan(best)
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+    else:
+        console.show(*parts)
 
 
 @command(
@@ -530,29 +535,28 @@ def report(
         means="the first free of runs/report, -2, -3, ...",
     ),
     title: str = option("Title of the page.", default="", means="from the tasks"),
-    no_pictures: bool = option("No SVG and PNG files: faster.", default=False),
+    no_pictures: bool = option("No PNG files: faster.", default=False),
 ) -> None:
     """Make a page of runs: accuracy, bytes, epsilon and time per round side by side.
 
-    One HTML file that needs no network, with interactive plots; also SVG and PNG pictures, and all
-    numbers as CSV. Seeds of the same settings become one line with its spread. Runs that are under
-    way are shown as far as they are; nothing in their directories is changed.
+    One HTML file that needs no network, with interactive plots; also PNG pictures, and all numbers
+    as CSV. Seeds of the same settings become one line with its spread. Unfinished runs are shown
+    up to their last round; nothing in their directories is changed.
 
     Exit status: 0, or 2 on an error; then nothing was written.
     """
-    if output is not None and output.is_dir() and any(output.iterdir()):
-        raise ArgumentError(f"output must be a new or empty directory, got output={str(output)!r}")
-    from diffsketch.app.files import free_name
+    from diffsketch.app.files import check_empty, free_name
     from diffsketch.app.run_pages import page_of_runs
     from diffsketch.pages.page import write_page
 
-    words = shlex.join(["diffsketch", *sys.argv[1:]])
-    page = page_of_runs(runs, title=title, command=words)
+    if output is not None:
+        check_empty(output)
+    page = page_of_runs(runs, title=title, command=shlex.join(["diffsketch", *sys.argv[1:]]))
     path = output or free_name(Path("runs") / "report")
-    written = write_page(page, path, pictures=not no_pictures)
-    folders = [file.parent for file in written]
-    below = [f"{one} ({folders.count(one)} files)" for one in dict.fromkeys(folders) if one != path]
-    LastingConsole().show(wrote=[*(file for file in written if file.parent == path), *below])
+    index, *others = write_page(page, path, pictures=not no_pictures)
+    counts = Counter(file.parent for file in others)
+    folders = [f"{folder} ({count} files)" for folder, count in counts.items()]
+    LastingConsole().show(wrote=[index, *folders])
 
 
 @command("Example: [bold]diffsketch key sketch.key[/bold]")

@@ -214,30 +214,17 @@ SIMULATED = (
     "Simulated: the noise follows from the seed, so whoever has the run directory can take it out "
     "again; do not publish it as a private release."
 )
+PUBLIC = "Who takes part in which round{} is taken as public."
+SIZES = ", and how many examples each client has,"
+UNCOUNTED = "Byte and message counts are for the simulator; the number drawn is secret."
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {**CENTRAL, "sampling": "weighted"},
-            [
-                "Who takes part in which round, and how many examples each client has, is taken "
-                "as public.",
-                SIMULATED,
-            ],
-        ),
-        (
-            {**CENTRAL, "sampling": "uniform"},
-            ["Who takes part in which round is taken as public.", SIMULATED],
-        ),
-        (
-            {**CENTRAL, "sampling": "poisson"},
-            [
-                "Byte and message counts are for the simulator; the number drawn is secret.",
-                SIMULATED,
-            ],
-        ),
+        ({**CENTRAL, "sampling": "weighted"}, [PUBLIC.format(SIZES), SIMULATED]),
+        ({**CENTRAL, "sampling": "uniform"}, [PUBLIC.format(""), SIMULATED]),
+        ({**CENTRAL, "sampling": "poisson"}, [UNCOUNTED, SIMULATED]),
         ({"method": "diffsketch", **SMALL}, [SIMULATED]),
         ({"method": "sketch", **SMALL}, []),
     ],

@@ -31,7 +31,6 @@ from diffsketch.app.files import (
     unpack,
     versions,
 )
-from diffsketch.app.session import epsilon_from_data
 from diffsketch.app.settings import RunConfig
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.privacy.claim import Basis, Epsilon, Relation, Scope, Trust, Unit
@@ -102,20 +101,27 @@ def test_every_changed_or_missing_byte_is_noticed() -> None:
 SCOPE = Scope(Unit.CLIENT, Relation.REPLACE, Trust.DISTRIBUTED)
 
 
+def record(index: int, **more: Any) -> dict[str, Any]:
+    """A measurement."""
+    spent = Epsilon(1.0, 1e-5, index, Basis.PROVEN, SCOPE).to_json()
+    values = {"round": index, "accuracy": 0.5, "loss": 0.1, "noised_share": None}
+    return {**values, "bytes_up": 0, "bytes_down": 0, "epsilon": spent, **more}
+
+
 def test_restored_to_what_it_was(tmp_path: Path) -> None:
     metrics_path = tmp_path / "metrics.jsonl"
     metrics = Metrics(metrics_path)
-    metrics.append({"round": 0})
-    metrics.append({"round": 1, "loss": 0.1})
+    metrics.append(record(0))
+    metrics.append(record(1))
     state, before = metrics.state(), metrics_path.read_bytes()
-    metrics.append({"round": 2})
+    metrics.append(record(2))
     metrics_path.write_bytes(metrics_path.read_bytes() + b'{"half')  # killed while it wrote
     metrics = Metrics(metrics_path)
     metrics.restore(state)
     assert metrics_path.read_bytes() == before
     assert metrics.state() == state
-    metrics.append({"round": 2})
-    assert [one["round"] for one in read_metrics(metrics_path)] == [0, 1, 2]
+    metrics.append(record(2))
+    assert read_metrics(metrics_path) == [record(0), record(1), record(2)]
     metrics = Metrics(metrics_path)
     metrics.restore(None)
     with pytest.raises(ValueError, match="JSON"):
@@ -136,12 +142,12 @@ def test_damage_is_noticed_and_kept(tmp_path: Path, damage: str) -> None:
     assert metrics_path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("value", [0.5, math.inf])
-def test_epsilon_there_and_back(value: float) -> None:
-    epsilon = Epsilon(value, 1e-5, 7, Basis.PROVEN, SCOPE)
+@pytest.mark.parametrize(("value", "doors"), [(0.5, ()), (math.inf, ("evaluation",))])
+def test_epsilon_there_and_back(value: float, doors: tuple[str, ...]) -> None:
+    epsilon = Epsilon(value, 1e-5, 7, Basis.PROVEN, SCOPE, simulated=True, doors=doors)
     data = json.loads(json.dumps(epsilon.to_json(), allow_nan=False))
     assert data["value"] == (None if math.isinf(value) else value)
-    assert epsilon_from_data(data) == epsilon
+    assert Epsilon.from_json(data) == epsilon
 
 
 CONFIG = RunConfig(rounds=3, method="none")
@@ -265,7 +271,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
             pass
     (tmp_path / "file").unlink()
     begin(tmp_path)
-    for name, said in (("config.toml", "No such file"), ("run.json", "missing")):
+    for name, said in (("config.toml", "missing"), ("run.json", "missing")):
         (tmp_path / name).unlink()
         with pytest.raises(DataError, match=f"{name}: {said}"):
             look(tmp_path)

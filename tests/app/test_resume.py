@@ -266,7 +266,7 @@ def test_more_rounds_only_where_they_change_no_earlier_one(tmp_path: Path) -> No
     # Steps of a cosine depend on how many there are.
     run(SGD, tmp_path / "cosine", Moments())
     before = contents(tmp_path / "cosine")
-    with pytest.raises(ArgumentError, match="rounds must be 3, got rounds=5: these rounds would"):
+    with pytest.raises(ArgumentError, match="rounds must be 3, got rounds=5: the schedule depends"):
         session.resume(tmp_path / "cosine", console, command=["more"], rounds=5)
     assert contents(tmp_path / "cosine") == before
 

@@ -20,14 +20,10 @@ from torch import Tensor
 
 from diffsketch import files
 from diffsketch.app import build as build_module
-from diffsketch.app import session as progress
+from diffsketch.app import terminal
 from diffsketch.app.build import build
 from diffsketch.app.files import RunDirectory
-from diffsketch.app.session import (
-    TrainingSession,
-    progress_display,
-    progress_line,
-)
+from diffsketch.app.session import TrainingSession, progress_line
 from diffsketch.app.settings import RunConfig, describe, read_settings
 from diffsketch.app.terminal import Interrupts, LastingConsole
 from diffsketch.methods import SketchGaussian
@@ -104,7 +100,7 @@ def test_summary_and_what_is_printed(finished: tuple[Path, str]) -> None:
     assert len(summary["assumes"]) == 1
     assert summary["config"]["rows"] == 7
     assert summary["versions"]["torch"] == torch.__version__
-    assert set(read(path / "times.json")) == {"training", "total"}
+    assert set(read(path / "times.json")) == {"training", "total", "rounds"}
     for text in (
         "round 30/30", "epsilon 1 per round (delta 1e-05; claimed; coordinate, replace, local)",
         "compression 50.6x", "620 B for 7,850 numbers", "so this is no guarantee",
@@ -210,7 +206,7 @@ def test_budget_stops_the_run(here: Path) -> None:
     assert summary["epsilon"]["value"] <= 3
     assert summary["epsilon"]["basis"] == "proven"
     printed = plain(result.output)
-    assert "one more round would exceed the budget: 1 more round would bring epsilon to" in printed
+    assert "Stopped, out of budget: 1 more round would bring epsilon to" in printed
     assert "(delta 1e-05; proven, simulated; client, replace, local)" in printed
     assert "Who takes part in which round is taken as public. Simulated: " in printed
 
@@ -456,14 +452,15 @@ def status(done: int) -> Any:
 def shown(**options: Any) -> str:
     """Ten rounds as a display shows them."""
     stream = io.StringIO()
-    with progress_display(LastingConsole(file=stream, width=40, **options), rounds=10) as show:
+    console = LastingConsole(file=stream, width=40, **options)
+    with console.progress("round", total=10, every=terminal.LINE_SECONDS) as show:
         for number in range(1, 11):
-            show(status(number))
+            show(number, progress_line(status(number)))
     return uncoloured(stream.getvalue())
 
 
 def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_BAR_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "BAR_SECONDS", 0.0)
     text = " ".join(shown(force_terminal=True).split())
     assert "round 10/10" in text
     assert "━" in text
@@ -476,7 +473,7 @@ def test_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         "round 10/10 | loss 0.5 | accuracy 87.5% | up 1.23 MB, down 567 B | "
         "epsilon 3.21 (delta 1e-05; proven; client, replace, distributed)"
     ]
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
     assert len(shown().splitlines()) == 10
 
 

@@ -15,7 +15,6 @@ from diffsketch.app.build import settings_of_methods
 from diffsketch.app.settings import (
     METHOD_NAMES,
     METHOD_SETTINGS,
-    TASK_DEFAULTS,
     RunConfig,
     Setting,
     describe,
@@ -28,6 +27,7 @@ from diffsketch.errors import ArgumentError, DataError
 from diffsketch.methods.base import settings_of
 from diffsketch.privacy import Relation, Trust
 from diffsketch.sketch.hashing import FAMILIES
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.rounds import Correction, Schedule
 from tests.helpers.library import LIBRARY
 
@@ -120,11 +120,10 @@ def test_values_outside_limits_are_refused(values: dict[str, Any], said: str) ->
 
 
 def test_every_field_is_described() -> None:
+    sections = ("Task", "Training", "Method", "Server", "Privacy", "Output")
     for item in SETTINGS.values():
         assert item.text.endswith("."), item.name
-        assert item.section in (
-            "Task", "Training", "Method", "Server", "Privacy", "Output",
-        )  # fmt: skip
+        assert item.section in sections
 
 
 def test_choices_are_those_of_the_types() -> None:

@@ -35,6 +35,7 @@ from diffsketch.ddp.agreement import RankStatus, read_reports
 from diffsketch.errors import ArgumentError, DataError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian
 from diffsketch.privacy import Budget
+from diffsketch.privacy.accounting import account as accounting
 from diffsketch.privacy.accounting.account import Account, BudgetExceeded
 from diffsketch.sketch import SketchKey
 from tests.ddp.processes import alone
@@ -295,7 +296,8 @@ def test_a_series_that_two_lives_share_is_found(
     """The control: copies that went on apart count in one series, of which the longer counts."""
 
     def begin_series(account: Account, name: str = "") -> None:  # noqa: ARG001
-        account._series, account._process = "always the same", os.getpid()
+        account._series, account._process = "always the same", accounting._process
+        account._left_off = ""
 
     monkeypatch.setattr(Account, "begin_series", begin_series)
     machine = machine_of(engine, tmp_path)()
@@ -317,7 +319,7 @@ def test_a_fork_of_an_account_in_memory_is_added(
 ) -> None:
     """Parent and child send one each; and the control, a child that takes itself for its parent."""
     if blind:
-        monkeypatch.setattr("diffsketch.privacy.accounting.account.os.getpid", lambda: 1)
+        monkeypatch.setattr(accounting, "_forked", lambda: None)
     machine = machine_of(engine, tmp_path)()
     machine.start_a_process(0, in_memory=True)
     machine.fork(2)

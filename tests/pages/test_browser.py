@@ -7,17 +7,22 @@ Without Chromium or Playwright the tests are skipped, unless the environment var
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import plotly.graph_objects as go
 import pytest
 
-from diffsketch.pages.exhibits import Plot
+from diffsketch.pages.charts import NEUTRAL
+from diffsketch.pages.exhibits import Axis, Mark, Page, Plot, Section, Series
 from diffsketch.pages.page import render, write_page
 from tests.pages.sample import ACCURACY, NASTY, PAGE, VERDICTS
 
@@ -372,3 +377,118 @@ def test_what_is_too_wide_would_be_found(open_page: Opener, tmp_path: Path) -> N
     path.write_text(render(PAGE).replace("</main>", wide), encoding="utf-8")
     visit = open_page(path, viewport=PHONE)
     assert visit.tab.evaluate("document.documentElement.scrollWidth") > PHONE["width"]
+
+
+# -- Figures that the page's script makes of plots ---------------------------------------------
+
+BAND = Series("a", (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, None, 8.0), (4.0, 5.0, None, 7.0),
+              (6.0, 7.0, None, 9.0), kind="band")  # fmt: skip
+ZERO = Series("a", (0.0, 1.0, 2.0), (2.0, 2.0, 0.0), (1.0, -1.0, 0.0), (4.0, 4.0, 4.0), kind="band")
+GONE = Series("a", (1.0, 2.0, 3.0), (5.0, 6.0, math.nan), ended="diverged")
+CLOSE = Series("a", (1e6, 1e7), (0.99995, 1.0))
+FLAT = Series("a", (0.0, 1.0, 2.0), (None, 1.0, 1.0))
+LOG, SHARE = Axis("y", log=True), Axis("share", percent=True)
+MARKED = (Mark(0.9, "y"), Mark(1e5, "x", axis="x"), Mark(0.0, "gone", axis="x"))
+DRAWN = (
+    *PLOTS,
+    Plot("band", "", Axis("x"), Axis("y"), (BAND,)),
+    Plot("zero", "", Axis("x", log=True), LOG, (ZERO,)),
+    Plot("gone", "", Axis("x"), Axis("y"), (GONE,)),
+    Plot("close", "", Axis("Bytes sent", log=True, unit="B"), SHARE, (CLOSE,)),
+    Plot("flat", "", Axis("x"), SHARE, (FLAT,)),
+    replace(ACCURACY, name="marked", marks=MARKED),
+)
+
+
+@pytest.fixture(scope="module")
+def figures(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Plotly is given for each plot, and of one with its second axis."""
+    page = Page("t", "", (Section("s", "S", exhibits=DRAWN),), roles=PAGE.roles)
+    path = write_page(page, tmp_path_factory.mktemp("figures"), pictures=False)[0]
+    visit, found = Visit(browser.new_page(), path), {}
+    given = """figure => {
+        const { data, layout } = figure.querySelector(".canvas");
+        return { data, layout };
+    }"""
+    for plot in DRAWN:
+        found[plot.name] = visit.figure(plot.name).evaluate(given)
+    visit.figure("marked").locator(".axes").select_option("1")
+    found["switched"] = visit.figure("marked").evaluate(given)
+    assert visit.problems == []
+    visit.tab.close()
+    return found
+
+
+def test_plotly_knows_all_that_it_is_given(figures: dict[str, Any]) -> None:
+    for figure in figures.values():
+        go.Figure(**figure)  # which refuses what it does not know
+    with pytest.raises(ValueError, match="Invalid"):
+        go.Figure(data=[{"type": "scatter", "marker": {"symbol": "no symbol"}}])
+
+
+def test_a_band_belongs_to_its_line(figures: dict[str, Any]) -> None:
+    shade, line = figures["band"]["data"]
+    # Up along the high end, back along the low one; what follows a gap is on its own.
+    assert shade["x"] == [1, 2, 2, 1, None, 4, 4, None]
+    assert shade["y"] == [6, 7, 5, 4, None, 9, 7, None]
+    assert shade["fill"] == "toself"
+    assert line["y"] == [5, 6, None, 8]
+    assert line["customdata"] == [" (4 to 6)", " (5 to 7)", "", " (7 to 9)"]
+    assert line["line"]["dash"] == "solid"
+    shade, line = figures["zero"]["data"]
+    assert (line["x"], line["y"]) == ([None, 1, 2], [2, 2, None])
+    assert shade["y"] == [4, 4, 0.5, 0.5, None]  # half of the least positive number
+
+
+def test_kinds_of_series(figures: dict[str, Any]) -> None:
+    line, points = figures["error"]["data"]
+    assert line["y"][2] is None
+    assert points["mode"] == "markers"
+    assert points["error_y"]["array"][0] == pytest.approx(0.2)
+    assert points["error_y"]["arrayminus"][4] == pytest.approx(1.0)
+    claimed, measured = figures["privacy"]["data"]
+    assert claimed["type"] == measured["type"] == "bar"
+    assert claimed["marker"]["pattern"]["shape"] == "/"  # dashed
+    assert "pattern" not in measured["marker"]
+    assert figures["privacy"]["layout"]["xaxis"]["ticktext"][1] == "Skellam"
+    steps, fit = figures["histogram"]["data"]
+    assert steps["line"]["shape"] == "hv"
+    assert len(steps["x"]) == len(steps["y"]) == len(steps["customdata"]) == 21
+    assert steps["customdata"][0] == "-3 to -2.7"
+    assert (fit["line"]["dash"], fit["line"]["color"]) == ("6px,4px", NEUTRAL)
+
+
+def test_ends_hovers_and_names(figures: dict[str, Any]) -> None:
+    curves = figures["accuracy"]["data"]
+    _, line, end = (trace for trace in curves if trace["legendgroup"] == "series-3")
+    assert (end["x"], end["y"]) == (line["x"][-1:], line["y"][-1:])
+    assert "diverged in round 22" in end["hovertemplate"]
+    # The last point that can be drawn, where the last one cannot.
+    assert figures["gone"]["data"][1]["x"] == [2]
+    hover = curves[3]["hovertemplate"].replace("<br>", " ")
+    for words in ("bytes from all workers: %{x}", "test accuracy: %{y}%{customdata}",
+                  "ε = 1 a round (claimed; coordinate unit, add-or-remove, local trust)",
+                  "<i>mean of five seeds</i>"):  # fmt: skip
+        assert words in hover
+    text = json.dumps(figures["nasty"])
+    assert not any(part in text for part in ("<script", "<img", "$"))
+    assert "%{x}" in text.replace("%&#123;x}", "")  # of the template, not of the name
+
+
+def test_marks_and_ticks(figures: dict[str, Any]) -> None:
+    layout = figures["marked"]["layout"]
+    across, upright, gone = layout["shapes"]
+    assert (across["yref"], across["y0"], across["y1"], across["xref"]) == ("y", 0.9, 0.9, "paper")
+    assert (upright["xref"], upright["x0"], upright["yref"]) == ("x", 1e5, "paper")
+    assert not gone["visible"]  # 0, of a logarithmic axis
+    # Plotly takes words on a logarithmic axis at the logarithm, and lines at the number.
+    assert layout["annotations"][1]["x"] == pytest.approx(5)
+    other = figures["switched"]["layout"]["shapes"]
+    assert [shape["visible"] for shape in other] == [True, False, False]
+    layout = figures["close"]["layout"]
+    assert " ".join(layout["xaxis"]["ticktext"]).startswith("100 kB 200 kB 500 kB 1 MB 2 MB")
+    digits = int(layout["yaxis"]["tickformat"][1])
+    assert f"{0.99995:.{digits}%}" != f"{0.99996:.{digits}%}"
+    assert layout["yaxis"]["range"][0] > 0.99  # as close as its numbers
+    # Plotly would show a line that is flat at 100% from 0% to 200%.
+    assert figures["flat"]["layout"]["yaxis"]["range"] == pytest.approx([0.95, 1.004])

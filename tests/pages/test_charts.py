@@ -1,11 +1,10 @@
-"""Colours that can be told apart, Plotly figures, and pictures drawn from the same figures."""
+"""Colours that can be told apart, and pictures. Plotly's figures: test_browser.py."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +22,11 @@ from diffsketch.pages.charts import (
     COLOURS,
     NEUTRAL,
     Look,
-    figure,
     looks_of,
-    switched,
-    to_png,
-    to_svg,
+    picture,
+    spec,
 )
-from diffsketch.pages.exhibits import Axis, Mark, Plot, Series, all_exhibits
+from diffsketch.pages.exhibits import Axis, Plot, Series, all_exhibits
 from diffsketch.pages.page import asset
 from tests.pages.sample import ACCURACY, ERRORS, HISTOGRAM, NASTY_PLOT, PAGE, PRIVACY
 
@@ -120,156 +117,23 @@ def plot_of(*series: Series, **more: Any) -> Plot:
     return Plot("p", "P", series=series, **axes)
 
 
-def traces(plot: Plot, index: int) -> list[dict[str, Any]]:
-    data = figure(plot)["data"]
-    return [trace for trace in data if trace["legendgroup"] == f"series-{index}"]
-
-
 @pytest.mark.parametrize("plot", [ACCURACY, ERRORS, PRIVACY, HISTOGRAM, NASTY_PLOT])
-def test_figures_are_plain_json_and_their_svg_has_every_colour(plot: Plot) -> None:
-    text = json.dumps(figure(plot), allow_nan=False)
-    assert text == json.dumps(figure(plot), allow_nan=False)
-    assert "template" not in figure(plot)["layout"]  # Plotly's own would be 7 kB in each
-    assert sum(trace["showlegend"] for trace in figure(plot)["data"]) == len(plot.series)
-    picture = to_svg(plot, LOOKS)
-    assert ElementTree.fromstring(picture).tag.endswith("svg")  # noqa: S314 - our own
-    assert b"<dc:date>" not in picture
+def test_plots_are_plain_json_and_their_svg_has_every_colour(plot: Plot) -> None:
+    text = json.dumps(spec(plot, LOOKS), allow_nan=False)
+    assert text == json.dumps(spec(plot, LOOKS), allow_nan=False)
+    drawn = picture(plot, LOOKS, form="svg")
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
+    assert b"<dc:date>" not in drawn
     for series in plot.series:
-        assert LOOKS[series.role or series.name].colour.encode() in picture, series.name
-
-
-def test_a_band_belongs_to_its_line() -> None:
-    series = Series("a", (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, None, 8.0), (4.0, 5.0, None, 7.0),
-                    (6.0, 7.0, None, 9.0), kind="band")  # fmt: skip
-    shade, line = traces(plot_of(series), 0)
-    # Up along the high end, back along the low one; what follows a gap is on its own.
-    assert shade["x"] == [1, 2, 2, 1, None, 4, 4, None]
-    assert shade["y"] == [6, 7, 5, 4, None, 9, 7, None]
-    assert shade["fill"] == "toself"
-    assert line["y"] == [5, 6, None, 8]
-    assert line["customdata"] == [" (4 to 6)", " (5 to 7)", "", " (7 to 9)"]
-    assert line["line"]["dash"] == "solid"
-
-
-def test_a_spread_that_reaches_zero_stays_on_a_logarithmic_axis() -> None:
-    series = Series("a", (0.0, 1.0, 2.0), (2.0, 2.0, 0.0), (1.0, -1.0, 0.0), (4.0, 4.0, 4.0),
-                    kind="band")  # fmt: skip
-    shade, line = traces(plot_of(series, x=Axis("x", log=True), y=Axis("y", log=True)), 0)
-    assert line["x"] == [None, 1, 2]
-    assert line["y"] == [2, 2, None]
-    assert shade["y"] == [4, 4, 0.5, 0.5, None]  # half of the least positive number
-
-
-def test_kinds() -> None:
-    line, points = figure(ERRORS)["data"]
-    assert line["y"][2] is None
-    assert points["mode"] == "markers"
-    assert points["error_y"]["array"][0] == pytest.approx(0.2)
-    assert points["error_y"]["arrayminus"][4] == pytest.approx(1.0)
-    claimed, measured = figure(PRIVACY)["data"]
-    assert claimed["type"] == measured["type"] == "bar"
-    assert claimed["marker"]["pattern"]["shape"] == "/"  # dashed
-    assert "pattern" not in measured["marker"]
-    assert figure(PRIVACY)["layout"]["xaxis"]["ticktext"][1] == "Skellam"
-    steps, fit = figure(HISTOGRAM)["data"]
-    assert steps["line"]["shape"] == "hv"
-    assert len(steps["x"]) == len(steps["y"]) == len(steps["customdata"]) == 21
-    assert steps["customdata"][0] == "-3 to -2.7"
-    assert fit["line"]["dash"] != "solid"
-    assert fit["line"]["color"] == NEUTRAL
+        assert LOOKS[series.role or series.name].colour.encode() in drawn, series.name
 
 
 def test_colours_follow_roles_over_plots() -> None:
-    one, other = figure(ACCURACY, LOOKS)["data"][3], figure(ERRORS, LOOKS)["data"][0]
-    assert one["name"] == other["name"] == "DiffSketch 50x"
-    assert one["line"]["color"] == other["line"]["color"] == LOOKS["diffsketch"].colour
+    first, second = spec(ACCURACY, LOOKS)["series"][1], spec(ERRORS, LOOKS)["series"][0]
+    assert first["name"] == second["name"] == "DiffSketch 50x"
+    assert first["colour"] == second["colour"] == LOOKS["diffsketch"].colour
     assert "DiffSketch 50x" not in LOOKS  # has a role of its own
     assert LOOKS["none"].colour == LOOKS["reference"].colour == NEUTRAL
-
-
-def test_an_early_end_is_marked() -> None:
-    shade, line, end = traces(ACCURACY, 3)
-    assert (end["x"], end["y"]) == (line["x"][-1:], line["y"][-1:])
-    assert "diverged in round 22" in end["hovertemplate"]
-    assert shade["meta"] == "band"
-    # The last point that can be drawn, where the last one cannot.
-    gone = Series("a", (1.0, 2.0, 3.0), (5.0, 6.0, math.nan), ended="diverged")
-    assert traces(plot_of(gone), 0)[1]["x"] == [2]
-
-
-def test_hover_says_what_it_is_worth() -> None:
-    hover = traces(ACCURACY, 1)[1]["hovertemplate"].replace("<br>", " ")
-    for words in ("bytes from all workers: %{x}", "test accuracy: %{y}%{customdata}",
-                  "ε = 1 a round (claimed; coordinate unit, add-or-remove, local trust)",
-                  "<i>mean of five seeds</i>"):  # fmt: skip
-        assert words in hover
-    assert "ε = 7.99 at δ = 1e-05" in traces(ACCURACY, 2)[1]["hovertemplate"]
-
-
-def test_other_axes_have_only_what_differs() -> None:
-    rounds, seconds = switched(ACCURACY)
-    assert rounds["label"] == "rounds"
-    full = figure(ACCURACY, axis_index=1)
-    assert len(rounds["data"]) == len(full["data"])
-    for before, change, after in zip(figure(ACCURACY)["data"], rounds["data"], full["data"],
-                                     strict=True):  # fmt: skip
-        assert {**before, **change} == after
-        assert "y" not in change
-    assert rounds["data"][1]["x"][:2] == [1, 2]
-    assert seconds["layout"]["xaxis"]["title"]["text"] == "seconds"
-    assert seconds["layout"]["xaxis"]["type"] == "linear"
-
-
-def test_other_axes_have_the_same_traces_even_where_nothing_can_be_drawn() -> None:
-    series = Series("a", (1.0,), (1.0,), (0.5,), (2.0,), kind="band", ended="diverged",
-                    other_x={"time": (0.0,)})  # fmt: skip
-    plot = plot_of(series, other_x=(Axis("time", log=True),))
-    (time,) = switched(plot)
-    assert [change["x"] for change in time["data"]] == [[], [None], []]
-
-
-def test_marks() -> None:
-    plot = replace(ACCURACY, marks=(Mark(0.9, "y"), Mark(1e5, "x", axis="x")))
-    layout = figure(plot)["layout"]
-    across, upright = layout["shapes"]
-    assert (across["yref"], across["y0"], across["y1"], across["xref"]) == ("y", 0.9, 0.9, "paper")
-    assert (upright["xref"], upright["x0"], upright["yref"]) == ("x", 1e5, "paper")
-    # Plotly takes words on a logarithmic axis at the logarithm, and lines at the number.
-    assert layout["annotations"][1]["x"] == pytest.approx(5)
-    assert layout["yaxis"]["tickformat"].endswith("%")
-    other = figure(plot, axis_index=1)["layout"]
-    assert [shape["visible"] for shape in other["shapes"]] == [True, False]
-    below = replace(ACCURACY, marks=(Mark(0.0, "x", axis="x"),))
-    assert not figure(below)["layout"]["shapes"][0]["visible"]
-
-
-def test_ticks_differ_and_have_units() -> None:
-    y = Axis("share", percent=True)
-    bytes_up = Axis("Bytes sent", log=True, unit="B")
-    close = Plot("p", "", bytes_up, y, (Series("a", (1e6, 1e7), (0.99995, 1.0)),))
-    layout = figure(close)["layout"]
-    assert " ".join(layout["xaxis"]["ticktext"]).startswith("100 kB 200 kB 500 kB 1 MB 2 MB")
-    digits = int(layout["yaxis"]["tickformat"][1])
-    assert f"{0.99995:.{digits}%}" != f"{0.99996:.{digits}%}"
-    assert "range" not in layout["yaxis"]
-    drawn = to_svg(close).decode()
-    assert "<!-- 10 MB -->" in drawn  # matplotlib's note of the text that a path draws
-    # Plotly would show a line that is flat at 100% from 0% to 200%.
-    flat = Plot("p", "", Axis("x"), y, (Series("a", (0.0, 1.0, 2.0), (None, 1.0, 1.0)),))
-    assert figure(flat)["layout"]["yaxis"]["range"] == pytest.approx([0.95, 1.004])
-
-
-def test_text_is_no_markup() -> None:
-    text = json.dumps(figure(NASTY_PLOT))
-    assert "<script" not in text
-    assert "<img" not in text
-    assert "%{x}" in text.replace("%&#123;x}", "")  # of the template, not of the name
-    assert "$" not in text
-
-
-def test_plotly_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match="Invalid value"):
-        figure(plot_of(Series("a", (1.0,), (1.0,))), {"a": Look("#000000", "no symbol")})
 
 
 def test_the_library_fits_a_script_element() -> None:
@@ -280,32 +144,39 @@ def test_the_library_fits_a_script_element() -> None:
 
 
 @pytest.mark.parametrize("kind", ["line", "band", "points", "bars"])
-def test_pictures_show_spreads_and_dashes(kind: Any) -> None:
+def test_pictures_show_spreads_dashes_and_ends(kind: Any) -> None:
     series = Series("a", (1.0, 2.0), (5.0, 6.0), (4.0, 5.0), (6.0, 7.0), kind=kind)
-    changes = (series, replace(series, low=(), high=()), replace(series, dashed=True))
-    assert len({to_svg(plot_of(each)) for each in changes}) == 3
+    changes: list[dict[str, Any]] = [
+        {}, {"low": (), "high": ()}, {"dashed": True}, {"ended": "diverged"},
+    ]  # fmt: skip
+    drawn = {picture(plot_of(replace(series, **change)), form="svg") for change in changes}
+    assert len(drawn) == 4
 
 
 @pytest.mark.slow
 def test_the_same_plot_gives_the_same_bytes_whatever_is_set() -> None:
-    svg, png = to_svg(ACCURACY), to_png(ACCURACY)
+    forms = ("svg", "png")
+    before = [picture(ACCURACY, form=form) for form in forms]
     with mpl.rc_context({"lines.linewidth": 9, "svg.hashsalt": "x", "axes.facecolor": "red"}):
-        assert to_svg(ACCURACY) == svg
-        assert to_png(ACCURACY) == png
+        assert [picture(ACCURACY, form=form) for form in forms] == before
         assert mpl.rcParams["lines.linewidth"] == 9  # as it was
-    assert to_svg(ERRORS) != svg
+    assert picture(ERRORS, form="svg") != before[0]
 
 
 def test_png_shows_the_series() -> None:
-    image = np.asarray(Image.open(io.BytesIO(to_png(PRIVACY, LOOKS))).convert("RGB"))
+    image = np.asarray(Image.open(io.BytesIO(picture(PRIVACY, LOOKS))).convert("RGB"))
     assert image.shape[1] > 900
-    colour = tuple(int(LOOKS["measured"].colour[start : start + 2], 16) for start in (1, 3, 5))
+    colour = tuple(bytes.fromhex(LOOKS["measured"].colour[1:]))
     assert (image == colour).all(axis=2).mean() > 0.02  # bars
-    other = np.asarray(Image.open(io.BytesIO(to_png(ERRORS, LOOKS))).convert("RGB"))
+    other = np.asarray(Image.open(io.BytesIO(picture(ERRORS, LOOKS))).convert("RGB"))
     assert (other == colour).all(axis=2).mean() == 0
 
 
-def test_plots_without_numbers() -> None:
+def test_pictures_have_units_and_may_be_empty() -> None:
+    up = Axis("Bytes sent", log=True, unit="B")
+    close = Plot("p", "", up, Axis("share", percent=True), (Series("a", (1e6, 1e7), (0.9, 1.0)),))
+    # Matplotlib's note of the text that a path draws.
+    assert "<!-- 10 MB -->" in picture(close, form="svg").decode()
     nothing = Series("a", (), (), kind="steps"), Series("b", (1.0,), (None,), ended="at once")
-    to_png(Plot("p", "", Axis("x", log=True), Axis("y"), nothing))
-    to_svg(Plot("p", "", Axis("x"), Axis("y", percent=True), ()))
+    picture(Plot("p", "", Axis("x", log=True), Axis("y"), nothing))
+    picture(Plot("p", "", Axis("x"), Axis("y", percent=True), ()))

@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from diffsketch.app.settings import RelationName, SamplingName, TrustName, UnitName
-from diffsketch.cli import app, main
+from diffsketch.cli import main
 from diffsketch.planning import SAMPLINGS, Relation, Trust, Unit
+from tests.app.commands import done, invoke, plain, refused
 
 ARGUMENTS = [
     "plan", "--dim", "7850", "--workers", "1000", "--rounds", "100", "--epsilon", "4",
@@ -27,15 +27,8 @@ EASY = [
 ]  # fmt: skip
 
 
-def plain(text: str) -> str:
-    """Without colours, where they are forced, and without line breaks of a narrow terminal."""
-    return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split())
-
-
 def run(arguments: list[str], columns: int = 100) -> str:
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
-    assert result.exit_code == 0, result.output
-    return result.output
+    return done(*arguments, columns=columns).output
 
 
 def test_table_words_and_warning() -> None:
@@ -174,22 +167,13 @@ def test_names_are_those_of_the_library() -> None:
         (None, "--cohort must be given, or --workers"),
     ],
 )
-def test_bad_input_is_one_line(
-    arguments: str | None, message: str,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_bad_input_is_one_line(arguments: str | None, message: str) -> None:
     words = ["plan", "--dim", "9", "--rounds", "1", "--epsilon", "1", "--bytes", "99"]
     if arguments is not None:
         words = [*ARGUMENTS, *arguments.split()]
-    monkeypatch.setattr(sys, "argv", ["diffsketch", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    assert message in printed.err
+    result = invoke(*words)
+    assert message in (result.stderr if arguments == "--unit person" else refused(result))
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 def test_a_value_of_another_type_is_shown(

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from diffsketch.cli import app, main
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import Method, private_mean
 from diffsketch.planning import Plan, PlanRequest, free_size
 from diffsketch.planning.search import option_at
 from diffsketch.sketch import SketchKey
+from tests.app.commands import done, invoke, plain, refused
 
 WANTED: dict[str, Any] = {
     "dim": 20_000, "cohort": 100, "rounds": 4, "target_epsilon": 2.0, "message_bytes": 6,
@@ -100,20 +98,15 @@ def test_simulated_rounds_cost_what_is_said() -> None:
     assert planted / dense > 1.16
 
 
-def test_the_plan_and_the_command_have_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_and_the_command_have_it() -> None:
     wanted = PlanRequest(**WANTED)
     cells = free_size(wanted).cells
     assert Plan(wanted, free_size(wanted).dense, (), (), (), ()).free.cells == cells
-
     arguments = ["plan", "--dim", "20000", "--workers", "100", "--rounds", "4"]
     private = [*arguments, "--epsilon", "2", "--spread", "2"]
 
     def run(arguments: list[str]) -> str:
-        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
-        assert result.exit_code == 0, result.output
-        return " ".join(result.output.split())
+        return plain(done(*arguments, columns=80).output)
 
     data = json.loads(run([*private, "--free", "--json"]))
     assert (data["cells"], data["theory_cells"]) == (cells, 10_000)
@@ -131,7 +124,4 @@ def test_the_plan_and_the_command_have_it(
         (private, "--bytes must be given, or --free"),
         ([*arguments, "--free"], "--epsilon must be given with --json, --code and --free"),
     ):
-        monkeypatch.setattr(sys, "argv", ["diffsketch", *words])
-        with pytest.raises(SystemExit):
-            main()
-        assert message in capfd.readouterr().err
+        assert message in refused(invoke(*words))

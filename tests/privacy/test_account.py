@@ -582,11 +582,13 @@ def test_no_words_are_lost_in_a_mixture() -> None:
     doors = OpenClaim(SCOPE, CLAIM.event, CLAIM.mechanism, ("evaluation",))
     simulated = SimulatedClaim(SCOPE, CLAIM.event, CLAIM.mechanism)
     paper = PaperClaim(SCOPE, Epsilon(5.0, 0.0, 1, Basis.CLAIMED, SCOPE), "a paper")
-    for first, second in ((doors, simulated), (simulated, doors)):
+    mixtures: list[tuple[Claim, Claim]] = [(doors, simulated), (simulated, doors)]
+    for first, second in mixtures:
         account = charged(first, 1)
         account.charge(second)
         assert "claimed, without evaluation and exact noise" in str(account.epsilon(1e-5))
-    for first, second in ((doors, paper), (paper, doors)):
+    mixtures = [(doors, paper), (paper, doors)]
+    for first, second in mixtures:
         account = charged(first, 1)
         account.charge(second)
         assert float(account.epsilon(1e-5)) == 5.0

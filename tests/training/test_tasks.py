@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diffsketch.app.settings import TASK_DEFAULTS
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError
 from diffsketch.training.data import load_mnist
+from diffsketch.training.defaults import TASK_DEFAULTS, TASK_TITLES
 from diffsketch.training.local import trainer_for
 from diffsketch.training.models import CharLSTM, LogisticRegression, SmallCNN, flatten
 from diffsketch.training.tasks import (
@@ -198,7 +198,10 @@ def test_tasks_by_name() -> None:
     kinds = task_kinds()
     assert list(kinds) == ["mnist", "mnist-devices", "shakespeare"]
     assert [kind.models[0] for kind in kinds.values()] == ["logistic", "logistic", "lstm"]
-    assert {name: kind.defaults for name, kind in kinds.items()} == TASK_DEFAULTS
+    assert [kind.models[0] for kind in kinds.values()] == [
+        TASK_DEFAULTS[name]["model"] for name in kinds
+    ]
+    assert list(kinds) == list(TASK_DEFAULTS) == list(TASK_TITLES)
 
 
 class Pair(nn.Module):

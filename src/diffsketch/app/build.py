@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from diffsketch.app.settings import METHOD_SETTINGS, RunConfig, describe, with_task_defaults
-from diffsketch.errors import ArgumentError
+from diffsketch.errors import ArgumentError, check
 from diffsketch.methods.base import METHODS, Method, build_method, settings_of
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
@@ -69,16 +69,12 @@ def build(config: RunConfig) -> Built:
     that is not used is an error; the noise found for a budget is enough for all rounds, and 1% less
     is not; what is refused here would be refused by the first round.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(
-            "device must be cpu where PyTorch finds no CUDA device, got device='cuda'"
-        )
+    usable = config.device == "cpu" or torch.cuda.is_available()
+    check(usable, "device", "be cpu where PyTorch finds no CUDA device", config.device)
     cores = os.cpu_count() or 1
-    if config.threads > _THREADS_PER_CORE * cores:  # they would only wait for each other
-        raise ArgumentError(
-            f"threads must be at most {_THREADS_PER_CORE} for each of the {cores} cores here, "
-            f"got threads={config.threads}"
-        )
+    # More threads would only wait for each other.
+    limit = f"be at most {_THREADS_PER_CORE} for each of the {cores} cores here"
+    check(config.threads <= _THREADS_PER_CORE * cores, "threads", limit, config.threads)
     fields = settings_of_methods()[config.method]
     config = with_task_defaults(config, fields=fields)
     task = load_task(
@@ -178,16 +174,16 @@ def _method(
     rounds, cohort = cast(int, config.rounds), max(1, round(sampler.expected))
     # Rounds that the client pays for that pays most; all of them if samples are secret.
     paid = most_participations(sampler, rounds) if sampler.fixed_size else rounds
-    given = {name: value for name in fields if (value := getattr(config, name)) is not None}
+    settings = {name: value for name in fields if (value := getattr(config, name)) is not None}
     needed = settings_of(config.method)
     if "delta" in needed:
         # A claim that is made for one delta has to share the run's with all rounds of a client.
-        given["delta"] = config.delta / paid
-    calibrated = "noise_multiplier" in fields - given.keys()
+        settings["delta"] = config.delta / paid
+    calibrated = "noise_multiplier" in fields - settings.keys()
     missing = [
         describe(RunConfig)[name].flag
         for name, is_needed in needed.items()
-        if is_needed and name not in given and name != "noise_multiplier"
+        if is_needed and name not in settings and name != "noise_multiplier"
     ]
     if calibrated and budget is None:
         missing.append("--noise-multiplier (or a --budget that it is found from)")
@@ -200,7 +196,7 @@ def _method(
 
     def event_of(multiplier: float) -> Event:
         seed = SketchKey.from_integer(config.seed).seed(0)
-        claim = method_with({**given, "noise_multiplier": multiplier}).claim_for(cohort, seed)
+        claim = method_with({**settings, "noise_multiplier": multiplier}).claim_for(cohort, seed)
         if not isinstance(claim, ProvenClaim):
             raise ArgumentError(f"budget needs a proven claim, got budget={config.budget}: {claim}")
         if isinstance(sampler, PoissonDevices):
@@ -208,15 +204,15 @@ def _method(
         return claim.event
 
     if calibrated and budget is not None:
-        given["noise_multiplier"] = calibrate(
+        settings["noise_multiplier"] = calibrate(
             event_of, budget, rounds=paid, least=_LEAST_NOISE, tolerance=_TOLERANCE
         )
-    method = method_with(given)
-    found: dict[str, Any] = {}
+    method = method_with(settings)
+    resolved: dict[str, Any] = {}
     for name in fields:
         value, kind = getattr(method, name), describe(RunConfig)[name].kind
-        found[name] = None if value is None else kind(value)  # enumerations as text
-    return config.replaced(**found), method
+        resolved[name] = None if value is None else kind(value)  # enumerations as text
+    return config.replaced(**resolved), method
 
 
 def _check_memory(simulation: Simulation) -> None:

@@ -6,12 +6,9 @@ import csv
 import hashlib
 import io
 import json
-import math
 import re
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,21 +20,16 @@ from diffsketch.app.build import build, settings_of_methods
 from diffsketch.app.files import (
     RunDirectory,
     check_directory,
+    check_empty,
     free_name,
     locked,
-    read_metrics,
     read_sealed,
     recovered,
     sealed,
 )
 from diffsketch.app.pool import Stop, Tell, run_all
-from diffsketch.app.session import (
-    TrainingSession,
-    bytes_in_words,
-    epsilon_from_data,
-    threads,
-    warnings_in_lines,
-)
+from diffsketch.app.run_records import RunLine, RunRecord, read_run
+from diffsketch.app.session import TrainingSession, bytes_in_words, threads, warnings_in_lines
 from diffsketch.app.settings import (
     METHOD_NAMES,
     METHOD_SETTINGS,
@@ -49,9 +41,17 @@ from diffsketch.app.settings import (
     with_task_defaults,
 )
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
-from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, nearest
+from diffsketch.errors import (
+    ArgumentError,
+    DataError,
+    DiffSketchError,
+    MismatchError,
+    check,
+    nearest,
+)
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
 from diffsketch.methods.gate import NonFiniteUpdate
+from diffsketch.privacy.claim import Epsilon
 
 _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"
@@ -62,7 +62,6 @@ _COLUMNS = (
     "message_bytes", "bytes_up", "bytes_down", "compression", "epsilon", "delta", "basis", "unit",
     "relation", "trust", "noised_share", "milliseconds_per_round",
 )  # fmt: skip
-_ENDED = {"diverged": "diverged", "diverging": "diverging", "budget": "out of\nbudget"}
 
 
 Contenders: TypeAlias = Mapping[str, Mapping[str, Value]]
@@ -79,36 +78,25 @@ class Member:
     config: RunConfig
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of one run, for the row of that name."""
-
-    name: str
-    seed: int
-    summary: dict[str, Any] | None  # None if it was interrupted
-    times: dict[str, float]  # empty if they are not known
-    curve: list[dict[str, Any]]  # its measurements
-
-
 def parse_method(text: str) -> tuple[str, dict[str, Value]]:
     """A name and settings from `METHOD` or `METHOD:key=value,key=value`.
 
     >>> parse_method("sketch:rows=7,cols=22")
     ('sketch:rows=7,cols=22', {'method': 'sketch', 'rows': 7, 'cols': 22})
     """
-    known = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
-    method, _, rest = text.partition(":")
+    settings_names = [name for name in RunConfig.model_fields if name not in ("method", "seed")]
+    method, _, listed = text.partition(":")
     if method not in METHOD_NAMES:
         hint = nearest(method, METHOD_NAMES, see=_HELP)
         raise ArgumentError(f"method must be the name of one, got method={text!r}; {hint}")
     settings: dict[str, Value] = {"method": method}
-    for part in rest.split(",") if rest else ():
+    for part in listed.split(",") if listed else ():
         key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key not in known:
+        if not equals or key not in settings_names:
             raise ArgumentError(
                 f"method must be NAME:key=value,..., got method={text!r}: {part!r} is no setting; "
-                f"{nearest(key, known, see=_HELP)}"
+                f"{nearest(key, settings_names, see=_HELP)}"
             )
         if key in settings:
             raise ArgumentError(f"method must have {key} once, got method={text!r}")
@@ -123,7 +111,7 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
     shared = checked_table(content, f"{path}:")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise DataError(f"{path}: run must be tables, written as [[run]]")
-    found = []
+    runs = []
     for number, table in enumerate(tables, start=1):
         where = f"{path}: [[run]] {number}:"
         name = table.pop("name", None)
@@ -134,13 +122,13 @@ def read_comparison(path: Path) -> tuple[dict[str, Value], list[tuple[str, dict[
             raise DataError(f"{where} name must be text, got name={name!r}")
         text = ",".join(f"{key}={value}" for key, value in settings.items() if key != "method")
         default = f"{settings.get('method', shared.get('method', 'diffsketch'))}:{text}".strip(":")
-        found.append((name or default, settings))
-    return shared, found
+        runs.append((name or default, settings))
+    return shared, runs
 
 
 def contenders_of(
     shared: Mapping[str, Value],
-    each: Sequence[tuple[str, Mapping[str, Value]]],
+    tables: Sequence[tuple[str, Mapping[str, Value]]],
     *,
     fields_of: Mapping[str, frozenset[str]],
 ) -> Contenders:
@@ -149,26 +137,23 @@ def contenders_of(
     A shared setting of methods (such as `rows`) goes to the methods that have it, by `fields_of`;
     one that nobody uses is an error.
     """
-    if not each:
-        raise ArgumentError("method must be given, once for each run to compare, got method=None")
+    check(bool(tables), "method", "be given, once for each run to compare", None)
     contenders: dict[str, Mapping[str, Value]] = {}
-    unused = set(shared)
-    for name, settings in each:
+    unused = dict(shared)
+    for name, settings in tables:
         method = str(settings.get("method", shared.get("method", "diffsketch")))
         others = METHOD_SETTINGS - fields_of[method]
         common = {key: value for key, value in shared.items() if key not in others}
-        unused -= set(common)
-        own = {**common, "method": method, **settings}
-        if isinstance(own.get("data_dir"), str):
+        unused = {key: value for key, value in unused.items() if key not in common}
+        merged = {**common, "method": method, **settings}
+        if merged.get("data_dir") is not None:
             # It may be continued from elsewhere.
-            own["data_dir"] = str(Path(str(own["data_dir"])).resolve())
+            merged["data_dir"] = str(Path(str(merged["data_dir"])).resolve())
         if folder_of(name) in map(folder_of, contenders):
             raise ArgumentError(f"method must differ from run to run, got method={name!r} twice")
-        contenders[name] = own
-    for key in (key for key in shared if key in unused):
-        raise ArgumentError(
-            f"{key} must be a setting of one of the methods at least, got {key}={shared[key]!r}"
-        )
+        contenders[name] = merged
+    for key, value in unused.items():
+        check(False, key, "be a setting of one of the methods at least", value)
     return contenders
 
 
@@ -187,7 +172,7 @@ def has_plan(directory: Path) -> bool:
 
 def write_plan(contenders: Contenders, seeds: Sequence[int], directory: Path) -> None:
     """Write the file from which a comparison is continued."""
-    runs = [{"name": name, "settings": dict(own)} for name, own in contenders.items()]
+    runs = [{"name": name, "settings": dict(settings)} for name, settings in contenders.items()]
     for half in leftovers(directory, [_PLAN]):
         half.unlink()
     data = {"format": _FORMAT, "seeds": list(seeds), "runs": runs}
@@ -216,9 +201,9 @@ def read_plan(directory: Path) -> tuple[Contenders, list[int]]:
 def members_of(contenders: Contenders, seeds: Sequence[int], directory: Path) -> list[Member]:
     """All runs of a comparison, those with the same seed together."""
     return [
-        Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(own, seed))
+        Member(name, seed, directory / folder_of(name) / f"seed-{seed}", config_of(settings, seed))
         for seed in seeds
-        for name, own in contenders.items()
+        for name, settings in contenders.items()
     ]
 
 
@@ -227,14 +212,14 @@ def config_of(settings: Mapping[str, Value], seed: int) -> RunConfig:
     return RunConfig(**{**settings, "seed": seed})  # type: ignore[arg-type]
 
 
-def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Result:
-    """Run it to its end, from its checkpoint if it has one, or until `stop`."""
+def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> RunRecord | None:
+    """Run a member to its end, from its checkpoint if it has one; None if `stop` came before."""
     with threads(member.config.threads):
         built = None
         if recovered(member.path):
             opened = RunDirectory.open(member.path)
         elif stop():
-            return Result(member.name, member.seed, None, {}, [])
+            return None
         else:
             built = build(member.config)
             opened = RunDirectory.create(member.path, built.config, command=command)
@@ -245,59 +230,41 @@ def run_one(member: Member, *, command: list[str], tell: Tell, stop: Stop) -> Re
                     show=lambda training: tell(training.round_index / max(training.rounds, 1)),
                     stop=stop,
                 )
-            curve = read_metrics(directory.metrics)
-            return Result(member.name, member.seed, directory.summary(), directory.times(), curve)
+        run = read_run(member.path, member.name)
+        return run if run.summary is not None else None
 
 
 def _check_member(member: Member, directory: RunDirectory) -> None:
     """Raise unless the run that is there has the settings that the plan has for it."""
     planned = with_task_defaults(member.config, fields=settings_of_methods()[member.config.method])
     for name, wanted in planned:
-        found = getattr(directory.config, name)
+        present = getattr(directory.config, name)
         # Settings that the data and the method decide follow from the rest.
         decided = name == "workers" or name in METHOD_SETTINGS
-        if found != wanted and not (wanted is None and decided):
+        if present != wanted and not (wanted is None and decided):
             raise MismatchError(
                 f"{directory.path}: is no run of this comparison, whose plan has {name}={wanted!r} "
-                f"for it: it has {name}={found!r}"
+                f"for it: it has {name}={present!r}"
             )
 
 
-def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One row for each name: means over its seeds, their standard deviation, largest epsilon."""
-    rows = []
-    for name in dict.fromkeys(result.name for result in results):
-        ended = [(one.summary, one.times) for one in results if one.name == name and one.summary]
-        summaries = [summary for summary, _ in ended]
-        accuracies = [one["accuracy"] for one in summaries]
-        sent = [one["bytes_up"] + one["bytes_down"] for one in summaries]
-        ways = ("uncompressed_bytes_up", "uncompressed_bytes_down")
-        raw = sum(one[way] for one in summaries for way in ways)
-        seconds = sum(times["training"] for _, times in ended if times)
-        steps = sum(summary["rounds"] for summary, times in ended if times)
-        endings = Counter(
-            "diverging" if one["diverging"] and one["outcome"] == "finished" else one["outcome"]
-            for one in summaries
-        )
-        row = {
-            "name": name,
-            "seeds": len(summaries),
-            "accuracy": statistics.fmean(accuracies),
-            "accuracy_spread": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-            "rounds": max(one["rounds"] for one in summaries),
-            "message_bytes": summaries[0]["message_bytes"],
-            "bytes": statistics.fmean(sent),
-            "compression": raw / max(sum(sent), 1),
-            "milliseconds_per_round": 1000 * seconds / steps if steps else None,
-            "epsilon": max(
-                (one["epsilon"] for one in summaries),
-                key=lambda one: math.inf if one["value"] is None else float(one["value"]),
-            ),
-            "assumes": list(dict.fromkeys(text for one in summaries for text in one["assumes"])),
-            "ended": dict(endings),
-        }
-        rows.append(row)
-    return rows
+def row_of(line: RunLine) -> dict[str, Any]:
+    """Compute a row: means over the seeds, their standard deviation, the largest epsilon."""
+    epsilon, seconds = line.epsilon, line.seconds
+    return {
+        "name": line.name,
+        "seeds": len(line.runs),
+        "accuracy": line.mean("accuracy"),
+        "accuracy_spread": line.spread,
+        "rounds": line.rounds,
+        "message_bytes": line.values("message_bytes")[0],
+        "bytes": line.mean(lambda run: run.value("bytes_up") + run.value("bytes_down")),
+        "compression": line.compression("up", "down"),
+        "milliseconds_per_round": None if seconds is None else 1000 * seconds,
+        "epsilon": None if epsilon is None else epsilon.to_json(),
+        "assumes": list(dict.fromkeys(text for run in line.runs for text in run.value("assumes"))),
+        "ended": dict(line.outcomes),
+    }
 
 
 def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[Table | str, ...]:
@@ -312,13 +279,13 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
     assumed: dict[str, dict[str, None]] = {}
     for row in rows:
         milliseconds = row["milliseconds_per_round"]
-        epsilon = epsilon_from_data(row["epsilon"]).text("short")
+        epsilon = Epsilon.from_json(row["epsilon"]).text("short")
         table.add_row(
             _name(row["name"]),
             _accuracy(row),
             f"{row['rounds']:,}\n" + ("-" if milliseconds is None else f"{milliseconds:.3g}"),
             f"{row['message_bytes']:,} B\n{bytes_in_words(row['bytes'])}",
-            f"{row['compression']:.3g}x" if row["bytes"] else "-",
+            f"{row['compression']:.3g}x" if row["compression"] else "-",
             # One part a line: epsilon 8 / delta 1e-05; / proven; / client, / replace, / central.
             re.sub(r"(?<=[,;]) | (?=per |over )| \(", "\n", epsilon).rstrip(")"),
             end_section=True,
@@ -338,38 +305,41 @@ def report(rows: Sequence[Mapping[str, Any]], *, seeds: Sequence[int]) -> tuple[
 
 def _name(name: str) -> str:
     """The name, with its settings below each other if it is made of them."""
-    made = name.partition(":")[0] in METHOD_NAMES
-    first, *rest = re.split("[:,]", name) if made else [name]
-    return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in rest)])
+    is_method = name.partition(":")[0] in METHOD_NAMES
+    first, *settings = re.split("[:,]", name) if is_method else [name]
+    return "\n".join([f"[bold]{escape(first)}[/bold]", *(escape(part) for part in settings)])
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
     text = f"{100 * row['accuracy']:.2f}%"
     if row["accuracy_spread"] is not None:
         text += f"\n± {100 * row['accuracy_spread']:.2f}"
-    for kind, count in row["ended"].items():
-        if kind != "finished":
+    for outcome, count in row["ended"].items():
+        if outcome != "finished":
             text += f"\n{count} of {row['seeds']}" if row["seeds"] > 1 else ""
-            text += f"\n[red]{_ENDED[kind]}[/red]"
+            text += f"\n[red]{outcome}[/red]".replace("of b", "of\nb")  # the column is narrow
     return text
 
 
 def write_results(
-    results: Sequence[Result], rows: Sequence[Mapping[str, Any]], directory: Path
+    runs: Sequence[RunRecord], rows: Sequence[Mapping[str, Any]], directory: Path
 ) -> list[Path]:
     """Write `comparison.json` and `comparison.csv`; both or none."""
-    data = {"rows": list(rows), "runs": [asdict(one) for one in results]}
-    stream = io.StringIO()
+    results, stream = [], io.StringIO()
     writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for one in results:
-        summary = one.summary or {}
-        epsilon, rounds = summary.get("epsilon", {}), summary.get("rounds", 0)
+    for run in runs:
+        summary, seconds = run.summary or {}, run.seconds
+        epsilon = summary["epsilon"]
         row = {column: summary.get(column, epsilon.get(column)) for column in _COLUMNS}
-        row |= {"name": one.name, "seed": one.seed, "epsilon": epsilon.get("value")}
-        if rounds and one.times:
-            row["milliseconds_per_round"] = 1000 * one.times["training"] / rounds
+        row |= {"name": run.name, "seed": run.config.seed, "epsilon": epsilon["value"]}
+        row["milliseconds_per_round"] = None if seconds is None else 1000 * seconds
         writer.writerow({column: csv_cell(value) for column, value in row.items()})
+        results.append(
+            {"name": run.name, "seed": run.config.seed, "summary": summary,
+             "times": run.times, "curve": run.curve}
+        )  # fmt: skip
+    data = {"rows": list(rows), "runs": results}
     contents = {
         directory / "comparison.json": json.dumps(data, indent=1, allow_nan=False).encode() + b"\n",
         directory / "comparison.csv": stream.getvalue().encode(),
@@ -380,7 +350,7 @@ def write_results(
 
 def start(
     shared: Mapping[str, Value],
-    each: Sequence[tuple[str, Mapping[str, Value]]],
+    tables: Sequence[tuple[str, Mapping[str, Value]]],
     output: Path | None,
     console: LastingConsole,
     *,
@@ -388,29 +358,21 @@ def start(
     jobs: int,
     command: list[str],
 ) -> int:
-    """Compare runs with shared settings and their own, with so many seeds; the exit status."""
+    """Compare runs with shared settings and their own, over `seeds` seeds; the exit status."""
     common = dict(shared)
     first = int(common.pop("seed", 0) or 0)
-    if first + seeds > _SEED_END:
-        raise ArgumentError(
-            f"seeds must be at most {_SEED_END - first}, so that all are below {_SEED_END}, got "
-            f"seeds={seeds} and seed={first}"
-        )
-    contenders = contenders_of(common, each, fields_of=settings_of_methods())
-    for name, own in contenders.items():  # so that a mistake is found before anything is run
+    most = _SEED_END - first
+    check(seeds <= most, "seeds", f"be at most {most}, so that all are below {_SEED_END}", seeds)
+    contenders = contenders_of(common, tables, fields_of=settings_of_methods())
+    for name, settings in contenders.items():  # so that a mistake is found before anything is run
         try:
-            build(config_of(own, first))
+            build(config_of(settings, first))
         except DiffSketchError as error:
             error.args = (f"{error} (in {name})",)
             raise
-    if output is not None and output.is_dir():
-        halves = leftovers(output, [_PLAN])  # of a process that was killed while it began
-        if any(path not in halves for path in output.iterdir()):
-            raise ArgumentError(
-                f"output must be a new or empty directory, got output={str(output)!r}; a "
-                "comparison in it is continued with --resume"
-            )
     path = output or free_name(Path("runs") / "compare")
+    halves = leftovers(path, [_PLAN])  # of a process that was killed while it began
+    check_empty(path, but=halves, advice="a comparison in it is continued with --resume")
     prepare_output(path)
     numbers = list(range(first, first + seeds))
     return _run(contenders, numbers, path, console, jobs=jobs, command=command)
@@ -441,10 +403,10 @@ def _run(
             warnings_in_lines(console),
         ):
 
-            def watch(shares: Sequence[float | None]) -> None:
-                begun = zip(members, shares, strict=True)
-                now = [f"{one.name}, seed {one.seed}" for one, x in begun if x not in (None, 1.0)]
-                show(sum(share or 0.0 for share in shares) / len(members), "; ".join(now))
+            def watch(shares: Sequence[float]) -> None:
+                both = zip(members, shares, strict=True)
+                now = [f"{run.name}, seed {run.seed}" for run, share in both if 0 < share < 1]
+                show(sum(shares) / len(members), "; ".join(now))
 
             results = run_all(
                 partial(run_one, command=command),
@@ -454,13 +416,14 @@ def _run(
                 stop=lambda: interrupts.signal is not None,
                 quiet=(NonFiniteUpdate,),  # counted in the summary
             )
-        if any(result.summary is None for result in results):
+        runs = [run for run in results if run is not None]
+        if len(runs) < len(members):
             print_line(console, f"Interrupted. Continue with: diffsketch compare --resume {path}")
             return interrupts.exit_status
-        rows = rows_of(results)
-        paths = write_results(results, rows, path)
+        lines = [RunLine(n, tuple(run for run in runs if run.name == n)) for n in contenders]
+        rows = [row_of(line) for line in lines]
+        paths = write_results(runs, rows, path)
     console.show(*report(rows, seeds=seeds), wrote=paths)
-    outcomes = [one.summary["outcome"] for one in results if one.summary is not None]
-    if diverged := outcomes.count("diverged"):
-        console.print(f"Diverged: {diverged} of {len(results)} runs.", highlight=False)
+    if diverged := sum(run.outcome == "diverged" for run in runs):
+        console.print(f"Diverged: {diverged} of {len(runs)} runs.", highlight=False)
     return 0

@@ -11,7 +11,7 @@ import math
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -26,13 +26,8 @@ from torch import Tensor
 from diffsketch import __version__
 from diffsketch.app.settings import RunConfig, read_settings, to_toml
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError
-from diffsketch.files import (
-    leftovers,
-    prepare_output,
-    replace_file,
-    replace_files,
-    try_lock,
-)
+from diffsketch.files import leftovers, prepare_output, replace_file, replace_files, try_lock
+from diffsketch.privacy.claim import Epsilon
 
 START, CONFIG, COMMAND = "run.json", "config.toml", "command.txt"
 METRICS, CHECKPOINT, TIMES = "metrics.jsonl", "checkpoint.safetensors", "times.json"
@@ -57,24 +52,24 @@ def sealed(data: Mapping[str, Any]) -> bytes:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """The data that `sealed` was given; a `DataError` if anything was changed or is missing."""
-    found = read_json(path)
-    checksum = found.pop("sha256", None)
-    if checksum != _digest(found):
+    data = read_json(path)
+    checksum = data.pop("sha256", None)
+    if checksum != _digest(data):
         raise DataError(f"{path}: damaged, or changed since it was written: its checksum differs")
-    return found
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; a `FileNotFoundError` without a file, a `DataError` for any other content."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path}: damaged or not readable: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise DataError(f"{path}: damaged: it holds no JSON object")
-    return found
+    return data
 
 
 def finite(value: float | None) -> float | None:
@@ -99,12 +94,12 @@ def pack(state: Mapping[str, Any], progress: Mapping[str, Any], *, identity: str
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
-    rest = {name: value for name, value in state.items() if name not in tensors}
+    values = {name: value for name, value in state.items() if name not in tensors}
     head = {"format": _CHECKPOINT_FORMAT, "identity": identity}
-    text = json.dumps({**head, "state": rest, "progress": dict(progress)})
-    whole = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
+    text = json.dumps({**head, "state": values, "progress": dict(progress)})
+    entry = json.dumps({"content": text, "sha256": _checkpoint_digest(tensors, text)})
     # One entry: several come in any order, and the same checkpoint shall have the same bytes.
-    return safetensors.torch.save(tensors, metadata={"checkpoint": whole})
+    return safetensors.torch.save(tensors, metadata={"checkpoint": entry})
 
 
 def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -119,9 +114,9 @@ def unpack(content: bytes, path: Path, *, identity: str) -> tuple[dict[str, Any]
         text = metadata["content"]
         if _checkpoint_digest(tensors, text) != metadata["sha256"]:
             raise ValueError("its checksum differs")
-        found = json.loads(text)
-        kind, owner = found["format"], found["identity"]
-        state, progress = {**found["state"], **tensors}, found["progress"]
+        values = json.loads(text)
+        kind, owner = values["format"], values["identity"]
+        state, progress = {**values["state"], **tensors}, values["progress"]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged checkpoint ({error}); it was not changed") from error
     if kind != _CHECKPOINT_FORMAT:
@@ -151,18 +146,12 @@ def versions() -> dict[str, str]:
 def check_versions(written: Mapping[str, str], path: Path) -> None:
     """Raise a `MismatchError` if a run was begun with other versions: its result might differ."""
     here = versions()
-    for name in ("diffsketch", "torch", "numpy", "machine"):
+    for name in ("diffsketch", "torch", "numpy", "machine", "source"):
         if written.get(name) != here[name]:
             raise MismatchError(
                 f"{path}: the run was begun with {name} {written.get(name)} and can only be "
                 f"continued with that, got {name} {here[name]}"
             )
-    if written.get("source") != here["source"]:
-        raise MismatchError(
-            f"{path}: the source of diffsketch {__version__} has changed since the run began "
-            f"(digest {written.get('source')}, here {here['source']}): the rest of the run might "
-            "not be what it would have been; continue it with the source that it was begun with"
-        )
 
 
 @lru_cache  # the code that runs does not change while it runs
@@ -170,9 +159,9 @@ def source_digest(*parts: str, root: Path | None = None) -> str:
     """Digest of the source below `root` (by default the package), or of its folders and modules."""
     root = root or _SOURCE
     places = [root / part for part in parts] or [root]
-    found = [[place] if place.suffix == ".py" else place.rglob("*.py") for place in places]
+    paths = {path for place in places for path in (place, *place.rglob("*.py"))}
     digest = hashlib.sha256()
-    for path in sorted(path for some in found for path in some):
+    for path in sorted(path for path in paths if path.suffix == ".py"):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)
@@ -226,16 +215,33 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The measurements in a file that may be growing: without a line that is not whole yet."""
-    found: list[dict[str, Any]] = []
+    """Read measurements, each checked: the file has no digest of its own.
+
+    The file may be growing: a last line that is not whole yet is left out.
+    """
+    curve: list[dict[str, Any]] = []
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(json.loads(line))
-            _ = int(found[-1]["round"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{path}: damaged: line {number} is no measurement") from error
-    return found
+            record = json.loads(line)
+            for name in ("round", "bytes_up", "bytes_down"):
+                if type(record[name]) is not int or record[name] < 0:
+                    raise ValueError(f"{name} must be a whole number >= 0, got {record[name]!r}")
+            for name, most in (("accuracy", 1), ("loss", math.inf), ("noised_share", 1)):
+                value = record[name]
+                if value is None and name != "accuracy":
+                    continue
+                if type(value) not in (int, float) or not 0 <= value <= most or value == math.inf:
+                    raise ValueError(f"{name} must be a number from 0 to {most}, got {value!r}")
+            Epsilon.from_json(record["epsilon"])
+            before = curve[-1]["round"] if curve else -1
+            if record["round"] <= before:
+                raise ValueError(f"round must be above {before}, got {record['round']}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            where = f"{path}: damaged: line {number}"
+            raise DataError(f"{where} is no measurement ({error!r})") from error
+        curve.append(record)
+    return curve
 
 
 class RunDirectory:
@@ -253,15 +259,15 @@ class RunDirectory:
         self.start = start  # content of run.json: digest of the settings, versions
         self.metrics, self.checkpoint = path / METRICS, path / CHECKPOINT
         # What a checkpoint belongs to: more rounds may follow, if the simulation agrees.
-        rest = to_toml(config.replaced(rounds=None)).encode()
-        self.identity = hashlib.sha256(rest).hexdigest()
+        others = to_toml(config.replaced(rounds=None)).encode()
+        self.identity = hashlib.sha256(others).hexdigest()
 
     @classmethod
     @contextmanager
     def create(
         cls, path: Path, config: RunConfig, *, command: list[str], overwrite: bool = False
     ) -> Iterator[RunDirectory]:
-        """A directory for a new run; an old run in it is removed to be overwritten, no other file.
+        """Make a directory for a new run; to overwrite removes a run in it, and no other file.
 
         The command is in a file of its own, since the same run may be begun by different ones.
         """
@@ -269,25 +275,27 @@ class RunDirectory:
         with locked(path):
             _complete(path)
             halves = leftovers(path, (*_RESULTS, *_BEGINNING))
-            others = set(path.iterdir()) - set(halves)
-            refused = f"output must be a new or empty directory, got output={str(path)!r}, which"
-            if others and not has_run(path):
-                raise ArgumentError(f"{refused} has files that are not those of a run")
-            if others and not overwrite:
-                raise ArgumentError(
-                    f"{refused} holds a run: continue it with --resume {path}, or replace it with "
-                    "--overwrite"
-                )
-            # Those of a beginning are replaced: until then, it is said that there is a run.
+            advice = "the files in it are not those of a run"
+            if has_run(path):
+                advice = f"it holds a run: continue it with --resume {path}, or use --overwrite"
+            if not (has_run(path) and overwrite):
+                check_empty(path, but=halves, advice=advice)
+            # Files of a beginning are replaced, not removed: run.json says that there is a run.
             for old in (*(path / name for name in _RESULTS), *halves):
                 old.unlink(missing_ok=True)
-            content = to_toml(config).encode()
-            identity = hashlib.sha256(content).hexdigest()
-            start = {"format": _RUN_FORMAT, "config": identity, "versions": versions()}
-            said = shlex.join(command).encode(errors="replace") + b"\n"
-            contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
-            replace_files({path / name: content for name, content in contents})
-            yield cls(path, config, start)
+            yield cls._begun(path, config, versions(), shlex.join(command))
+
+    @classmethod
+    def _begun(
+        cls, path: Path, config: RunConfig, written: Mapping[str, str], command: str
+    ) -> RunDirectory:
+        """Write the files that a run begins with."""
+        settings = to_toml(config).encode()
+        digest = hashlib.sha256(settings).hexdigest()
+        start = {"format": _RUN_FORMAT, "config": digest, "versions": dict(written)}
+        contents = (settings, f"{command}\n".encode(errors="replace"), sealed(start))
+        replace_files({path / name: part for name, part in zip(_BEGINNING, contents, strict=True)})
+        return cls(path, config, start)
 
     @classmethod
     @contextmanager
@@ -300,26 +308,22 @@ class RunDirectory:
                 "was interrupted before it was begun is begun again"
             )
         with locked(path):
-            found = look(path)
-            check_versions(found.start["versions"], path / START)
+            directory = look(path)
+            check_versions(directory.start["versions"], path / START)
             for half in leftovers(path, (*_RESULTS, *_BEGINNING)):
                 half.unlink(missing_ok=True)
-            yield found
+            yield directory
 
     def extended(self, rounds: int, *, command: list[str]) -> RunDirectory:
-        """The run with so many rounds planned, by this command, without its results.
+        """Plan another number of rounds, by this command, and remove the results.
 
         Killed meanwhile, it has one number or the other, and can be continued.
         """
         for name in (SUMMARY, MODEL):  # the summary first: it says that the run is finished
             (self.path / name).unlink(missing_ok=True)
+        both = f"{self.command}\n{shlex.join(command)}".lstrip()
         config = self.config.replaced(rounds=rounds)
-        content = to_toml(config).encode()
-        start = {**self.start, "config": hashlib.sha256(content).hexdigest()}
-        said = f"{self.command}\n{shlex.join(command)}\n".lstrip().encode(errors="replace")
-        contents = zip(_BEGINNING, (content, said, sealed(start)), strict=True)
-        replace_files({self.path / name: content for name, content in contents})
-        return RunDirectory(self.path, config, start)
+        return self._begun(self.path, config, self.start["versions"], both)
 
     @property
     def command(self) -> str:
@@ -344,12 +348,12 @@ class RunDirectory:
     def times(self) -> dict[str, float]:
         """Seconds that all sessions took; empty if not known: nothing else depends on them."""
         try:
-            found = read_json(self.path / TIMES)
-        except (FileNotFoundError, DataError):
+            times = read_json(self.path / TIMES)
+            numbers = (times["training"], times["total"])
+        except (FileNotFoundError, KeyError, DataError):
             return {}
-        times = {name: found.get(name) for name in ("training", "total")}
-        good = (isinstance(one, int | float) and 0 <= one < math.inf for one in times.values())
-        return times if all(good) else {}  # type: ignore[return-value]
+        valid = all(isinstance(number, int | float) and number >= 0 for number in numbers)
+        return times if valid else {}
 
     def write_checkpoint(self, content: bytes, times: dict[str, float]) -> None:
         """Replace the checkpoint; on an error the old one stays."""
@@ -374,24 +378,19 @@ def look(path: Path) -> RunDirectory:
     """
     file, config = path / START, path / CONFIG
     try:
-        start = read_json(file)
+        kind, digest = read_json(file).get("format"), hashlib.sha256(config.read_bytes())
     except FileNotFoundError as error:
-        raise DataError(f"{file}: missing") from error
-    if start.get("format") != _RUN_FORMAT:
+        raise DataError(f"{error.filename}: missing") from error
+    if kind != _RUN_FORMAT:  # before the checksum, which another format may not have
         raise MismatchError(
-            f"{file}: must have the format {_RUN_FORMAT!r}, got {start.get('format')!r}: written "
-            "by another version of diffsketch"
+            f"{file}: must have the format {_RUN_FORMAT!r}, got {kind!r}: written by another "
+            "version of diffsketch"
         )
     start = read_sealed(file)
-    written = start.get("versions")
-    if not isinstance(written, dict) or not isinstance(start.get("config"), str):
-        raise DataError(f"{file}: damaged: it lacks the versions or the digest of the settings")
-    start["versions"] = {name: str(value) for name, value in written.items()}
-    try:
-        digest = hashlib.sha256(config.read_bytes()).hexdigest()
-    except OSError as error:
-        raise DataError(f"{config}: {error.strerror or error}") from error
-    if digest != start["config"]:
+    if not isinstance(start.get("versions"), dict):
+        raise DataError(f"{file}: damaged: it lacks the versions")
+    start["versions"] = {name: str(value) for name, value in start["versions"].items()}
+    if digest.hexdigest() != start.get("config"):
         raise MismatchError(
             f"{config}: changed since the run began: it does not say any more what was run, and a "
             "run can only be continued with the settings that it has"
@@ -400,8 +399,15 @@ def look(path: Path) -> RunDirectory:
     return RunDirectory(path, RunConfig(**settings), start)
 
 
+def check_empty(path: Path, *, but: Iterable[Path] = (), advice: str = "") -> None:
+    """Raise an `ArgumentError` if an output directory has files, `but` for those named."""
+    if path.is_dir() and set(path.iterdir()) - set(but):
+        said = f"output must be a new or empty directory, got output={str(path)!r}"
+        raise ArgumentError(f"{said}; {advice}" if advice else said)
+
+
 def free_name(base: Path) -> Path:
-    """A new directory: the first of `base`, `base-2`, `base-3`, ... that does not exist."""
+    """Make a new directory: the first of `base`, `base-2`, `base-3`, ... that does not exist."""
     base.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = base if number == 1 else base.with_name(f"{base.name}-{number}")

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import warnings
 from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -18,12 +17,12 @@ from diffsketch.errors import DiffSketchError
 
 Tell = Callable[[float], None]  # told the share of an item that is done
 Stop = Callable[[], bool]  # asked now and then whether to interrupt
-Watch = Callable[[Sequence[float | None]], None]  # told the share of each; None before it is begun
+Watch = Callable[[Sequence[float]], None]  # told the share of each that is done
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_LOOK_SECONDS, _TELL_SECONDS = 0.25, 0.1
-_NOT_BEGUN = -1.0
+_LOOK_SECONDS = 0.25
+_BEGUN = 1e-9  # the share of an item that is begun: not zero
 
 
 class PoolBroken(DiffSketchError):  # noqa: N818 - it says what happened
@@ -62,7 +61,7 @@ def run_all(
     # Not forked: threads of PyTorch and Numba do not survive that.
     context = multiprocessing.get_context("spawn")
     event = context.Event()
-    shares = context.Array("d", [_NOT_BEGUN] * len(items), lock=False)
+    shares = context.Array("d", len(items), lock=False)  # zeros
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_enter_process, initargs=(event, shares)
     ) as pool:
@@ -75,7 +74,7 @@ def run_all(
                 done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
-                watch(_shown(list(shares)))
+                watch(list(shares))
                 if stop():
                     event.set()
             return [future.result() for future in futures]
@@ -90,25 +89,17 @@ def run_all(
 def _in_this_process(
     work: Callable[..., _Result], items: Sequence[_Item], watch: Watch, stop: Stop
 ) -> list[_Result]:
-    shares, due, results = [_NOT_BEGUN] * len(items), 0.0, []
+    shares, results = [0.0] * len(items), []
     for index, item in enumerate(items):
 
         def tell(share: float, index: int = index) -> None:
-            nonlocal due
-            shares[index] = share
-            # A step may take less time than to show that it is done.
-            if share in (0.0, 1.0) or time.monotonic() >= due:
-                watch(_shown(shares))
-                due = time.monotonic() + _TELL_SECONDS
+            shares[index] = max(share, _BEGUN)
+            watch(shares)
 
         tell(0.0)
         results.append(work(item, tell=tell, stop=stop))
         tell(1.0)
     return results
-
-
-def _shown(shares: Sequence[float]) -> list[float | None]:
-    return [None if share == _NOT_BEGUN else share for share in shares]
 
 
 _stopped: Event | None = None  # in a process of the pool: set when the work is interrupted
@@ -134,7 +125,7 @@ def _in_process(
     work: Callable[..., _Result], item: _Item, index: int, quiet: tuple[type[Warning], ...]
 ) -> _Result:
     def tell(share: float) -> None:
-        _shares[index] = share
+        _shares[index] = max(share, _BEGUN)
 
     def stop() -> bool:
         return _stopped is not None and _stopped.is_set()

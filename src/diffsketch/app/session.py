@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import safetensors.torch
 import torch
-from rich.console import Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from diffsketch.app import files
 from diffsketch.app.build import Built, assumptions, build
@@ -29,21 +24,15 @@ from diffsketch.errors import ArgumentError, DataError, DiffSketchError, Mismatc
 from diffsketch.methods.client_noise import SketchSkellam
 from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import BudgetExceeded
-from diffsketch.privacy.claim import Basis, Epsilon, Scope
+from diffsketch.privacy.claim import Epsilon
 from diffsketch.training.models import unflatten
 from diffsketch.training.simulation import Diverged, DivergedRound, RoundResult
 
 EXIT_DIVERGED = 2
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
-_LINE_SECONDS, _BAR_SECONDS = 5.0, 0.1
+_LINE_SECONDS = 5.0  # between lines of progress where there is no terminal
 _FALL = 0.05  # of accuracy below its best
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOST_WARNINGS = 3
-_ENDED = {
-    "finished": "all rounds done",
-    "budget": "stopped: one more round would exceed the budget",
-    "diverged": "stopped: diverged",
-}
 
 
 class CheckpointFailed(DiffSketchError):  # noqa: N818 - it says what happened
@@ -61,15 +50,6 @@ def bytes_in_words(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-
-
-def epsilon_from_data(data: dict[str, Any], kind: type[Scope] = Scope) -> Epsilon:
-    """The epsilon that `Epsilon.to_json` wrote, whose scope is of this kind."""
-    scope = kind(data["unit"], data["relation"], data["trust"])
-    value = math.inf if data["value"] is None else data["value"]
-    return Epsilon(
-        value, data["delta"], data["rounds"], Basis(data["basis"]), scope, data["simulated"]
-    )
 
 
 @dataclass
@@ -107,6 +87,9 @@ class RunProgress:
         return self.noised / self.validated if self.validated else None
 
 
+Show: TypeAlias = Callable[["TrainingSession"], None]
+
+
 class Ending(NamedTuple):
     """End of a session: `finished`, `budget`, `diverged` or `interrupted`, and why."""
 
@@ -127,7 +110,7 @@ class TrainingSession:
         self.curve: list[dict[str, Any]] = []  # measurements so far
         self._built, self._metrics = built, Metrics(directory.metrics)
         self._delta = directory.config.delta
-        self._times = {"training": 0.0, "total": 0.0, **directory.times()}
+        self._times = {"training": 0.0, "total": 0.0, **directory.times(), "rounds": 0}
         self._saved_round: int | None = None
         self._last_save = self._clock = time.monotonic()
         self._restore()
@@ -159,19 +142,15 @@ class TrainingSession:
         except DiffSketchError:
             raise  # some of these are also an OSError, but not about writing
         except OSError as error:
-            text = f"{error.filename2 or error.filename or directory.path}: "
-            text += f"{error.strerror or error}; "
+            text = f"{error.filename2 or error.filename or directory.path}: {error.strerror}; "
             if not directory.path.is_dir():
                 text += "the directory of the run is gone, and its checkpoint with it"
-            elif self._saved_round is None:
-                text += "no checkpoint was written yet"
-            elif not directory.checkpoint.exists():
-                text += "the checkpoint is gone"
+            elif self._saved_round is None or not directory.checkpoint.exists():
+                text += "there is no checkpoint"
             else:
-                once = "there is room" if error.errno in _FULL_DISK else "it can be written"
                 text += (
-                    f"the checkpoint after {self._saved_round:,} rounds is intact: once {once}, "
-                    f"continue with diffsketch run --resume {directory.path}"
+                    f"the checkpoint after {self._saved_round:,} rounds is intact: once files can "
+                    f"be written, continue with diffsketch run --resume {directory.path}"
                 )
             raise CheckpointFailed(text) from error
         return ending
@@ -184,7 +163,7 @@ class TrainingSession:
             self._save()  # so that rounds without a checkpoint mean that it was lost
         while self.round_index < self.rounds and not self.diverged:
             if stop():
-                return Ending("interrupted", f"interrupted after {self._after()}")
+                return Ending("interrupted", self._after())
             before = time.monotonic()
             try:
                 result = simulation.step()
@@ -216,7 +195,7 @@ class TrainingSession:
         return self._epsilon
 
     def _is_due(self, rounds: int) -> bool:
-        """Whether the model is evaluated after so many rounds."""
+        """Tell whether the model is evaluated after this number of rounds."""
         return rounds % (self.directory.config.evaluate_every or 1) == 0 or rounds == self.rounds
 
     def _after(self) -> str:
@@ -248,6 +227,7 @@ class TrainingSession:
     def _save(self) -> None:
         now = time.monotonic()
         self._times["total"] += now - self._clock
+        self._times["rounds"] = self.round_index
         self._clock = self._last_save = now
         progress = asdict(self.progress) | {"metrics": self._metrics.state(), "rounds": self.rounds}
         content = files.pack(self.simulation.state(), progress, identity=self.directory.identity)
@@ -259,12 +239,10 @@ class TrainingSession:
         if not path.exists():
             # To begin again would throw away what is known of rounds that there were.
             try:
-                rounds = max(
-                    (one["round"] for one in files.read_metrics(directory.metrics)), default=0
-                )
+                begun = len(files.read_metrics(directory.metrics)) > 1
             except DataError:
-                rounds = 1  # whatever it is, it is not the beginning of a run
-            if (directory.path / files.TIMES).exists() or rounds > 0:
+                begun = True  # whatever the file is, it is not the beginning of a run
+            if (directory.path / files.TIMES).exists() or begun:
                 raise DataError(
                     f"{path}: missing, though the run had begun: put it back, or begin again with "
                     f"diffsketch run --config {directory.path / files.CONFIG}"
@@ -296,18 +274,16 @@ class TrainingSession:
         simulation, progress, config = self.simulation, self.progress, self.directory.config
         method, claim = simulation.method, simulation.claim
         first, last = self.curve[0], self.curve[-1]
-        best = max(one["accuracy"] for one in self.curve)
+        best = max(point["accuracy"] for point in self.curve)
         # Not by the loss alone: a confident model may have a large one.
         worse = None not in (first["loss"], last["loss"]) and last["loss"] > first["loss"]
         fell = last["accuracy"] < best - _FALL
         raw_up, raw_down = 4 * method.dim * progress.messages, 4 * method.dim * progress.downloads
         up, down = simulation.bytes_up, simulation.bytes_down
-        whole_numbers = {}
-        if isinstance(method, SketchSkellam):  # as they are where they were not given
-            whole_numbers = {
-                "bits": method.mechanism.bits,
-                "granularity": method.mechanism.quantizer.granularity,
-            }
+        chosen: dict[str, Any] = {}  # by the method, where it was not given
+        if isinstance(method, SketchSkellam):
+            mechanism = method.mechanism
+            chosen = {"bits": mechanism.bits, "granularity": mechanism.quantizer.granularity}
         return {
             "outcome": ending.kind,
             "reason": ending.reason,
@@ -319,7 +295,7 @@ class TrainingSession:
             "best_accuracy": best,
             "dim": method.dim,
             "message_bytes": method.wire_bytes,
-            **whole_numbers,
+            **chosen,
             "messages": progress.messages,
             "bytes_up": up,
             "bytes_down": down,
@@ -338,37 +314,6 @@ class TrainingSession:
             "config": config.known(),
             "versions": self.directory.start["versions"],
         }
-
-
-Show: TypeAlias = Callable[[TrainingSession], None]
-
-
-@contextmanager
-def progress_display(console: LastingConsole, *, rounds: int) -> Iterator[Show]:
-    """A function to call after each round: a bar on a terminal, elsewhere a line now and then."""
-    bar_shown = console.is_terminal
-    last, pause = (0.0, _BAR_SECONDS) if bar_shown else (time.monotonic(), _LINE_SECONDS)
-    columns = (TextColumn("round {task.completed:,.0f}/{task.total:,.0f}"), BarColumn(None))
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, expand=True)
-    task = bar.add_task("", total=rounds)
-    live = Live(bar, console=console, transient=True, refresh_per_second=10)
-
-    def show(session: TrainingSession) -> None:
-        nonlocal last
-        now, done = time.monotonic(), session.round_index
-        # A round may take less time than drawing the bar.
-        if now - last < pause and done != session.rounds:
-            return
-        last, line = now, progress_line(session)
-        if bar_shown:
-            bar.update(task, completed=done)
-            # A line of its own, so that nothing is cut off in a narrow terminal.
-            live.update(Group(bar, Text(line)))
-        else:
-            print_line(console, f"round {done:,}/{session.rounds:,} | {line}")
-
-    with live if bar_shown else nullcontext():
-        yield show
 
 
 def progress_line(session: TrainingSession) -> str:
@@ -394,7 +339,7 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
         text, ratio = bytes_in_words(summary[f"bytes_{way}"]), summary[f"compression_{way}"]
         rows[f"bytes {way}"] = text if ratio is None else f"{text}, compression {ratio:.3g}x"
     rows["message"] = f"{summary['message_bytes']:,} B for {summary['dim']:,} numbers"
-    rows["epsilon"] = epsilon_from_data(summary["epsilon"]).text("short")
+    rows["epsilon"] = Epsilon.from_json(summary["epsilon"]).text("short")
     if summary["noised_share"] is not None:
         rows["added noise"] = f"{summary['noised_share']:.1%} of the messages needed it"
     if summary.get("saturated_share") is not None:
@@ -402,8 +347,8 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     if summary["left_out"]:
         rows["not finite"] = f"{summary['left_out']:,} vectors of workers"
     if times:
-        each = times["training"] / max(done, 1)
-        text = f"{each:.3g} s" if each >= 1 else f"{1000 * each:.3g} ms"
+        seconds = times["training"] / max(done, 1)
+        text = f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
         rows["time"] = f"{times['total']:.1f} s, of training {text} a round"
     data = RunConfig(**config).data_name
     title = f"{data}, {config['algorithm']}, {config['method']}"
@@ -416,12 +361,9 @@ def report(summary: dict[str, Any], times: dict[str, float]) -> tuple[Table | st
     if summary["assumes"]:
         parts.append(" ".join(summary["assumes"]))
     if summary["reason"]:
-        parts.append(_sentence(f"{_ENDED[summary['outcome']]}: {summary['reason']}"))
+        why = {"budget": "out of budget", "diverged": "diverged"}[summary["outcome"]]
+        parts.append(f"Stopped, {why}: {summary['reason']}.")
     return tuple(parts)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def start(
@@ -444,7 +386,7 @@ def start(
 def resume(
     path: Path, console: LastingConsole, *, command: list[str], rounds: int | None = None
 ) -> int:
-    """Continue a run until it ends, or until it has so many rounds; the exit status."""
+    """Continue a run until it ends, or until it has `rounds`; the exit status."""
     with RunDirectory.open(path) as directory:
         if rounds is not None and rounds != directory.config.rounds:
             directory = _extended(directory, rounds, command)
@@ -470,8 +412,8 @@ def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDi
             simulation.load_state(state)
         except MismatchError as error:
             raise ArgumentError(
-                f"rounds must be {planned}, got rounds={rounds}: these rounds would have been "
-                f"others with that many ({error})"
+                f"rounds must be {planned}, got rounds={rounds}: the schedule depends on their "
+                f"number, so the rounds that are done would differ ({error})"
             ) from error
     return directory.extended(rounds, command=command)
 
@@ -479,14 +421,16 @@ def _extended(directory: RunDirectory, rounds: int, command: list[str]) -> RunDi
 def _session_on(console: LastingConsole, built: Built, directory: RunDirectory) -> int:
     with (
         Interrupts() as interrupts,
-        progress_display(console, rounds=built.config.rounds or 0) as show,
+        console.progress("round", total=built.config.rounds, every=_LINE_SECONDS) as show,
         warnings_in_lines(console),
     ):
-        training = TrainingSession(built, directory)
-        ending = training.run(show=show, stop=lambda: interrupts.signal is not None)
+        ending = TrainingSession(built, directory).run(
+            show=lambda training: show(training.round_index, partial(progress_line, training)),
+            stop=lambda: interrupts.signal is not None,
+        )
     if ending.kind == "interrupted":
         again = f"Continue with: diffsketch run --resume {directory.path}"
-        print_line(console, f"{_sentence(ending.reason)} {again}")
+        print_line(console, f"Interrupted after {ending.reason}. {again}")
         return interrupts.exit_status
     written = [path for name in files.SHOWN if (path := directory.path / name).exists()]
     console.show(*report(directory.summary() or {}, directory.times()), wrote=written)
@@ -514,7 +458,7 @@ def warnings_in_lines(console: LastingConsole) -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Give PyTorch so many threads for a while."""
+    """Give PyTorch `count` threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

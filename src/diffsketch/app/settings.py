@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origi
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from diffsketch.errors import ArgumentError, DataError, nearest
+from diffsketch.errors import ArgumentError, DataError, check, nearest
+from diffsketch.training.defaults import TASK_DEFAULTS
 
 Value: TypeAlias = bool | int | float | str | None
 METHOD_NAMES = [
@@ -224,8 +225,8 @@ class RunConfig(Options):
     @property
     def data_name(self) -> str:
         """The task, or the directory of the user's own data."""
-        own = "" if self.data_dir is None else Path(self.data_dir).resolve().name
-        return own or self.task
+        folder = "" if self.data_dir is None else Path(self.data_dir).resolve().name
+        return folder or self.task
 
     def known(self) -> dict[str, Value]:
         """Settings that have a value."""
@@ -277,7 +278,7 @@ class Setting:
 @cache
 def describe(model: type[BaseModel]) -> dict[str, Setting]:
     """The options of a model, by name."""
-    found = {}
+    settings = {}
     for name, field in model.model_fields.items():
         parts, extra = get_args(field.annotation), cast(Any, field.json_schema_extra)
         kind = parts[0] if NoneType in parts else field.annotation
@@ -285,8 +286,8 @@ def describe(model: type[BaseModel]) -> dict[str, Setting]:
         flag = extra["flag"] or "--" + name.replace("_", "-")
         text, kind = field.description or "", str if choices else kind
         more = {**extra, "flag": flag, "choices": choices}
-        found[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
-    return found
+        settings[name] = Setting(name=name, kind=kind, default=field.default, text=text, **more)
+    return settings
 
 
 def allow_method(name: str) -> None:
@@ -356,54 +357,7 @@ METHOD_SETTINGS = frozenset(
 ) - {"method", "hashes", "correction"}
 """All settings that methods may have, called as the methods call them."""
 
-_FEDAVG_ONLY = ("local_epochs", "cohort", "sampling")
-_ALL_TASKS: dict[str, Value] = {
-    "model": "logistic",
-    "learning_rate": 0.01,
-    "batch_size": 10,
-    "local_epochs": 1,  # our choice: the paper gives none
-    "cohort": 10,
-    "sampling": "weighted",
-    "per_round": 1.0,
-    "evaluate_every": 100,
-}
-
-TASK_DEFAULTS: dict[str, dict[str, Value]] = {
-    "mnist": {
-        **_ALL_TASKS,
-        "workers": 10,
-        "samples": 200,
-        "algorithm": "sgd",
-        "rounds": 5000,
-        "rows": 7,
-        "cols": 22,
-    },
-    "mnist-devices": {
-        **_ALL_TASKS,
-        "workers": 6000,
-        "samples": 10,
-        "algorithm": "fedavg",
-        "rounds": 3000,
-        "rows": 10,
-        "cols": 78,
-        "per_round": 5.0,
-        "claimed": 5.0,
-    },
-    "shakespeare": {
-        **_ALL_TASKS,
-        "model": "lstm",
-        "workers": 46,
-        "algorithm": "fedavg",
-        "rounds": 250,
-        "learning_rate": 0.8,
-        "cohort": 1,
-        "rows": 10,
-        "cols": 190,
-        "evaluate_every": 10,
-    },
-}
-"""By task: the paper's hyper-parameters where it gives them. Sizes and epsilon are for methods that
-have them."""
+FEDAVG_SETTINGS = ("local_epochs", "cohort", "sampling")
 
 
 def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfig:
@@ -414,7 +368,7 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
     defaults = TASK_DEFAULTS[config.task]
     algorithm = config.algorithm or str(defaults["algorithm"])
     unused = dict.fromkeys(METHOD_SETTINGS - fields, f"--method {config.method}")
-    only = _FEDAVG_ONLY if algorithm == "sgd" else ("correction",)
+    only = FEDAVG_SETTINGS if algorithm == "sgd" else ("correction",)
     unused |= dict.fromkeys(only, f"--algorithm {algorithm}")
     left_out = set(unused)
     if config.task == "shakespeare":
@@ -429,16 +383,15 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
             raise ArgumentError(
                 f"{name} must not be given with {unused[name]}, got {name}={value!r}"
             )
-    if config.top_k is None and config.table_momentum:
-        momentum = config.table_momentum
-        raise ArgumentError(
-            f"table_momentum must be 0 without --top-k, got table_momentum={momentum!r}"
-        )
+    momentum = config.table_momentum
+    check(
+        config.top_k is not None or not momentum, "table_momentum", "be 0 without --top-k", momentum
+    )
     if config.data_dir is not None and config.task == "shakespeare":
         left_out.add("workers")  # as many roles as there are, up to the paper's number
     if config.levels is not None or config.trials is not None:
         left_out.add("claimed")
-    filled = {key: value for key, value in defaults.items() if key not in left_out}
+    filled: dict[str, Value] = {k: v for k, v in defaults.items() if k not in left_out}
     filled |= config.known()
     if config.data_dir is not None:
         # A run may be continued from elsewhere.

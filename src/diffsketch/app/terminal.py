@@ -6,15 +6,20 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
-from rich.console import Console
-from rich.progress import Progress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+Progressed: TypeAlias = Callable[..., None]
+LINE_SECONDS, BAR_SECONDS = 30.0, 0.1  # between two lines, and between two states of a bar
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -33,13 +38,43 @@ class LastingConsole(Console):
         os.close(nowhere)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[..., None]]:
-        """A bar, and a function to call with the share that is done, and what is being done."""
-        with Progress(console=self, transient=True) as progress:
-            task = progress.add_task(title, total=1.0)
-            yield lambda done, what="": progress.update(
-                task, completed=done, description=f"{title} {what}"
-            )
+    def progress(
+        self, what: str, *, total: int | None = None, every: float | None = None
+    ) -> Iterator[Progressed]:
+        """Show how far some work is: a bar on a terminal, elsewhere a line now and then.
+
+        Yields a function to call with the number that is done (without `total`, the share), and
+        with a text, or a function that makes the text when it is shown.
+
+        Args:
+            what: Name of the work, or of its units if there is a total.
+            total: Number of units.
+            every: Seconds between lines where there is no terminal; `LINE_SECONDS` by default.
+        """
+        pause = BAR_SECONDS if self.is_terminal else LINE_SECONDS if every is None else every
+        due = 0.0 if self.is_terminal else time.monotonic() + pause
+        columns = (TextColumn("{task.description}"), BarColumn(None), TimeRemainingColumn())
+        bar = Progress(*columns, console=self, expand=True)
+        task = bar.add_task(what, total=total or 1)
+        live = Live(bar, console=self, transient=True)
+
+        def show(done: float, text: str | Callable[[], str] = "") -> None:
+            nonlocal due
+            # A unit of work may take less time than showing that it is done.
+            if time.monotonic() < due and done != total:
+                return
+            due = time.monotonic() + pause
+            head = f"{what} {done:.0%}" if total is None else f"{what} {done:,}/{total:,}"
+            line = text if isinstance(text, str) else text()
+            if self.is_terminal:
+                bar.update(task, completed=done, description=head)
+                # A line of its own, so that nothing is cut off in a narrow terminal.
+                live.update(Group(bar, Text(line)))
+            else:
+                print_line(self, f"{head} | {line}" if line else head)
+
+        with live if self.is_terminal else nullcontext():
+            yield show
 
     def show(self, *parts: Any, wrote: Iterable[Path | str] = ()) -> None:
         """Print tables and texts, then the names of files, each in a line."""

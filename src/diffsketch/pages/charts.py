@@ -1,34 +1,29 @@
-"""Plots as Plotly figures, and the same figures as pictures by matplotlib.
+"""Looks of plots, pictures by matplotlib, and the data that a page draws with Plotly.
 
-`figure` turns a plot into what `Plotly.react` takes, as plain data: the one description of how each
-series looks. `to_svg` and `to_png` draw that description (Plotly's own export needs a browser).
-Colours of text and grid are left to the page, which knows whether it is light or dark.
+Both draw the same description, a `Plot`, with the looks and sizes that are named here: `picture` as
+a PNG or SVG file (Plotly's own export needs a browser), the page's script from `spec`. Colours of a
+page's text and grid are left to the page, which knows whether it is light or dark.
 """
 
 from __future__ import annotations
 
-import html
 import io
-import itertools
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-import plotly.graph_objects as go
 from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from diffsketch.pages.exhibits import Axis, Exhibit, Plot, Series, meanings, value_text
-from diffsketch.privacy.claim import Epsilon
+from diffsketch.pages.exhibits import Exhibit, Plot, Series, meanings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +41,12 @@ SYMBOLS = {
     "pentagon": "p", "star": "*", "hexagon": "h",
 }  # fmt: skip
 _SYMBOLS_UP_TO = 30  # points of a line: more would hide it
-_PHONE_WIDTH, _CATEGORY_WIDTH = 46, 14  # characters: several categories stand side by side there
 _POINTS = 0.75  # of a pixel
+# In pixels, as Plotly has them: width and dashes of lines, sizes of symbols on lines and of points;
+# and the opacity of shades.
+STYLE: dict[str, Any] = {"width": 2.2, "dash": (6, 4), "symbol": 6, "point": 9, "faint": 0.18}
 _LEGEND_WIDTH, _NOTE_WIDTH = 50, 118  # characters of a picture's legend, and of the note
 
-Trace = dict[str, Any]
 _Numbers = list[float | None]
 _Array = npt.NDArray[np.float64]
 
@@ -81,6 +77,7 @@ def looks_of(exhibits: Iterable[Exhibit], first: Sequence[str] = ()) -> Mapping[
     The roles "none" and "reference" are grey. Roles that share a plot have different colours, as
     long as there are any; after 64 roles looks repeat.
 
+    >>> from diffsketch.pages.exhibits import Axis
     >>> series = (Series("a", (0.0,), (1.0,)), Series("none", (0.0,), (1.0,)))
     >>> looks = looks_of([Plot("p", "P", Axis("x"), Axis("y"), series)])
     >>> looks["a"].colour, looks["none"].colour
@@ -88,7 +85,8 @@ def looks_of(exhibits: Iterable[Exhibit], first: Sequence[str] = ()) -> Mapping[
     """
     together: dict[str, set[str]] = {role: set() for role in first}
     for plot in exhibits:
-        roles = [one.role or one.name for one in plot.series] if isinstance(plot, Plot) else []
+        drawn = plot.series if isinstance(plot, Plot) else ()
+        roles = [series.role or series.name for series in drawn]
         for role in roles:
             together.setdefault(role, set()).update(roles)
     looks: dict[str, Look] = {}
@@ -113,281 +111,62 @@ def drawable(value: float | None, *, log: bool = False) -> float | None:
     return float(value)
 
 
-def figure(
-    plot: Plot, looks: Mapping[str, Look] | None = None, *, axis_index: int = 0
-) -> dict[str, Any]:
-    """Make `{"data": [...], "layout": {...}}` of a plot, checked by Plotly's own validators.
-
-    All traces of a series have its group, so that its line, spread and cross come and go together;
-    `meta` is empty in the main one and says what the others are. Looks are those of this plot alone
-    by default; the x axis is `plot.x` for an `axis_index` of 0, else one of `plot.other_x`.
-    """
-    looks = looks_of([plot]) if looks is None else looks
-    axis = (plot.x, *plot.other_x)[axis_index]
-    traces: list[Trace] = []
-    x_numbers: list[float] = []
-    for index, series in enumerate(plot.series):
-        places = series.x if axis_index == 0 else series.other_x[axis.label]
-        x_numbers += places
-        x = [drawable(place, log=axis.log) for place in places]
-        shared = {"legendgroup": f"series-{index}", "name": plain_text(series.name)}
-        traces += [
-            {**shared, "showlegend": not trace["meta"], **trace}
-            for trace in _traces(plot, series, axis, x, looks[series.role or series.name])
-        ]
-    x_axis = _axis(axis, x_numbers)
-    if plot.categories and axis_index == 0:
-        x_axis |= {
-            "tickvals": list(range(len(plot.categories))),
-            "ticktext": [_wrapped(word, _CATEGORY_WIDTH) for word in plot.categories],
-            "ticklabeloverflow": "allow",  # or the last is left out where it is turned
-        }
-    layout = {
-        "showlegend": False,
-        "hovermode": "closest",
-        "barmode": "group",
-        "bargap": 0.25,
-        "xaxis": x_axis,
-        "yaxis": _axis(plot.y, [value for series in plot.series for value in series.y]),
-        **_marks(plot, axis_index),
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
-        "hoverlabel": {"align": "left", "namelength": -1},
-        "template": "none",  # Plotly's own would be repeated in every figure, with its colours
-    }
-    plain: dict[str, Any] = go.Figure(data=traces, layout=layout).to_plotly_json()
-    plain["layout"].pop("template", None)
-    return plain
-
-
-def switched(plot: Plot, looks: Mapping[str, Look] | None = None) -> list[dict[str, Any]]:
-    """List for each of `plot.other_x` how its figure differs from that of the first axis.
-
-    Each is `{"label": ..., "data": [...], "layout": {...}}`: for every trace and for the layout
-    the keys that have another value, so that most numbers are on the page only once.
-    """
-
-    def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in after.items() if before.get(key) != value}
-
-    first, changes = figure(plot, looks), []
-    for axis_index, axis in enumerate(plot.other_x, start=1):
-        other = figure(plot, looks, axis_index=axis_index)
-        data = list(map(difference, first["data"], other["data"]))
-        layout = difference(first["layout"], other["layout"])
-        changes.append({"label": axis.label, "data": data, "layout": layout})
-    return changes
-
-
-def plain_text(text: str) -> str:
-    """Escape text so that Plotly shows it as it is: without tags, links or template fields.
-
-    >>> plain_text("<b>%{x}</b>")
-    '&lt;b&gt;%&#123;x}&lt;/b&gt;'
-    """
-    # A pair of dollar signs would be a formula, for which Plotly looks for MathJax.
-    return html.escape(text, quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
-
-
-def _wrapped(text: str, width: int = _PHONE_WIDTH) -> str:
-    lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-    return "<br>".join(plain_text(line) for line in lines)
-
-
-def _traces(plot: Plot, series: Series, axis: Axis, x: _Numbers, look: Look) -> list[Trace]:
-    y = [drawable(value, log=plot.y.log) for value in series.y]
-    low, high = _spread(plot, series)
-    steps = series.kind == "steps"
-    spread = "%{customdata}" if series.low and not steps else ""
-    hover = [
-        f"<b>{_wrapped(series.name)}</b>",
-        f"{_wrapped(axis.label)}: {'%{customdata}' if steps else '%{x}'}",
-        f"{_wrapped(plot.y.label)}: %{{y}}{spread}",
-        _wrapped(series.meaning),
-        f"<i>{_wrapped(series.note)}</i>" if series.note else "",
-    ]
-    texts = [
-        "" if None in ends else " ({} to {})".format(*(value_text(end, plot.y) for end in ends))
-        for ends in zip(series.low, series.high, strict=True)
-    ]
-    faint = "rgba({},{},{},0.18)".format(*(int(look.colour[at : at + 2], 16) for at in (1, 3, 5)))
-    dash = "6px,4px" if series.dashed else "solid"
-    marker: Trace = {"color": look.colour, "symbol": look.symbol, "size": 6}
-    main: Trace = {"meta": "", "type": "scatter", "x": x, "y": y}
-    main["hovertemplate"] = "<br>".join(filter(None, hover)) + "<extra></extra>"
-    main["customdata"] = texts or None
-    if series.kind == "bars":
-        marker = {"color": look.colour, "line": {"color": look.colour, "width": 1}, "opacity": 0.9}
-        if series.dashed:
-            marker["pattern"] = {"shape": "/", "fgcolor": look.colour, "bgcolor": "rgba(0,0,0,0)"}
-        main |= {"type": "bar", "marker": marker}
-    elif steps:  # a histogram: each bin keeps its height up to the next edge
-        bins = [
-            f"{value_text(left, axis)} to {value_text(right, axis)}"
-            for left, right in itertools.pairwise(x)
-        ]
-        main |= {"mode": "lines", "y": [*y, *y[-1:]], "customdata": [*bins, *bins[-1:]]}
-        main["line"] = {"shape": "hv", "color": look.colour, "width": 1.8, "dash": dash}
-        main["fill"] = "none" if plot.y.log or series.dashed else "tozeroy"
-        main["fillcolor"] = faint
-    elif series.kind == "points":
-        marker["size"] = 9
-        if series.dashed:
-            hollow = {"width": 2, "color": look.colour}
-            marker |= {"symbol": f"{look.symbol}-open", "line": hollow}
-        main |= {"mode": "markers", "marker": marker}
-    else:
-        main["mode"] = "lines+markers" if has_symbols(series) else "lines"
-        main["line"] = {"color": look.colour, "width": 2.2, "dash": dash}
-        main["marker"] = marker
-    traces = [main]
-    if series.low and series.kind == "band":
-        shade: Trace = {"meta": "band", "type": "scatter", "mode": "lines", "hoverinfo": "skip"}
-        shade |= {"line": {"width": 0, "color": look.colour}, "fill": "toself", "fillcolor": faint}
-        # Around each stretch without gaps: along its upper side, and back on the lower. Also where
-        # nothing of it can be drawn: every axis has the same traces.
-        shade |= {"x": [], "y": []}
-        places = zip(x, low, high, strict=True)
-        for whole, group in itertools.groupby(places, lambda each: None not in each):
-            if whole:
-                across, below, above = zip(*group, strict=True)
-                shade["x"] += [*across, *across[::-1], None]
-                shade["y"] += [*above, *below[::-1], None]
-        traces.insert(0, shade)
-    elif series.low and not steps:
-        middle = list(map(drawable, series.y))
-        main["error_y"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": list(map(_above, high, middle)),
-            "arrayminus": list(map(_above, middle, low)),
-            "color": NEUTRAL if series.kind == "bars" else look.colour,
-            "thickness": 1.5,
-            "width": 4,
-        }
-    if series.ended:  # a cross, with the reason
-        last = [(p, v) for p, v in zip(x, y, strict=False) if p is not None and v is not None][-1:]
-        reason = f"<b>{_wrapped(series.name)}</b><br>ends here: {_wrapped(series.ended)}"
-        line = {"width": 3, "color": look.colour}
-        traces.append(
+def spec(plot: Plot, looks: Mapping[str, Look]) -> dict[str, Any]:
+    """Convert a plot and its looks to plain data, from which the page's script makes figures."""
+    return {
+        "axes": [asdict(axis) for axis in (plot.x, *plot.other_x)],
+        "y": asdict(plot.y),
+        "categories": plot.categories,
+        "marks": [{"value": m.value, "label": m.label, "axis": m.axis} for m in plot.marks],
+        "neutral": NEUTRAL,
+        "style": STYLE,
+        "series": [
             {
-                "meta": "end",
-                "type": "scatter",
-                "mode": "markers",
-                "x": [place for place, _ in last],
-                "y": [value for _, value in last],
-                "marker": {"symbol": "x-thin", "size": 12, "line": line, "color": look.colour},
-                "hovertemplate": f"{reason}<extra></extra>",
+                "name": series.name,
+                "x": [
+                    list(map(drawable, places))
+                    for places in (series.x, *(series.other_x[a.label] for a in plot.other_x))
+                ],
+                "y": list(map(drawable, series.y)),
+                "low": list(map(drawable, series.low)),
+                "high": list(map(drawable, series.high)),
+                "kind": series.kind,
+                "dashed": series.dashed,
+                "colour": looks[series.role or series.name].colour,
+                "symbol": looks[series.role or series.name].symbol if has_symbols(series) else "",
+                "meaning": series.meaning,
+                "ended": series.ended,
+                "note": series.note,
             }
-        )
-    return traces
-
-
-def _above(one: float | None, other: float | None) -> float:
-    return 0.0 if one is None or other is None else one - other
+            for series in plot.series
+        ],
+    }
 
 
 def _spread(plot: Plot, series: Series) -> tuple[_Numbers, _Numbers]:
     """Return both ends; on a logarithmic axis one at 0 or below is half the least number drawn."""
     low, high = list(map(drawable, series.low)), list(map(drawable, series.high))
     if plot.y.log:
-        every = (value for each in plot.series for value in (*each.y, *each.low, *each.high))
-        positive = [value for value in (drawable(one, log=True) for one in every) if value]
-        floor = 0.5 * min(positive, default=1.0)
+        drawn = (value for line in plot.series for value in (*line.y, *line.low, *line.high))
+        floor = 0.5 * min((v for v in drawn if v and drawable(v, log=True)), default=1.0)
         low = [None if value is None else max(value, floor) for value in low]
         high = [drawable(value, log=True) for value in high]
     return low, high
 
 
-def _axis(axis: Axis, numbers: Sequence[float | None]) -> dict[str, Any]:
-    sizes = [abs(size) for size in map(drawable, numbers) if size]
-    tiny = bool(sizes) and (min(sizes) if axis.log else max(sizes)) < 1e-3
-    made: dict[str, Any] = {
-        "title": {"text": _wrapped(axis.label), "standoff": 8},
-        "type": "log" if axis.log else "linear",
-        "automargin": True,
-        "zeroline": False,
-        # k, M, G read well; m and µ for small numbers would not.
-        "exponentformat": "power" if tiny else "SI",
-        "hoverformat": ".4~g" if tiny or (sizes and min(sizes) < 1e-4) else ",.4~r",
-    }
-    narrow = False
-    if axis.log:
-        narrow = bool(sizes) and max(sizes) < 30 * min(sizes)
-        made["dtick"] = "D2" if narrow else 1
-        if narrow:
-            made["tickformat"] = ".3~g" if tiny else ",.3~r"  # or 20 would be labelled "2"
-        made["minor"] = {"showgrid": False, "ticks": ""}
-        if sizes and min(sizes) >= 1 and max(sizes) >= 1e4:
-            made["tickformat"] = "~s"
-    if axis.unit:
-        made |= {"tickformat": ".4~s", "hoverformat": ".4~s", "ticksuffix": axis.unit}
-        if axis.log and sizes:  # on which Plotly leaves out the suffix of all but powers of ten
-            low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
-            steps = (1, 2, 5) if narrow else (1,)
-            places = [step * 10.0**power for power in range(low - 1, high + 2) for step in steps]
-            made |= {"tickvals": places, "ticktext": [_tick_with(axis.unit, one) for one in places]}
-            del made["dtick"]
-    if axis.percent:
-        # Enough digits for neighbours to differ, however close they are; zeros are left out.
-        made |= {"tickformat": ".6~%", "hoverformat": ".4~p"}
-        drawn = {number for number in map(drawable, numbers) if number is not None}
-        if len(drawn) == 1 and 0 <= min(drawn) <= 1:  # or it would end at 200%
-            value = min(drawn)
-            made["range"] = [max(value - 0.05, -0.004), min(value + 0.05, 1.004)]
-    return made
-
-
-def _marks(plot: Plot, axis_index: int) -> dict[str, list[dict[str, Any]]]:
-    """Make lines and their labels, in the order of the marks; on x they are of the first axis."""
-    places = [drawable(place, log=plot.x.log) for series in plot.series for place in series.x]
-    drawn = [math.log10(p) if plot.x.log else p for p in places if p is not None]
-    shapes, annotations = [], []
-    for index, mark in enumerate(plot.marks):
-        upright, log = mark.axis == "x", (plot.x if mark.axis == "x" else plot.y).log
-        visible = not (upright and axis_index) and not (log and mark.value <= 0)
-        along, across = ("y", "x") if upright else ("x", "y")
-        shape = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}ref": across}
-        shape |= {f"{across}0": mark.value, f"{across}1": mark.value, "type": "line"}
-        shape |= {"visible": visible, "line": {"color": NEUTRAL, "width": 1.6, "dash": "dot"}}
-        shapes.append(shape)
-        # Text, unlike lines, stands at the logarithm where an axis is logarithmic.
-        value = math.log10(mark.value) if log and mark.value > 0 else mark.value
-        label = {"text": _wrapped(mark.label), "visible": visible, "showarrow": False}
-        label |= {f"{along}ref": "paper", f"{across}ref": across, across: value}
-        if upright:  # at the top, right of the line while there is space; one below the other
-            left = bool(drawn) and value > min(drawn) + 0.7 * (max(drawn) - min(drawn))
-            label |= {"xanchor": "right" if left else "left", "xshift": -3 if left else 3}
-            label |= {"y": 1 - 0.09 * (index % 5), "yanchor": "top"}
-        else:  # right and left by turns, as neighbours would else cover each other
-            label |= {"x": 1 - index % 2, "xanchor": "left" if index % 2 else "right"}
-            label["yanchor"] = "bottom"
-        annotations.append({**label, "font": {"size": 11}, "borderpad": 1})
-    return {"shapes": shapes, "annotations": annotations}
-
-
-def to_svg(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
-    """Draw the plot over its first x axis as SVG, with letters as outlines.
+def picture(plot: Plot, looks: Mapping[str, Look] | None = None, *, form: str = "png") -> bytes:
+    """Draw the plot over its first x axis, as PNG or as SVG with letters as outlines.
 
     The same plot gives the same bytes: no dates, no random names, no fonts of the machine. Looks
     by role give it the colours of a page; by default it has those of this plot alone.
     """
-    return _picture(plot, looks, "svg", {"Date": None, "Creator": "diffsketch"})
-
-
-def to_png(plot: Plot, looks: Mapping[str, Look] | None = None) -> bytes:
-    """Draw as `to_svg`, as PNG."""
-    return _picture(plot, looks, "png", {"Software": "diffsketch"})
-
-
-def _picture(
-    plot: Plot, looks: Mapping[str, Look] | None, form: str, metadata: dict[str, Any]
-) -> bytes:
-    traces = figure(plot, looks)["data"]
-    bars = [trace for trace in traces if trace["type"] == "bar"]
+    looks = looks_of([plot]) if looks is None else looks
     labels = [_label(series) for series in plot.series]
     labels += [_wrapped_plain(mark.label, _LEGEND_WIDTH) for mark in plot.marks]
     worth = "\n".join(
-        _wrapped_plain(f"{', '.join(names)}: {_worth(epsilon, text)}", _NOTE_WIDTH)
+        _wrapped_plain(
+            f"{', '.join(names)}: {text} ({epsilon.basis_text}; {epsilon.scope})", _NOTE_WIDTH
+        )
         for (epsilon, text), names in meanings([plot]).items()
     )
     stream = io.BytesIO()
@@ -395,30 +174,20 @@ def _picture(
     with mpl.rc_context(), style.context("default"):
         mpl.rcParams["svg.hashsalt"] = "diffsketch"
         lines = sum(label.count("\n") + 1 for label in labels) / 2 + worth.count("\n") + 2
-        height = 4.3 + 0.17 * lines
-        drawing = Figure(figsize=(7.2, height), layout="constrained", facecolor="white")
+        size = (7.2, 4.3 + 0.17 * lines)
+        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
         axes = drawing.subplots()
         _set_axes(axes, plot)
+        bars = [series for series in plot.series if series.kind == "bars"]
         handles = []
-        for trace in traces:
-            x, y = (np.array(trace[name], dtype=float) for name in ("x", "y"))  # None becomes NaN
-            if trace in bars:
-                width = 0.8 / len(bars)
-                x += (bars.index(trace) - (len(bars) - 1) / 2) * width
-            if "error_y" in trace:
-                ends = trace["error_y"]
-                low, high = y - ends["arrayminus"], y + ends["array"]
-                thickness = _POINTS * ends["thickness"]
-                axes.vlines(x, low, high, color=ends["color"], linewidth=thickness)
-            if trace in bars:
-                look = {"facecolor": trace["marker"]["color"], "hatch": None}
-                if "pattern" in trace["marker"]:
-                    look = {"facecolor": "white", "hatch": "///"}
-                colour = trace["marker"]["color"]
-                artist: Any = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **look)
-            else:
-                artist = _draw_line(axes, x, y, trace)
-            handles += [] if trace["meta"] else [artist]
+        for series in plot.series:
+            shift = 0.0
+            if series in bars:  # side by side around their category
+                shift = (bars.index(series) - (len(bars) - 1) / 2) * 0.8 / len(bars)
+            look = looks[series.role or series.name]
+            handles.append(
+                _draw(axes, plot, series, look, shift=shift, width=0.8 / len(bars or "-"))
+            )
         for mark in plot.marks:
             line = axes.axvline if mark.axis == "x" else axes.axhline
             handles.append(line(mark.value, color=NEUTRAL, linewidth=1.2, linestyle=":"))
@@ -429,8 +198,49 @@ def _picture(
                 title=worth or None, title_fontsize=7.5, alignment="left",
             )  # fmt: skip
         FigureCanvasAgg(drawing)
-        drawing.savefig(stream, format=form, dpi=140, metadata=metadata)
+        about = {"Software": "diffsketch"} if form == "png" else {"Date": None, "Creator": ""}
+        drawing.savefig(stream, format=form, dpi=140, metadata=about)
     return stream.getvalue()
+
+
+def _draw(axes: Axes, plot: Plot, series: Series, look: Look, *, shift: float, width: float) -> Any:
+    """Draw a series with its spread and the cross at an early end; returns its legend's handle."""
+
+    def numbers(values: Iterable[float | None], *, log: bool = False) -> _Array:
+        return np.array([drawable(value, log=log) for value in values], dtype=float)  # None: NaN
+
+    x, y = numbers(series.x, log=plot.x.log) + shift, numbers(series.y, log=plot.y.log)
+    low, high = map(numbers, _spread(plot, series))
+    colour, faint = look.colour, {"color": look.colour, "alpha": STYLE["faint"], "linewidth": 0}
+    handle: Any
+    if series.kind == "bars":
+        face: dict[str, Any] = (
+            {"facecolor": "white", "hatch": "///"} if series.dashed else {"facecolor": colour}
+        )
+        handle = axes.bar(x, y, width=0.92 * width, edgecolor=colour, **face)
+    else:
+        thickness = _POINTS * STYLE["width"]
+        dashes = tuple(_POINTS * pixels / thickness for pixels in STYLE["dash"])
+        line: dict[str, Any] = {"color": colour, "linewidth": thickness}
+        line["linestyle"] = (0, dashes) if series.dashed else "-"
+        if series.kind == "steps":
+            y = np.append(y, y[-1:])
+            line["drawstyle"] = "steps-post"
+            if not (plot.y.log or series.dashed):
+                axes.fill_between(x, y, step="post", **faint)
+        elif has_symbols(series):
+            size = STYLE["point"] if series.kind == "points" else STYLE["symbol"]
+            line |= {"marker": SYMBOLS[look.symbol], "markersize": _POINTS * size}
+        if series.kind == "points":
+            line |= {"linestyle": "none", "markerfacecolor": "none" if series.dashed else colour}
+        handle = axes.plot(x, y, **line)[0]
+    if series.low and series.kind == "band":
+        axes.fill_between(x, low, high, **faint)
+    elif series.low and series.kind != "steps":
+        axes.vlines(x, low, high, color=NEUTRAL if series.kind == "bars" else colour, linewidth=1.1)
+    if series.ended and len(last := np.flatnonzero(np.isfinite(x[: len(y)] + y))):
+        axes.plot(x[last[-1]], y[last[-1]], "x", color=colour, markersize=9, markeredgewidth=2.2)
+    return handle
 
 
 def _label(series: Series) -> str:
@@ -439,10 +249,6 @@ def _label(series: Series) -> str:
     lines = _wrapped_plain(text, _LEGEND_WIDTH, break_on_hyphens=False)
     # Matplotlib leaves out what begins with an underscore.
     return f" {lines}" if lines.startswith("_") else lines
-
-
-def _worth(epsilon: Epsilon, text: str) -> str:
-    return f"{text} ({epsilon.basis_text}; {epsilon.scope})"
 
 
 def _wrapped_plain(text: str, width: int, **more: bool) -> str:
@@ -469,33 +275,6 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     if plot.categories:
         labels = [_wrapped_plain(label, 16) for label in plot.categories]
         axes.set_xticks(range(len(labels)), labels)
-
-
-def _draw_line(axes: Axes, x: _Array, y: _Array, trace: Trace) -> Any:
-    """Draw a line, points, a histogram, the shade of a band or the cross at an early end."""
-    line, marker = trace.get("line", {}), trace.get("marker", {})
-    colour = (marker or line)["color"]
-    if trace["meta"] == "band":
-        for whole, group in itertools.groupby(zip(x, y, strict=True), lambda p: p[0] == p[0]):
-            if whole:
-                axes.fill(*zip(*group, strict=True), color=colour, alpha=0.18, linewidth=0)
-        return None
-    width = _POINTS * line.get("width", 0)
-    look: dict[str, Any] = {"color": colour, "linewidth": width, "linestyle": "none"}
-    if "lines" in trace["mode"]:
-        dashes = [float(length) / width for length in re.findall(r"(\d+)px", line["dash"])]
-        look["linestyle"] = (0, dashes) if dashes else "-"
-    if "markers" in trace["mode"]:
-        symbol, size = marker["symbol"], _POINTS * marker["size"]
-        look |= {"marker": SYMBOLS.get(symbol.removesuffix("-open"), "x"), "markersize": size}
-        look |= {"markerfacecolor": "none"} if symbol.endswith("-open") else {}
-        if "line" in marker:
-            look["markeredgewidth"] = _POINTS * marker["line"]["width"]
-    if line.get("shape") == "hv":
-        look["drawstyle"] = "steps-post"
-        if trace["fill"] == "tozeroy":
-            axes.fill_between(x, y, step="post", color=colour, alpha=0.18, linewidth=0)
-    return axes.plot(x, y, **look)[0]
 
 
 def _tick_with(unit: str, value: float, position: int | None = None) -> str:

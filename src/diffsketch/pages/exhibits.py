@@ -5,6 +5,7 @@ The same parts become interactive plots, pictures, HTML, CSV and Markdown.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -104,11 +105,11 @@ class Plot:
                 numbers |= {"low": (count, series.low), "high": (count, series.high)}
             for label in labels[1:]:
                 numbers[f"other_x[{label!r}]"] = (places, series.other_x.get(label, ()))
-            for name, (expected, found) in numbers.items():
-                if len(found) != expected:
+            for name, (expected, present) in numbers.items():
+                if len(present) != expected:
                     raise MismatchError(
                         f"{name} of series {series.name!r} in plot {self.name!r} must have "
-                        f"{expected} numbers, got {len(found)}"
+                        f"{expected} numbers, got {len(present)}"
                     )
         for mark in self.marks:
             check(math.isfinite(mark.value), f"mark of plot {self.name}", "be finite", mark.value)
@@ -169,7 +170,7 @@ class Section:
     @property
     def every_exhibit(self) -> tuple[Exhibit, ...]:
         """All that it has, also what is folded away."""
-        return (*self.exhibits, *(one for some in self.details.values() for one in some))
+        return (*self.exhibits, *itertools.chain.from_iterable(self.details.values()))
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Page:
         for kind, names in (
             ("section", [section.name for section in self.sections]),
             ("exhibit", [exhibit.name for exhibit in all_exhibits(self)]),
-            ("verdict", [one.name for section in self.sections for one in section.verdicts]),
+            ("verdict", [entry.name for section in self.sections for entry in section.verdicts]),
         ):
             seen: set[str] = set()
             for name in names:
@@ -213,17 +214,17 @@ def meanings(plots: Iterable[Plot]) -> dict[tuple[Epsilon, str], list[str]]:
 
     Basis and scope are that epsilon's; names with the same basis, scope and values are together.
     """
-    found: dict[tuple[str, ...], tuple[Epsilon, dict[str, None]]] = {}
+    by_name: dict[tuple[str, ...], tuple[Epsilon, dict[str, None]]] = {}
     for plot in plots:
-        said = [(one.name, one.epsilon, one.epsilon_text) for one in plot.series]
-        said += [(mark.label, mark.epsilon, "") for mark in plot.marks]
-        for name, epsilon, text in said:
+        named = [(series.name, series.epsilon, series.epsilon_text) for series in plot.series]
+        named += [(mark.label, mark.epsilon, "") for mark in plot.marks]
+        for name, epsilon, text in named:
             if epsilon is not None:
                 key = (name, epsilon.basis_text, str(epsilon.scope))
                 value = text or epsilon.quantity("symbols")
-                found.setdefault(key, (epsilon, {}))[1][value] = None
+                by_name.setdefault(key, (epsilon, {}))[1][value] = None
     groups: dict[tuple[str, ...], tuple[tuple[Epsilon, str], list[str]]] = {}
-    for (name, *worth), (epsilon, values) in found.items():
+    for (name, *worth), (epsilon, values) in by_name.items():
         text = "; ".join(values)
         groups.setdefault((*worth, text), ((epsilon, text), []))[1].append(name)
     return dict(groups.values())

@@ -10,17 +10,16 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from diffsketch.errors import MismatchError
 from diffsketch.files import prepare_output, replace_files
 from diffsketch.pages import charts
 from diffsketch.pages.exhibits import (
@@ -37,9 +36,6 @@ from diffsketch.pages.exhibits import (
 )
 from diffsketch.pages.tables import to_csv
 from diffsketch.privacy.claim import Epsilon
-
-Pictures: TypeAlias = Mapping[str, Mapping[str, bytes]]
-"""Content of picture files, by name of the plot and by form, "svg" or "png"."""
 
 # Verdicts, in the order of the scoreboard: the class of the chip of each. In a table they may
 # begin a cell.
@@ -71,7 +67,7 @@ def render(page: Page, *, files: bool = False) -> str:
     filters: dict[str, Callable[..., Any]] = {
         "by_kind": lambda exhibits: [
             (are_plots, list(group))
-            for are_plots, group in itertools.groupby(exhibits, lambda one: isinstance(one, Plot))
+            for are_plots, group in itertools.groupby(exhibits, lambda part: isinstance(part, Plot))
         ],
         "cell_text": cell_text,
         "legend": _legend,
@@ -80,15 +76,12 @@ def render(page: Page, *, files: bool = False) -> str:
         "prose": prose,
         "sort_number": _sort_number,
         "scoreboard": _scoreboard,
-        "spec": lambda plot: json_text(
-            {"figure": charts.figure(plot, looks), "switched": charts.switched(plot, looks)}
-        ),
+        "spec": lambda plot: json_text(charts.spec(plot, looks)),
         "verdict": _verdict,
     }
     environment.filters |= filters
     environment.tests |= {
         "epsilon": lambda cell: isinstance(cell, Epsilon),
-        "log_is_sensible": _log_is_sensible,
         "long": _is_long,
         "wordy": lambda table: any(_is_long(cell) for row in table.rows for cell in row),
         "with_symbols": charts.has_symbols,
@@ -155,9 +148,9 @@ def _scoreboard(page: Page) -> dict[str, list[VerdictEntry]]:
     """All verdicts by their standing; those that are counted apart come last."""
     board: dict[str, list[VerdictEntry]] = {standing: [] for standing in (*_VERDICTS, _APART)}
     for section in page.sections:
-        for one in section.verdicts:
-            board.setdefault(_APART if one.aside else one.standing, []).append(one)
-    return {heading: some for heading, some in board.items() if some}
+        for entry in section.verdicts:
+            board.setdefault(_APART if entry.aside else entry.standing, []).append(entry)
+    return {heading: entries for heading, entries in board.items() if entries}
 
 
 def _sort_number(cell: Cell) -> str:
@@ -171,44 +164,18 @@ def _sort_number(cell: Cell) -> str:
 def _verdict(text: str) -> tuple[str, str]:
     """Split a verdict from the beginning of a cell."""
     longest = sorted(_VERDICTS, key=len, reverse=True)
-    found = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
-    return (found[0], text[found.end() :].lstrip(f" :;,.-{DASH}")) if found else ("", text)
+    match = re.match(rf"({'|'.join(longest)})\b", text, re.IGNORECASE)
+    return (match[0], text[match.end() :].lstrip(f" :;,.-{DASH}")) if match else ("", text)
 
 
-def _log_is_sensible(plot: Plot) -> bool:
-    """Tell whether both scales show everything, and something else: not shares, over a range."""
-    if any(series.kind in ("bars", "steps") for series in plot.series):
-        return False
-    ends = (value for one in plot.series for value in (*one.y, *one.low, *one.high))
-    numbers = [number for value in ends if (number := charts.drawable(value)) is not None]
-    numbers += [mark.value for mark in plot.marks if mark.axis == "y"]
-    if not numbers or min(numbers) <= 0:
-        return False
-    return plot.y.log or (not plot.y.percent and max(numbers) >= 3 * min(numbers))
-
-
-def pictures_of(page: Page, show: Callable[[float], None] = lambda _: None) -> Pictures:
-    """Draw all plots of a page, in its colours.
-
-    This takes most of a page's time: `show` is told the share that is done.
-    """
-    looks, found = charts.looks_of(all_exhibits(page), page.roles), dict[str, dict[str, bytes]]()
-    plots = [exhibit for exhibit in all_exhibits(page) if isinstance(exhibit, Plot)]
-    for plot in plots:
-        found[plot.name] = {"svg": charts.to_svg(plot, looks), "png": charts.to_png(plot, looks)}
-        show(len(found) / len(plots))
-    return found
-
-
-def forms_of(name: str, pictures: Pictures) -> Mapping[str, bytes]:
-    """Return the picture of a plot in each of its forms; refuse pictures of another page."""
-    if name not in pictures:
-        raise MismatchError(f"pictures must have one of each plot of the page, got none of {name}")
-    return pictures[name]
-
-
-def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True) -> list[Path]:
-    """Write `index.html`, `figures/<name>.svg` and `.png`, and `data/<name>.csv`, all or none.
+def write_page(
+    page: Page,
+    directory: Path,
+    *,
+    pictures: bool = True,
+    show: Callable[[float], None] = lambda _: None,
+) -> list[Path]:
+    """Write `index.html`, `figures/<name>.png` and `data/<name>.csv`, all or none.
 
     The page itself needs no other file. Whatever else is in the directory is left as it is. The
     same page gives the same bytes.
@@ -218,19 +185,17 @@ def write_page(page: Page, directory: Path, *, pictures: Pictures | bool = True)
     Args:
         page: The page.
         directory: Made if it does not exist.
-        pictures: Whether to make `figures`; without them the page has no links to files. Or what
-            `pictures_of` made of this page, if that is needed elsewhere, too.
+        pictures: Whether to make `figures`; without them the page has no links to files.
+        show: Told the share of the exhibits that is done: pictures take most of the time.
     """
-    directory = Path(directory)
-    index = render(page, files=pictures is not False).encode("utf-8")
-    if pictures is True:
-        pictures = pictures_of(page)
-    contents = {directory / "index.html": index}
-    for exhibit in all_exhibits(page):
+    looks, exhibits = charts.looks_of(all_exhibits(page), page.roles), list(all_exhibits(page))
+    contents = {directory / "index.html": render(page, files=pictures).encode("utf-8")}
+    for count, exhibit in enumerate(exhibits):
+        show(count / len(exhibits))
         contents[directory / "data" / f"{exhibit.name}.csv"] = to_csv(exhibit)
-        if pictures is not False and isinstance(exhibit, Plot):
-            for form, content in forms_of(exhibit.name, pictures).items():
-                contents[directory / "figures" / f"{exhibit.name}.{form}"] = content
+        if pictures and isinstance(exhibit, Plot):
+            name = f"{exhibit.name}.png"
+            contents[directory / "figures" / name] = charts.picture(exhibit, looks)
     for folder in sorted({path.parent for path in contents}):
         prepare_output(folder)
     replace_files(contents)

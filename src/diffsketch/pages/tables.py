@@ -1,22 +1,13 @@
-"""Exhibits as text: CSV with every number in full, tables and pictures in Markdown."""
+"""Exhibits as CSV, with every number in full."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator
 
-from diffsketch.errors import check
 from diffsketch.files import csv_cell
-from diffsketch.pages.exhibits import (
-    Cell,
-    Exhibit,
-    Plot,
-    Table,
-    cell_text,
-    is_numeric,
-)
+from diffsketch.pages.exhibits import Cell, Exhibit, Plot, Table
 from diffsketch.privacy.claim import Epsilon
 
 _EPSILON = ("value", "delta", "basis", "unit", "relation", "trust", "rounds")
@@ -51,8 +42,8 @@ def _plot_lines(plot: Plot) -> Iterator[list[Cell]]:
             named, steps = place in range(len(plot.categories)), series.kind == "steps"
             value: Cell = None if series.epsilon is None else float(series.epsilon)
             if series.epsilon_along:  # a bin is about all between its edges
-                own = series.y if series.epsilon_along == "y" else series.x
-                value = None if steps else own[index]
+                epsilons = series.y if series.epsilon_along == "y" else series.x
+                value = None if steps else epsilons[index]
             yield [
                 series.name,
                 series.kind,
@@ -109,38 +100,3 @@ def _exact(cell: Cell) -> str:
     if isinstance(cell, bool):
         return str(cell).lower()
     return repr(float(cell)) if isinstance(cell, float) else str(csv_cell(cell))
-
-
-def table_markdown(table: Table) -> str:
-    """Format a table as Markdown, numbers to the right, without title and caption.
-
-    >>> print(table_markdown(Table("t", "T", ("method", "bytes"), (("none", 31400),))))
-    | method | bytes |
-    | --- | ---: |
-    | none | 31,400 |
-    """
-    check(len(table.columns) > 0, "columns", "not be empty", table.columns)
-    rules = ["---:" if is_numeric(table, place) else "---" for place, _ in enumerate(table.columns)]
-    lines = [[table_cell(heading) for heading in table.columns], rules]
-    lines += [[table_cell(cell_text(cell)) for cell in row] for row in table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def image_link(text: str, path: str) -> str:
-    r"""Link a picture in Markdown, with the text for those who do not see it.
-
-    >>> image_link("Accuracy [MNIST]", "images/a b.png")
-    '![Accuracy \\[MNIST\\]](<images/a b.png>)'
-    """
-    check(bool(path) and not set(path) & set("<>\n"), "path", "be without <, > and breaks", path)
-    safe = re.fullmatch(r"[\w./-]+", path) is not None
-    return f"![{table_cell(text)}]({path if safe else f'<{path}>'})"
-
-
-def table_cell(text: str) -> str:
-    """Escape text for Markdown: no cell ends early, nothing becomes a tag; code stays code."""
-    parts = re.split(r"(`[^`]+`)", re.sub(r"\s+", " ", text).strip())
-    for index, part in enumerate(parts):
-        marked = part if index % 2 else re.sub(r"([\\*_\[\]<>`])", r"\\\1", part)
-        parts[index] = marked.replace("|", r"\|")
-    return "".join(parts)

@@ -1,41 +1,13 @@
 """The planner: from a target and a budget to a method, its settings and its predicted error."""
 
 from diffsketch.methods.forecast import RelativeError
-from diffsketch.planning.bare import SketchSize, report_sizes, sketch_sizes
-from diffsketch.planning.free import FreeSize, free_size, free_to_data, report_free
-from diffsketch.planning.planner import Plan, plan
-from diffsketch.planning.report import (
-    explain,
-    flower_plan,
-    python_code,
-    report_plan,
-    run_command,
-    to_data,
-)
+from diffsketch.planning.bare import SketchSize, sketch_sizes
+from diffsketch.planning.free import FreeSize, free_size
+from diffsketch.planning.planner import Plan, PlanWarning, plan
 from diffsketch.planning.search import SAMPLINGS, Option, PlanRequest
 from diffsketch.privacy.claim import Relation, Trust, Unit
 
 __all__ = [
-    "SAMPLINGS",
-    "FreeSize",
-    "Option",
-    "Plan",
-    "PlanRequest",
-    "Relation",
-    "RelativeError",
-    "SketchSize",
-    "Trust",
-    "Unit",
-    "explain",
-    "flower_plan",
-    "free_size",
-    "free_to_data",
-    "plan",
-    "python_code",
-    "report_free",
-    "report_plan",
-    "report_sizes",
-    "run_command",
-    "sketch_sizes",
-    "to_data",
-]
+    "SAMPLINGS", "FreeSize", "Option", "Plan", "PlanRequest", "PlanWarning", "Relation",
+    "RelativeError", "SketchSize", "Trust", "Unit", "free_size", "plan", "sketch_sizes",
+]  # fmt: skip

@@ -12,11 +12,6 @@ be necessary as well (in bits). Here both parts come from the methods' own claim
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from diffsketch.errors import ArgumentError, check
 from diffsketch.planning.search import Option, PlanRequest, option_at, smallest_option
@@ -26,7 +21,6 @@ ALLOWANCE = 0.1
 """A table costs nothing if its error is at most this share above that of the dense mean."""
 
 _CELL_BYTES, _MOST_BYTES = 16, 1 << 40  # of a request: any message fits
-_STEPS = (0.25, 0.5, 2, 4)  # sizes beside the answer, in answers
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,8 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
     """
     check(0 < allowance < 10, "allowance", "be > 0 and < 10", allowance)
     law = "skellam" if request.trust is Trust.DISTRIBUTED else "gaussian"
-    whole = replace(request, message_bytes=min(_CELL_BYTES * request.dim + 64, _MOST_BYTES))
-    dense = option_at(whole, law, request.dim)
+    roomy = replace(request, message_bytes=min(_CELL_BYTES * request.dim + 64, _MOST_BYTES))
+    dense = option_at(roomy, law, request.dim)
     if dense is None:
         raise ArgumentError(
             f"no dense mean has a proven epsilon of {request.target_epsilon:g} at delta "
@@ -93,82 +87,5 @@ def free_size(request: PlanRequest, *, allowance: float = ALLOWANCE) -> FreeSize
         )
 
     limit = (1 + allowance) * dense.error.total
-    smallest = smallest_option(whole, f"sketch-{law}", limit=limit)
-    return FreeSize(whole, dense, smallest or dense, allowance)
-
-
-def report_free(found: FreeSize) -> tuple[Table | Text, ...]:
-    """Lay out the sizes around the smallest free one, and say what free means."""
-    request, dense, smallest = found.request, found.dense, found.smallest
-    table = Table(
-        title="How small the table may be", title_justify="left", box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-    )  # fmt: skip
-    for name in ("cells", "bytes", "ratio", "noise", "sketch", "error", "above dense"):
-        table.add_column(name, justify="right", no_wrap=True)
-    name = f"sketch-{dense.method.name}"
-    sizes = [max(1, int(found.cells * step)) for step in _STEPS]
-    beside = [option_at(request, name, size) for size in sizes if size < request.dim]
-    every = {o.method.message_format.cell_count: o for o in (*beside, smallest, dense) if o}
-    for _, option in sorted(every.items()):
-        error = option.error
-        table.add_row(
-            f"{option.method.message_format.cell_count:,}", f"{option.method.wire_bytes:,}",
-            f"{option.method.compression:,.4g}x", f"{error.noise + error.rounding:.4g}",
-            f"{error.recovery:.4g}", f"{error.total:.4g}",
-            "dense" if option is dense else f"{found.excess(option):+.1%}",
-            style="bold" if option is smallest else None,
-        )  # fmt: skip
-    answer = (
-        f"{found.cells:,} cells, {request.dim / found.cells:.3g} times fewer than the vector, "
-        f"cost nothing ({smallest.method.wire_bytes:,} bytes instead of "
-        f"{dense.method.wire_bytes:,})."
-    )
-    if dense.error.total > 1:
-        answer += (
-            " Free is not good: the error of one round is above 1 either way, which an estimate of "
-            "zero has; over rounds it falls with their number."
-        )
-    if smallest is dense:
-        answer = "no table smaller than the vector costs nothing: the noise is too small to hide it"
-        answer += " (longer vectors, fewer clients, more rounds or a smaller epsilon change that)."
-    return (
-        table,
-        Text(
-            f"Costs nothing: an error of one round at most {found.allowance:.0%} above that of the "
-            "dense mean with the same epsilon, predicted for dense vectors of norm "
-            f"{request.vector_norm:g} and spread {request.spread:g} (--norm, --spread; 0 is the "
-            "worst case). Errors are over the squared norm of the mean.", style="dim",
-        ),
-        Text.assemble(("Free: ", "bold"), answer),
-        *(() if request.trust is Trust.LOCAL else (Text.assemble(
-            ("Theory: ", "bold"),
-            f"about n^2 epsilon^2 / rounds = {found.theory:,.0f} cells for n = {request.cohort:,} "
-            f"and {request.paying_rounds:,} rounds of each client, without constants and "
-            "logarithms (arXiv 2203.03761).",
-        ),)),
-        Text.assemble(("Guarantee: ", "bold"), f"{smallest.total}."),
-    )  # fmt: skip
-
-
-def free_to_data(found: FreeSize) -> dict[str, Any]:
-    """Convert the answer to plain data, for JSON."""
-
-    def plain(option: Option) -> dict[str, Any]:
-        return {
-            "method": option.method.name,
-            "settings": option.settings,
-            "cells": option.method.message_format.cell_count,
-            "message_bytes": option.method.wire_bytes,
-            "relative_error": option.error.total,
-            "above_dense": found.excess(option),
-            "epsilon": str(option.total),
-        }
-
-    return {
-        "cells": found.cells,
-        "theory_cells": None if found.request.trust is Trust.LOCAL else found.theory,
-        "allowance": found.allowance,
-        "smallest": plain(found.smallest),
-        "dense": plain(found.dense),
-    }
+    smallest = smallest_option(roomy, f"sketch-{law}", limit=limit)
+    return FreeSize(roomy, dense, smallest or dense, allowance)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 
 from diffsketch.errors import ArgumentError, check, check_type
-from diffsketch.methods import build_method
 from diffsketch.planning.free import FreeSize, free_size
 from diffsketch.planning.search import TIE, TRUSTS, Option, PlanRequest, search
 from diffsketch.privacy.claim import Trust, Unit
 from diffsketch.wire.formats import CHECKSUM_BYTES
+
+
+class PlanWarning(UserWarning):
+    """A plan that should not be relied on as it is, such as one worse than sending nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     Raises:
         ArgumentError: No method can do it, or `request` is not a `PlanRequest`.
 
+    Warns:
+        PlanWarning: For each of the plan's `warnings`.
+
     >>> wanted = PlanRequest(
     ...     dim=1000, cohort=500, rounds=1, target_epsilon=4.0, message_bytes=5000
     ... )
@@ -84,136 +91,95 @@ def plan(request: PlanRequest, *, alternatives: int = 5) -> Plan:
     best = min(close, key=lambda o: (TRUSTS.index(o.trust), o.method.wire_bytes))
     options.remove(best)
     texts = (tuple(write(best, request)) for write in (_warnings, _advice, _notes))
-    return Plan(request, best, tuple(options[:alternatives]), *texts)
-
-
-def clients_needed(option: Option, request: PlanRequest, *, factor: float) -> int:
-    """Count the clients of a round whose mean has noise smaller by this factor."""
-    power = 1 if option.trust is Trust.LOCAL else 2  # with which the error falls
-    return math.ceil(request.cohort * math.pow(factor, 1 / power))
-
-
-def bytes_needed(option: Option, request: PlanRequest) -> int:
-    """Bytes of a message with the vector itself, in float32 unless the noise has a finer form."""
-    dense = option.method.name.removeprefix("sketch-")
-    if dense == option.method.name:
-        return CHECKSUM_BYTES + 4 * request.dim
-    sizes = ("rows", "cols", "bits", "granularity")
-    settings = {name: value for name, value in option.settings.items() if name not in sizes}
-    return build_method(dense, dim=request.dim, cohort=request.cohort, settings=settings).wire_bytes
-
-
-def epsilon_needed(option: Option, request: PlanRequest, *, factor: float) -> float | None:
-    """Epsilon of the same method if the noise's part of the error is smaller by this factor."""
-    settings, powers = dict(option.settings), {"noise_multiplier": -0.5, "per_round": 0.5}
-    for name in settings.keys() & powers.keys():
-        settings[name] *= factor ** powers[name]
-    if settings == option.settings:
-        return None
-    try:
-        name = option.method.name
-        method = build_method(name, dim=request.dim, cohort=request.cohort, settings=settings)
-        total = request.total(method)
-    except ArgumentError:
-        return None
-    return None if total is None else float(total)
+    answer = Plan(request, best, tuple(options[:alternatives]), *texts)
+    for text in answer.warnings:
+        warnings.warn(text, PlanWarning, stacklevel=2)
+    return answer
 
 
 def _warnings(option: Option, request: PlanRequest) -> list[str]:
     """List what the user must know before relying on it; empty if all is well."""
-    found, error = [], option.error
+    warned, error = [], option.error
     if error.total > 1:
         parts = f"{_brief(error.noise + error.rounding)} from the noise"
         if error.recovery:
-            where = (
-                f"{request.dim:,} coordinates in {option.method.message_format.cell_count:,} cells"
-            )
+            cells = option.method.message_format.cell_count
+            where = f"{request.dim:,} coordinates in {cells:,} cells"
             parts = f"{_brief(error.recovery)} from {where}, {parts}"
-        found.append(
+        warned.append(
             "One round alone is worse than sending nothing: its predicted error is "
             f"{_brief(error.total)} times the squared norm of the mean ({parts}); an estimate of "
             "zero has 1."
         )
     if request.unit is Unit.COORDINATE:
-        found.append(
+        warned.append(
             "Only one coordinate of a client's vector is protected, not what a client holds: data "
             "that changes many coordinates can still be told apart."
         )
-    return found
+    return warned
 
 
 def _advice(option: Option, request: PlanRequest) -> list[str]:
     """List what would bring the error down to 1; empty if it is there."""
-    error, found = option.error, list[str]()
+    error = option.error
     if error.total <= 1:
-        return found
-    over, rounds = "several", request.rounds
-    result = "."
-    if rounds > 1:
-        over, result = f"{rounds:,}", f", {_brief(error.total / rounds)}."
-    found.append(
+        return []
+    averaged = f", {_brief(error.total / request.rounds)} over all of them" * (request.rounds > 1)
+    advice = [
         "Averages over rounds: hashes and noise are fresh in each, so for a mean that stays the "
-        f"same the error over {over} rounds is that of one divided by their number{result}"
-    )
+        f"same the error is that of one round divided by their number{averaged}."
+    ]
     if error.recovery >= 1:
-        found.append(
+        advice.append(
             "Larger messages: no number of clients makes up for the sketch; with some "
-            f"{_brief(bytes_needed(option, request))} bytes the vector itself fits."
+            f"{_brief(CHECKSUM_BYTES + 4 * request.dim)} bytes the vector itself fits."
         )
+    # The noise has what the sketch leaves of 1; where that is nothing, half as much as zero has.
     goal = 1 - error.recovery if error.recovery < 1 else 0.5
     factor = (error.noise + error.rounding) / goal
-    if factor <= 1:
-        return found
-    against = f" against the noise, down to {_brief(goal)}" if error.recovery >= 1 else ""
-    count = clients_needed(option, request, factor=factor)
-    found.append(f"More clients a round{against}: {_brief(count)} instead of {request.cohort:,}.")
-    larger = epsilon_needed(option, request, factor=factor)
-    if larger is not None:
-        found.append(
-            f"A larger epsilon: about {_brief(larger)} instead of {request.target_epsilon:g}."
+    if factor > 1:
+        # Of a mean of n messages with noise in each, the variance falls with n; with noise in
+        # their sum, with n^2.
+        power = 1 if option.trust is Trust.LOCAL else 2
+        count = math.ceil(request.cohort * math.pow(factor, 1 / power))
+        against = f" against the noise, down to {_brief(goal)}" if error.recovery >= 1 else ""
+        advice.append(
+            f"More clients a round{against}: {_brief(count)} instead of {request.cohort:,}; or a "
+            "larger epsilon, or fewer rounds of each client."
         )
-    paying = request.paying_rounds
-    if paying / factor >= 1 and request.delta:
-        fewer = f"about {_brief(paying / factor)} instead of {paying:,}"
-        found.append(f"Fewer rounds of each client: {fewer}.")
-    if request.trust is Trust.LOCAL and request.unit is Unit.CLIENT and request.delta:
-        found.append(
-            "Distributed trust: if a secure sum hides single messages, noise is needed once and "
-            f"not in each of them; its part falls by a factor of up to {request.cohort:,}."
-        )
-    return found
+        if request.trust is Trust.LOCAL and request.unit is Unit.CLIENT and request.delta:
+            advice.append(
+                "Distributed trust: if a secure sum hides single messages, noise is needed once "
+                f"and not in each of them; its part falls by a factor of up to {request.cohort:,}."
+            )
+    return advice
 
 
 def _notes(option: Option, request: PlanRequest) -> list[str]:
     """List what the prediction takes for granted."""
-    found = [
+    notes = [
         f"Predicted for dense vectors of norm {request.vector_norm:g}, not longer (they would be "
         "clipped) nor shorter (the noise would be larger beside them): --norm sets it."
     ]
     if request.members > request.cohort:
-        if request.sampling == "shuffled":
-            found.append(
-                f"Each of the {request.members:,} clients takes part in "
-                f"{request.paying_rounds:,} of the {request.rounds:,} rounds at most, and pays "
-                "for these."
-            )
-        elif request.sampling == "poisson":
-            found.append(
-                "The guarantee counts on who takes part being secret, and on every client being "
-                f"drawn on its own, with probability {request.cohort / request.members:.3g}."
-            )
-        else:
-            passes = -(-request.rounds // (request.members // request.cohort))
-            found.append(
-                "All rounds count for every client, since one may be drawn in each of them; "
-                f"--sampling shuffled would count {passes:,} of {request.rounds:,}."
-            )
+        passes = -(-request.rounds // (request.members // request.cohort))
+        every_round = (
+            "All rounds count for every client, since one may be drawn in each of them; "
+            f"--sampling shuffled would count {passes:,} of {request.rounds:,}."
+        )
+        by_sampling = {
+            "shuffled": f"Each of the {request.members:,} clients takes part in {passes:,} of the "
+            f"{request.rounds:,} rounds at most, and pays for these.",
+            "poisson": "The guarantee counts on who takes part being secret, and on every client "
+            f"being drawn on its own, with probability {request.cohort / request.members:.3g}.",
+        }
+        notes.append(by_sampling.get(request.sampling, every_round))
     if option.trust is Trust.DISTRIBUTED:
-        found.append(
+        notes.append(
             f"The noise of all {request.cohort:,} clients of a round counts: if fewer answer, the "
             "claim is weaker (Flower's min_replies makes up for it)."
         )
-    return found
+    return notes
 
 
 def _brief(value: float) -> str:

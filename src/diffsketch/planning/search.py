@@ -108,8 +108,8 @@ class PlanRequest:
         check(0 < target < math.inf, "target_epsilon", "be > 0 and finite", target)
         check(1e-30 <= norm <= 1e30, "vector_norm", "be in 1e-30..1e30", norm)  # squares fit
         check(0 <= self.delta < 1, "delta", "be in [0, 1)", self.delta)
-        known = ", ".join(SAMPLINGS)
-        check(self.sampling in SAMPLINGS, "sampling", f"be one of {known}", self.sampling)
+        names = ", ".join(SAMPLINGS)
+        check(self.sampling in SAMPLINGS, "sampling", f"be one of {names}", self.sampling)
         if self.sampling == "poisson":
             only = Scope(Unit.CLIENT, Relation.ADD_OR_REMOVE, Trust.CENTRAL)
             check(scope == only, "sampling", f"not be poisson but for {only}", self.sampling)
@@ -195,7 +195,7 @@ def search(request: PlanRequest) -> Iterator[Option]:
 
 
 def option_at(request: PlanRequest, name: str, cells: int) -> Option | None:
-    """The best settings of a method with so many cells, at the request's trust; None if none."""
+    """Find the best settings of a method with `cells` cells, at the request's trust, if any."""
     return _search_of(request, name).at(cells)
 
 
@@ -240,6 +240,7 @@ class _Search:
         level = self._calibrated(request.dim, None, margin)
         if level is None:
             return None
+        # Bits first, with as many cells as fit: rounding decides how many cells are worth having.
         most = min(request.dim, request.payload_bits // _FEWEST_BITS)
         start = self._draft(most, None, margin, level)
         finest = request.payload_bits if start is None else start.method.message_format.bits
@@ -248,18 +249,20 @@ class _Search:
         draft = _least(drafts, key=lambda draft: draft.method.message_format.bits)
         if draft is None:
             return None
+        # Then fewer cells: where noise is most of the error, a smaller table costs nothing.
         sizes, size = [draft.cells], int(draft.cells / _STEP)
         while size >= _FEWEST_CELLS:
             sizes.append(size)
             size = int(size / _STEP)
         draft = _least(self._draft(size, draft.bits, margin, level) for size in sizes) or draft
+        # The margin of the clip last: it moves the error least.
         cells, bits = draft.cells, draft.bits
         return self._settled(
-            _least(self._draft(cells, bits, each, level) for each in margins) or draft
+            _least(self._draft(cells, bits, wider, level) for wider in margins) or draft
         )
 
     def at(self, cells: int) -> Option | None:
-        """The best settings with so many cells, of the bits that the method chooses itself."""
+        """Find the best settings with `cells` cells, of the bits that the method chooses itself."""
         level = self._calibrated(cells, None, self.kind.margins[0])
         draft = level and self._widest(cells, level)
         return self._settled(draft) if draft else None
@@ -271,40 +274,41 @@ class _Search:
         while level and free - costly > 1:  # collisions fall with the cells
             cells = (costly + free) // 2
             draft = self._widest(cells, level)
-            good = draft is not None and draft.error.total <= limit
-            costly, free = (costly, cells) if good else (cells, free)
+            fits = draft is not None and draft.error.total <= limit
+            costly, free = (costly, cells) if fits else (cells, free)
         while free < dim:  # the noise of its own claim may be a little more
-            found = self.at(free)
-            if found is not None and found.error.total <= limit:
-                return found
+            option = self.at(free)
+            if option is not None and option.error.total <= limit:
+                return option
             free += max(1, free // 500)
         return None
 
     def _widest(self, cells: int, level: float) -> _Draft | None:
         """A draft with the best of all margins."""
-        return _least(self._draft(cells, None, each, level) for each in self.kind.margins)
+        return _least(self._draft(cells, None, margin, level) for margin in self.kind.margins)
 
     def _built(
         self, cells: int, bits: int | None, margin: float, level: float
     ) -> tuple[dict[str, Any], Plannable] | None:
         request = self.request
-        found = self.kind.planned(
+        settings = self.kind.planned(
             request.vectors, self.scope, cells=cells, bits=bits, margin=margin
         )
-        if found is None:
+        if settings is None:
             return None
         usual = {field.name: field.default for field in fields(self.kind)}
-        found = {name: value for name, value in found.items() if value != usual[name]}
-        found |= self.kind.noise_settings(level)
+        settings = {name: value for name, value in settings.items() if value != usual[name]}
+        settings |= self.kind.noise_settings(level)
         if "delta" in settings_of(self.name):
             # A claim that is made for one delta has to share the run's with all rounds of a client.
-            found["delta"] = request.delta / request.paying_rounds
+            settings["delta"] = request.delta / request.paying_rounds
         try:
-            method = build_method(self.name, dim=request.dim, cohort=request.cohort, settings=found)
+            sizes = {"dim": request.dim, "cohort": request.cohort}
+            method = build_method(self.name, **sizes, settings=settings)
             _ = method.wire_bytes
         except ArgumentError:
             return None
-        return (found, method) if isinstance(method, Plannable) else None
+        return (settings, method) if isinstance(method, Plannable) else None
 
     def _draft(self, cells: int, bits: int | None, margin: float, level: float) -> _Draft | None:
         """Build with as many of the cells as fit the bytes, whatever bits they take."""
@@ -326,17 +330,20 @@ class _Search:
     def _settled(self, draft: _Draft) -> Option | None:
         """The draft with exactly the noise that its own claim needs."""
         cells = draft.cells
+        # Other noise may take other bits, and so leave room for fewer cells, which take other
+        # noise: until nothing changes.
         for _ in range(_FITS):
             level = self._calibrated(cells, draft.bits, draft.margin)
-            found = level and self._draft(cells, draft.bits, draft.margin, level)
-            if not found:
+            settled = level and self._draft(cells, draft.bits, draft.margin, level)
+            if not settled:
                 return None
-            if found.cells == cells:
-                total = self.request.total(found.method)
+            if settled.cells == cells:
+                # The promise is the method's own claim, whatever the search made of it.
+                total = self.request.total(settled.method)
                 if total is None or float(total) > self.request.target_epsilon:
                     return None
-                return Option(found.method, found.settings, found.error, total)
-            cells = found.cells
+                return Option(settled.method, settled.settings, settled.error, total)
+            cells = settled.cells
         return None
 
     def _calibrated(self, cells: int, bits: int | None, margin: float) -> float | None:
@@ -346,16 +353,18 @@ class _Search:
 
         def excess(log_level: float) -> float:
             """Logarithm of epsilon over the target; far above where nothing is proven."""
-            found = self._built(cells, bits, margin, math.exp(log_level))
-            total = found and request.total(found[1])
+            built = self._built(cells, bits, margin, math.exp(log_level))
+            total = built and request.total(built[1])
             value = _FAR if total is None else float(total)
             return math.log(min(max(value / target, 1 / _FAR), _FAR))
 
-        # Start near the multiplier of Gaussian noise.
+        # Start near the multiplier of Gaussian noise: Dwork and Roth's bound for a delta, and
+        # without one the noise of a Laplace mechanism, which adds up with the rounds.
         guess = rounds / target
         if delta > 0:
             guess = math.sqrt(rounds * 2 * (math.log(1.25 / delta) + target)) / target
         low = high = math.log(min(max(guess, _LEAST), _MOST))
+        # A bracket around the root, in logarithms: levels range over fifteen powers of ten.
         step = math.log(1.5)
         while excess(high) > 0:
             if high >= math.log(_MOST):
@@ -367,10 +376,11 @@ class _Search:
                 return _LEAST
             low, high = max(math.log(_LEAST), low - step), low
             step *= 2
-        found = brentq(excess, low, high, xtol=2e-4)
-        while excess(found) > 0:  # the root is found from either side
-            found += 2e-4
-        return math.exp(found)
+        # Each look may take a Fourier transform, and 0.02% of the noise cannot be noticed.
+        log_noise = brentq(excess, low, high, xtol=2e-4)
+        while excess(log_noise) > 0:  # the root is found from either side
+            log_noise += 2e-4
+        return math.exp(log_noise)
 
 
 def _least(
@@ -378,9 +388,9 @@ def _least(
     key: Callable[[_Draft], int] = lambda draft: draft.method.wire_bytes,
 ) -> _Draft | None:
     """The draft with the least error; of those that are nearly as good, the smallest message."""
-    good = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]
-    if not good:
+    usable = [draft for draft in drafts if draft is not None and draft.error.kept >= _MIN_KEPT]
+    if not usable:
         return None
-    limit = TIE * min(draft.error.total for draft in good)
-    close = [draft for draft in good if draft.error.total <= limit]
+    limit = TIE * min(draft.error.total for draft in usable)
+    close = [draft for draft in usable if draft.error.total <= limit]
     return min(close, key=lambda draft: (key(draft), draft.error.total))

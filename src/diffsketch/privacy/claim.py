@@ -265,7 +265,7 @@ class Epsilon:
         return "1 round" if self.rounds == 1 else f"{self.rounds:,} rounds"
 
     def to_json(self) -> dict[str, Any]:
-        """The epsilon as plain data with everything that it means; null where it is infinite."""
+        """Convert to plain data, which `from_json` reads; an infinite value becomes null."""
         return {
             "value": float(self) if math.isfinite(self.value) else None,
             "delta": self.delta,
@@ -275,6 +275,19 @@ class Epsilon:
             "simulated": self.simulated,
             **({"doors": list(self.doors)} if self.doors else {}),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], scope_type: type[Scope] = Scope) -> Epsilon:
+        """Read what `to_json` wrote; `scope_type` is that of the scope it had."""
+        return cls(
+            value=math.inf if data["value"] is None else data["value"],
+            delta=data["delta"],
+            rounds=data["rounds"],
+            basis=Basis(data["basis"]),
+            scope=scope_type(data["unit"], data["relation"], data["trust"]),
+            simulated=data["simulated"],
+            doors=tuple(data.get("doors", ())),
+        )
 
     def terms(self, style: Style = "plain") -> str:
         """The half of it that is terms: basis; unit, relation, trust."""

@@ -342,19 +342,17 @@ def _check_loss(loss: Loss, scores: Tensor, label: Tensor) -> None:
 class TaskKind:
     """A named task that comes along: a data set, who holds it, and the models for it.
 
+    Its title and the default settings of a run on it are in `diffsketch.training.defaults`.
+
     Args:
         name: As in settings.
-        title: For reports.
         models: Names of its models; the first is the default.
-        defaults: Settings of a run on it, where none are given.
         load: Makes the task from the name of a model, the numbers of workers and samples, the
             user's directory (each may be None) and the seed.
     """
 
     name: str
-    title: str
     models: tuple[str, ...]
-    defaults: Mapping[str, str | int | float]
     load: Callable[..., Task]
 
 

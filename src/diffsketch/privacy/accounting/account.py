@@ -86,7 +86,7 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=lambda: _forked())
 
 
 class BudgetExceeded(DiffSketchError):  # noqa: N818 - it says what happened

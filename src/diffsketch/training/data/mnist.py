@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from diffsketch.errors import ArgumentError, DataError, check
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import LogisticRegression, SmallCNN
 from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
@@ -194,7 +195,7 @@ def _load_task(
     Images are float32 in [0, 1], flat; they are converted once, since converting each batch took
     longer than the memory saves (188 MB).
     """
-    usual = next(kind.defaults for kind in TASKS if kind.name == name)
+    usual = TASK_DEFAULTS[name]
     workers = int(usual["workers"]) if workers is None else workers
     samples = int(usual["samples"]) if samples is None else samples
     train, test = load_mnist(directory, split="train"), load_mnist(directory, split="test")
@@ -230,19 +231,8 @@ def _load_task(
 
 
 _MODELS = ("logistic", "cnn")
-_COMMON: dict[str, str | int | float] = {
-    "model": "logistic", "learning_rate": 0.01, "batch_size": 10, "local_epochs": 1, "cohort": 10,
-    "sampling": "weighted", "evaluate_every": 100,
-}  # fmt: skip
 
-TASKS = (
-    TaskKind("mnist", "MNIST", _MODELS, {
-        **_COMMON, "workers": 10, "samples": 200, "algorithm": "sgd", "rounds": 5000,
-        "rows": 7, "cols": 22, "per_round": 1.0,
-    }, partial(_load_task, "mnist")),
-    TaskKind("mnist-devices", "MNIST*", _MODELS, {
-        **_COMMON, "workers": 6000, "samples": 10, "algorithm": "fedavg", "rounds": 3000,
-        "rows": 10, "cols": 78, "per_round": 5.0, "claimed": 5.0,
-    }, partial(_load_task, "mnist-devices")),
-)  # fmt: skip
+TASKS = tuple(
+    TaskKind(name, _MODELS, partial(_load_task, name)) for name in ("mnist", "mnist-devices")
+)
 """MNIST at 10 workers of 200 images each, and the paper's MNIST*: 6,000 devices of 10 each."""

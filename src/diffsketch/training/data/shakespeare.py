@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffsketch.errors import DataError, check
 from diffsketch.training.data.mnist import embedded_file, verify_sha256
+from diffsketch.training.defaults import TASK_DEFAULTS
 from diffsketch.training.models import CharLSTM
 from diffsketch.training.tasks import Devices, Examples, Task, TaskKind
 
@@ -25,7 +26,8 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 WINDOW = 80
 """Characters in one input, as in LEAF."""
 
-_ROLES, _SMALLEST, _LARGEST = 46, 64, 2200  # of the paper's experiment: see `_load_task`
+_ROLES = int(TASK_DEFAULTS["shakespeare"]["workers"])
+_SMALLEST, _LARGEST = 64, 2200  # of the paper's experiment: see `_load_task`
 _TRAINED = 0.8  # share of a role's samples, rounded down
 _HALVES: tuple[Literal["train", "test"], ...] = ("train", "test")
 _CODES = bytes(max(LETTERS.find(chr(byte)), 0) for byte in range(256))
@@ -309,10 +311,4 @@ def _load_task(
     return Task("shakespeare", Devices.of(held), tested, lambda seed: CharLSTM(seed=seed))
 
 
-TASKS = (
-    TaskKind("shakespeare", "Shakespeare", ("lstm",), {
-        "model": "lstm", "workers": _ROLES, "algorithm": "fedavg", "rounds": 250,
-        "learning_rate": 0.8, "batch_size": 10, "local_epochs": 1, "cohort": 1,
-        "sampling": "weighted", "rows": 10, "cols": 190, "per_round": 1.0, "evaluate_every": 10,
-    }, _load_task),
-)  # fmt: skip
+TASKS = (TaskKind("shakespeare", ("lstm",), _load_task),)

@@ -1,0 +1,383 @@
+"""Answers of the planner as people read them, as JSON, and as what runs them: command and code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib import resources
+from string import Template
+from textwrap import wrap
+from typing import Any, TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from diffsketch.methods.plain import PlainSketch, Uncompressed
+from diffsketch.planning import FreeSize, Option, Plan, PlanRequest, SketchSize
+from diffsketch.planning.search import option_at
+from diffsketch.privacy.claim import Trust, Unit
+from diffsketch.training.defaults import TASK_DEFAULTS
+
+Parts: TypeAlias = tuple[Table | Text, ...]
+
+_WIDTH = 74  # of commands and code, so that a terminal of 80 columns breaks no line
+_TASK, _TASK_DIM = "mnist-devices", 7850  # a task of `diffsketch run`, and the weights of its model
+_TASK_DEVICES = int(TASK_DEFAULTS[_TASK]["workers"])
+_MNIST_WORKERS = 300  # that the task of workers has examples for
+_STEPS = (0.25, 0.5, 2, 4)  # sizes beside the smallest free one, in units of it
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> Table:
+    """Make a table of numbers; each row comes with whether it is the best."""
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        show_edge=False,
+    )  # fmt: skip
+    for name in columns:
+        if name == "method":
+            table.add_column(name, min_width=15)  # the longest name
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for cells, is_best in rows:
+        table.add_row(*cells, style="bold" if is_best else None)
+    return table
+
+
+def _said(heading: str, text: str) -> Text:
+    return Text.assemble((f"{heading}: ", "bold"), text)
+
+
+def report_plan(plan: Plan) -> Parts:
+    """Lay out the options side by side, the best one in words, and what to beware of."""
+    request, total = plan.request, plan.best.total
+    columns = ("method", "shape", "bits", "clip", "noise", "bytes", "ratio", "error", "epsilon")
+    rows = []
+    for option in (plan.best, *plan.alternatives):
+        method, settings = option.method, option.settings
+        level = ("noise_multiplier", "per_round", "trials")
+        noise = next(settings[name] for name in level if name in settings)
+        cells = (
+            # The trust has a line of its own, or a terminal of 80 columns would be too narrow.
+            f"{method.name}\n  {option.trust}",
+            " x ".join(_count(size) for size in method.message_format.shape),
+            str(method.message_format.bits), _short(settings["clip"]), _short(noise),
+            _count(method.wire_bytes), f"{_short(method.compression)}x",
+            _short(option.error.total), option.total.shown(),
+        )  # fmt: skip
+        rows.append((cells, option is plan.best))
+    reading = (
+        "noise: multiplier of the sensitivity, epsilon of a round (laplace) or trials "
+        "(cpsgd). ratio: the vector in float32 over the message. error: squared error of one round "
+        "relative to the mean (1 = no better than zero); ties within 1% are broken by weaker "
+        f"trust, then fewer bytes. epsilon: {total.basis}, for the {total.scope.unit} unit "
+        f"({total.scope.relation}) and the trust of its line, at delta = {request.delta:g} over "
+        f"{total.rounds:,} round{'s' if total.rounds > 1 else ''}."
+    )
+    parts: list[Table | Text] = [
+        _table("Ways to estimate the mean, best first", columns, rows),
+        Text(reading, style="dim"),
+        Text(),
+        _said("Best", explain(plan.best, request)),
+        *(Text.assemble(("Warning: ", "bold red"), text) for text in plan.warnings),
+        *([Text("What would help:", style="bold")] if plan.advice else []),
+        *(Text(f"- {text}") for text in plan.advice),
+        *(Text(f"Note: {text}", style="dim") for text in plan.notes),
+        Text("Run it:", style="bold"),
+    ]
+    if (command := run_command(plan.best, request)) is not None:
+        # To be copied, so that no terminal may break it elsewhere; flags stay with their values.
+        joined = re.sub(r"(--\S+) ", "\\1\0", command)
+        lines = wrap(joined, _WIDTH, break_on_hyphens=False)
+        parts.append(Text(" \\\n    ".join(lines).replace("\0", " ")))
+    if (flower := flower_plan(plan.best, request)) is not None:
+        budget = f"Budget({request.target_epsilon!r}, {request.delta!r})"
+        accounts = (
+            "Flower draws nodes as it likes; accounts see to it that a client stops at its budget"
+        )
+        strategy = f"budget={budget} for SketchStrategy and sketch_mod"
+        parts.append(_said("In Flower", f"{flower}, with {strategy}. {accounts}."))
+    printed = "a program" if _in_one_call(request) else "the function of a round"
+    return (*parts, Text(f"In Python: --code prints {printed}."))
+
+
+def report_sizes(
+    sizes: Sequence[SketchSize], *, rounds: int, message_bytes: int, alternatives: int = 5
+) -> Parts:
+    """Lay out bare sketches side by side, and say how to run the best, where a task has such.
+
+    Where the vectors themselves fit into the bytes, they are the best: their mean is exact.
+    """
+    best = sizes[0].method
+    vector_bytes = Uncompressed(best.dim).wire_bytes
+    dense = vector_bytes <= message_bytes
+    columns = ("bits", "rows", "columns", "bytes", "ratio", "error", "rounding", "all rounds")
+    rows = [
+        (
+            (str(size.method.bits), "1", f"{size.method.cols:,}", f"{size.method.wire_bytes:,}",
+             f"{size.method.compression:,.4g}x", f"{size.error.total:.3g}",
+             f"{size.error.rounding:.3g}", f"{size.over(rounds):.3g}"),
+            size is sizes[0] and not dense,
+        )
+        for size in sizes[: 1 + alternatives]
+    ]  # fmt: skip
+    reading = (
+        "error: squared error of one round relative to the mean (1 = no better than zero), "
+        "predicted for dense vectors; all rounds: that of their average, by which they are "
+        "ordered. No privacy: a bare sketch claims none."
+    )
+    answer = (
+        f"{best.bits} bits a cell, {best.wire_bytes:,} bytes a message. Vectors as they are take "
+        f"{vector_bytes:,} (--method none)."
+    )
+    if dense:
+        answer = (
+            f"no sketch. Vectors as they are fit, with {vector_bytes:,} bytes a message, and their "
+            "mean is exact (--method none)."
+        )
+    command = _bare_command(best, rounds, dense=dense)
+    settings = f"rows=1, cols={best.cols}, bits={best.bits}"
+    return (
+        _table("Bare sketches, best first", columns, rows),
+        Text(reading, style="dim"),
+        _said("Best", answer),
+        *([] if command is None else [_said("Run it", command)]),
+        *([] if dense else [_said("In DDP", f'sketch_state(model, "sketch", {settings}, seed=7)')]),
+    )
+
+
+def report_free(answer: FreeSize) -> Parts:
+    """Lay out the sizes around the smallest free one, and say what free means."""
+    request, dense, smallest = answer.request, answer.dense, answer.smallest
+    columns = ("cells", "bytes", "ratio", "noise", "sketch", "error", "above dense")
+    sizes = [max(1, int(answer.cells * step)) for step in _STEPS]
+    name = f"sketch-{dense.method.name}"
+    beside = [option_at(request, name, size) for size in sizes if size < request.dim]
+    by_cells = {o.method.message_format.cell_count: o for o in (*beside, smallest, dense) if o}
+    rows = [
+        (
+            (f"{cells:,}", f"{option.method.wire_bytes:,}", f"{option.method.compression:,.4g}x",
+             f"{option.error.noise + option.error.rounding:.4g}", f"{option.error.recovery:.4g}",
+             f"{option.error.total:.4g}",
+             "dense" if option is dense else f"{answer.excess(option):+.1%}"),
+            option is smallest,
+        )
+        for cells, option in sorted(by_cells.items())
+    ]  # fmt: skip
+    reading = (
+        f"Costs nothing: an error of one round at most {answer.allowance:.0%} above that of the "
+        "dense mean with the same epsilon, predicted for dense vectors of norm "
+        f"{request.vector_norm:g} and spread {request.spread:g} (--norm, --spread; 0 is the worst "
+        "case). Errors are relative to the squared norm of the mean."
+    )
+    said = (
+        f"{answer.cells:,} cells, {request.dim / answer.cells:.3g} times fewer than the vector, "
+        f"cost nothing ({smallest.method.wire_bytes:,} bytes instead of "
+        f"{dense.method.wire_bytes:,})."
+    )
+    if dense.error.total > 1:
+        said += (
+            " Free is not good: the error of one round is above 1 either way, which an estimate of "
+            "zero has; over rounds it falls with their number."
+        )
+    if smallest is dense:
+        said = (
+            "no table smaller than the vector costs nothing: the noise is too small to hide it "
+            "(longer vectors, fewer clients, more rounds or a smaller epsilon change that)."
+        )
+    theory = (
+        f"about n^2 epsilon^2 / rounds = {answer.theory:,.0f} cells for n = {request.cohort:,} and "
+        f"{request.paying_rounds:,} rounds of each client, without constants and logarithms "
+        "(arXiv 2203.03761)."
+    )
+    return (
+        _table("How small the table may be", columns, rows),
+        Text(reading, style="dim"),
+        _said("Free", said),
+        *([] if request.trust is Trust.LOCAL else [_said("Theory", theory)]),
+        _said("Guarantee", f"{smallest.total}."),
+    )
+
+
+def explain(option: Option, request: PlanRequest) -> str:
+    """Explain what an option does and gives, in a few sentences."""
+    method, clip, table = option.method, option.settings["clip"], "rows" in option.settings
+    shape, ratio = " x ".join(map(str, method.message_format.shape)), method.compression
+    steps = [f"sketches its vector into {shape} cells"] if table else []
+    if request.unit is Unit.COORDINATE:
+        steps.insert(0, f"clips each coordinate to {clip:g}")
+    else:
+        steps.append(f"clips {'the table' if table else 'its vector'} to the norm {clip:g}")
+    steps.append("rounds it to whole numbers")
+    noise, after = {
+        Trust.LOCAL: (["adds noise"], ""),
+        Trust.DISTRIBUTED: (
+            ["adds its share of the noise"], " A secure sum hides the single messages."
+        ),
+        Trust.CENTRAL: ([], " The server, which all trust, adds noise to the sum."),
+    }[option.trust]  # fmt: skip
+    size = f"{ratio:.3g} times less than"
+    if ratio < 1.05:
+        size = "about as many as" if ratio > 0.95 else f"{1 / ratio:.3g} times larger than"
+    return (
+        f"{method.name}. In each round a client {', '.join([*steps, *noise])} and sends "
+        f"{method.wire_bytes:,} bytes, {size} the vector.{after} The predicted error is "
+        f"{option.error.total:.3g}. All together: {option.total}."
+    )
+
+
+def run_command(option: Option, request: PlanRequest) -> str | None:
+    """Write a `diffsketch run` of the plan; None if no task of it has such vectors and devices.
+
+    Those of MNIST* over devices have norms of their own: `--norm` should be near them.
+    """
+    if request.dim != _TASK_DIM or request.members > _TASK_DEVICES or request.delta == 0:
+        return None
+    every = request.members == _TASK_DEVICES
+    flags: dict[str, Any] = {
+        "task": _TASK, **({} if every else {"workers": request.members}),
+        "cohort": request.cohort, "sampling": request.sampling, "rounds": request.rounds,
+        "budget": request.target_epsilon, "delta": request.delta, "method": option.method.name,
+        **{name: value for name, value in option.settings.items() if name != "delta"},
+    }  # fmt: skip
+    return _command(flags)
+
+
+def _bare_command(method: PlainSketch, rounds: int, *, dense: bool) -> str | None:
+    """Write a `diffsketch run` with such messages; None if no task of it has these vectors."""
+    if method.dim != _TASK_DIM or not method.cohort or method.cohort > _TASK_DEVICES:
+        return None
+    flags: dict[str, Any] = {"task": _TASK, "cohort": method.cohort}
+    if method.cohort <= _MNIST_WORKERS:
+        flags = {"task": "mnist", "workers": method.cohort}
+    flags |= {"rounds": rounds, "method": "none" if dense else "sketch"}
+    sizes = {"rows": 1, "cols": method.cols, "bits": method.bits}
+    return _command(flags if dense else {**flags, **sizes})
+
+
+def _command(flags: dict[str, Any]) -> str:
+    return "diffsketch run " + " ".join(
+        f"--{name.replace('_', '-')} {f'{value:.15g}' if isinstance(value, float) else value}"
+        for name, value in flags.items()
+    )
+
+
+def flower_plan(option: Option, request: PlanRequest) -> str | None:
+    """Write the plan for Flower's engine; None if it refuses the sampling."""
+    if request.sampling == "poisson":
+        return None
+    secure = option.trust is Trust.DISTRIBUTED
+    more = f", min_replies={request.cohort}, secure_sum=True" if secure else ""
+    return f'FlowerPlan("{option.method.name}", {option.settings!r}, cohort={request.cohort}{more})'
+
+
+def _in_one_call(request: PlanRequest) -> bool:
+    """Whether `private_mean` does all of it: one round, and no secret sample."""
+    return request.rounds == 1 and request.sampler is None
+
+
+def python_code(option: Option, request: PlanRequest) -> str:
+    """Write source that runs the plan.
+
+    For one round it is a program that computes the mean of the user's vectors by `private_mean`.
+    For more it defines `run_round(vectors, round_index)` for the vectors of a cohort by client (of
+    all clients, if the sample is Poisson's). It charges the account of each, for the number of
+    messages that come, before anything is released. The noise is exact where the method's is.
+    """
+    listed = ", ".join(f"{key!r}: {value!r}" for key, value in option.settings.items())
+    lines = wrap(listed, _WIDTH, break_on_hyphens=False)
+    inside = "".join(f"\n    {line}" for line in lines) + "\n" if len(lines) > 1 else listed
+    sampler = request.sampler
+    parts = {
+        "method": f"settings = {{{inside}}}\nmethod = build_method({option.method.name!r}, "
+        f"dim={request.dim}, cohort={request.cohort}, settings=settings)\n",
+        "cohort": request.cohort, "norm": f"{request.vector_norm:g}",
+        "epsilon": repr(request.target_epsilon), "delta": repr(request.delta),
+        "imports": "", "setup": "", "start": "", "senders": "vectors", "count": "len(messages)",
+        "check": "", "claim": "method.claim_for(len(vectors), seed)",
+    }  # fmt: skip
+    if sampler is not None:
+        parts |= {
+            "imports": "from diffsketch.privacy import PoissonSampler, SecureNoise\n",
+            "setup": f"sampler = {sampler!r}\n".replace(f", unit={sampler.unit!r}", ""),
+            "check": "    if len(vectors) != sampler.members:\n"
+            "        raise ValueError(f\"vectors must be of all {sampler.members} clients\")\n",
+            "claim": f"sampler.amplified(method.claim_for({request.cohort}, seed))",
+            "senders": "drawn", "count": request.cohort,
+            "start": "    # Who is drawn is secret: everybody pays, and an empty sample has its "
+            "noise.\n    drawn = [list(vectors)[place] for place in "
+            "sampler.draw(SecureNoise()).tolist()]\n",
+        }  # fmt: skip
+    name = "one_round.txt" if _in_one_call(request) else "rounds.txt"
+    template = resources.files("diffsketch.app").joinpath("assets", name)
+    return Template(template.read_text(encoding="utf-8")).substitute(parts)
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """Convert the whole plan to plain data, for JSON."""
+    request = plan.request
+
+    def plain(option: Option) -> dict[str, Any]:
+        method, error = option.method, option.error
+        return {
+            **_option_data(option),
+            "exact": method.exact,
+            "shape": list(method.message_format.shape),
+            "bits": method.message_format.bits,
+            "compression": method.compression,
+            "error_parts": {key: getattr(error, key) for key in ("recovery", "noise", "rounding")},
+            "worse_than_nothing": error.total > 1,
+            "explanation": explain(option, request),
+            "command": run_command(option, request),
+            "flower": flower_plan(option, request),
+        }
+
+    return {
+        "request": {**asdict(request), "paying_rounds": request.paying_rounds},
+        "best": plain(plan.best),
+        "alternatives": [plain(option) for option in plan.alternatives],
+        "warnings": list(plan.warnings),
+        "advice": list(plan.advice),
+        "notes": list(plan.notes),
+        "code": python_code(plan.best, request),
+    }
+
+
+def free_data(answer: FreeSize) -> dict[str, Any]:
+    """Convert the smallest free size to plain data, for JSON."""
+
+    def plain(option: Option) -> dict[str, Any]:
+        cells = option.method.message_format.cell_count
+        return {**_option_data(option), "cells": cells, "above_dense": answer.excess(option)}
+
+    return {
+        "cells": answer.cells,
+        "theory_cells": None if answer.request.trust is Trust.LOCAL else answer.theory,
+        "allowance": answer.allowance,
+        "smallest": plain(answer.smallest),
+        "dense": plain(answer.dense),
+    }
+
+
+def _option_data(option: Option) -> dict[str, Any]:
+    return {
+        "method": option.method.name,
+        "settings": option.settings,
+        "message_bytes": option.method.wire_bytes,
+        "relative_error": option.error.total,
+        "total_epsilon": option.total.to_json(),
+    }
+
+
+def _short(value: float) -> str:
+    """Three digits, for a table: 1.23e5 and not 1.23e+05."""
+    if 1000 <= value < 10**6:
+        return f"{value:.0f}"
+    digits, _, power = f"{value:.3g}".partition("e")
+    return f"{digits}e{int(power)}" if power else digits
+
+
+def _count(value: int) -> str:
+    """All digits, unless they are very many."""
+    return str(value) if value < 10**7 else _short(value)
