@@ -22,6 +22,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Numbers], Numbers]
 
 _RIDGE = 1e-9  # of the mean variance, so that a direction without noise stands out, finitely
+_MOVED = 0.1  # of the largest shift: cells that move less show little of the ends of the noise
 _MOST_FEATURES = 1000  # beyond, covariances are not estimated
 
 
@@ -55,6 +56,40 @@ def laplace_ratio(one: Numbers, two: Numbers, scale: float) -> Attack:
         return np.asarray(losses.round(6))
 
     return Attack("likelihood ratio (Laplace)", lambda *_: score)
+
+
+def cap_ratio(one: Numbers, two: Numbers, gamma: float) -> Attack:
+    """Attack messages that lean towards directions: `(messages, size)`, for each of two worlds.
+
+    Densities differ by a factor where a message is at least `gamma` along a direction. So the
+    likelihood ratio is told by how often it is along the first ones, less along the second ones.
+    """
+
+    def score(messages: Numbers) -> Numbers:
+        blocks = messages[:, : one.size].reshape(-1, *one.shape)
+        first, second = ((blocks * each).sum(axis=2) >= gamma for each in (one, two))
+        return np.asarray((first.astype(np.float64) - second).sum(axis=1))
+
+    return Attack("likelihood ratio (directions)", lambda *_: score)
+
+
+def extreme(one: Numbers, two: Numbers) -> Attack:
+    """Attack the ends of the noise: how far a message is from the second noiseless one, at most.
+
+    In the cells where the two differ, towards the first, in standard deviations of the pilots.
+    Noise that is cut off never reaches beyond its end from the second, and does from the first.
+    """
+
+    def fit(first: Numbers, second: Numbers, _: SketchKey) -> Score:
+        spread = np.sqrt((first.var(axis=0) + second.var(axis=0)) / 2)
+        shift = (one - two) / np.where(spread > 0, spread, np.inf)
+        moved = np.abs(shift) > _MOVED * np.abs(shift).max()
+        if not moved.any():
+            return lambda messages: np.zeros(len(messages))
+        weights, start = np.sign(shift[moved]) / spread[moved], two[moved]
+        return lambda messages: np.asarray(((messages[:, moved] - start) * weights).max(axis=1))
+
+    return Attack("farthest cell", fit)
 
 
 def unknown_others(sketch: CountSketch, coordinate: int) -> Attack:
@@ -161,7 +196,7 @@ def _fit_quadratic(first: Numbers, second: Numbers, _: SketchKey) -> Score:
 
     def score(messages: Numbers) -> Numbers:
         one, two = (
-            np.einsum("ni,ij,nj->n", messages - mean, inverse, messages - mean)
+            (((messages - mean) @ inverse) * (messages - mean)).sum(axis=1)
             for (mean, _), inverse in zip(worlds, inverses, strict=True)
         )
         return np.asarray(two - one)

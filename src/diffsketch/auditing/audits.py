@@ -46,11 +46,11 @@ from diffsketch.privacy.simulated_noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 TRIALS = 20_000  # of each world; half of them are judged
-DELTAS: tuple[float, ...] = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
+DELTAS: tuple[float, ...] = (1e-5, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
 PURE_DELTA = 1e-5
 DEFAULT_CONFIDENCE = 0.999
 _STRICTER = 1e-3  # of the failure probability, for choosing: the best of many is lucky
-_CANDIDATES = 150  # thresholds in each tail, evenly spaced in the logarithm of its probability
+_CANDIDATES = 300  # thresholds in each tail, evenly spaced in the logarithm of its probability
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials
 # Numbers in a batch. Below 2**15, PyTorch and the sketches work in one thread: batches of
 # short vectors would else wait for the other threads at every step, for long on a busy machine.
@@ -284,10 +284,10 @@ def clopper_pearson(
     return np.where(counts == 0, 0.0, low), np.where(misses == 0, 1.0, high)
 
 
-def choose_rule(
-    first: Numbers, second: Numbers, *, delta: float, confidence: float
-) -> tuple[Rule, float]:
-    """Find the rule with the largest bound on these scores, and how large that is.
+def choose_rules(
+    first: Numbers, second: Numbers, *, deltas: Sequence[float], confidence: float
+) -> list[tuple[Rule, float]]:
+    """Find for each delta the rule with the largest bound on these scores, and that bound.
 
     The best of many is biased: it is computed with a thousandth of the failure probability, which
     keeps away from thresholds that a few lucky trials speak for, and judged on other trials.
@@ -298,18 +298,20 @@ def choose_rule(
     steps = np.geomspace(1, max(2, len(ordered) // 2), _CANDIDATES).astype(np.int64)
     steps = np.unique(steps) - 1
     thresholds = np.unique(np.concatenate([ordered[steps], ordered[len(ordered) - 1 - steps]]))
-    best, rule = -math.inf, Rule(math.inf, mirrored=False)
-    failure = _STRICTER * (1 - confidence) / 2
+    failure, bounds = _STRICTER * (1 - confidence) / 2, []
     for mirrored in (False, True):
-        ours, theirs = (second, first) if mirrored else (first, second)
-        hits, errors = (_counts(each, thresholds, mirrored=mirrored) for each in (ours, theirs))
-        low, _ = clopper_pearson(hits, len(ours), failure=failure)
-        _, high = clopper_pearson(errors, len(ours), failure=failure)
-        ratios = np.log(np.maximum(low - delta, 1e-300) / high)
-        place = int(ratios.argmax())
-        if ratios[place] > best:
-            best, rule = float(ratios[place]), Rule(float(thresholds[place]), mirrored)
-    return rule, best
+        worlds = (second, first) if mirrored else (first, second)
+        hits, errors = (_counts(world, thresholds, mirrored=mirrored) for world in worlds)
+        low, _ = clopper_pearson(hits, len(first), failure=failure)
+        bounds.append((low, clopper_pearson(errors, len(first), failure=failure)[1]))
+    lows, highs = (np.stack(side) for side in zip(*bounds, strict=True))
+    chosen = []
+    for delta in deltas:
+        ratios = np.log(np.maximum(lows - delta, 1e-300) / highs)
+        mirrored, place = np.unravel_index(ratios.argmax(), ratios.shape)
+        rule = Rule(float(thresholds[place]), bool(mirrored))
+        chosen.append((rule, float(ratios[mirrored, place])))
+    return chosen
 
 
 def _counts(scores: Numbers, thresholds: Numbers, *, mirrored: bool) -> npt.NDArray[np.int64]:
@@ -486,10 +488,11 @@ def audit(
     scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
     options = []
     for place, (first, second) in enumerate(scored("choose", scores)):
-        for level, claimed in claims.items():
-            rule, shown = choose_rule(first, second, delta=level, confidence=confidence)
-            stated = min(float(claimed), limits[level] or math.inf)
-            options.append((shown / max(stated, 1e-3), place, level, rule))
+        rules = choose_rules(first, second, deltas=levels, confidence=confidence)
+        for level, (rule, shown) in zip(levels, rules, strict=True):
+            stated = min(float(claims[level]), limits[level] or math.inf)
+            excess = shown - stated if math.isfinite(stated) else shown
+            options.append((excess, place, level, rule))
     _, place, level, rule = max(options, key=lambda option: option[0])
     ((first, second),) = scored("judge", [scores[place]])
     outcome = judge(rule, first, second, confidence=confidence)
