@@ -25,7 +25,7 @@ from diffsketch.auditing.audits import (
     AuditOutcome,
     Rule,
     Stream,
-    choose_rule,
+    choose_rules,
     clopper_pearson,
     judge,
 )
@@ -283,7 +283,7 @@ def test_false_alarms_stay_below_the_stated_probability() -> None:
     alarms = careless = 0
     for _ in range(3000):
         first, second = responses(rng, 1.0, 400)
-        rule, _ = choose_rule(first[:200], second[:200], delta=0.0, confidence=0.9)
+        ((rule, _),) = choose_rules(first[:200], second[:200], deltas=[0.0], confidence=0.9)
         outcome = judge(rule, first[200:], second[200:], confidence=0.9)
         alarms += outcome.log_ratio(0.0) > 1
         careless += math.log(outcome.true_positives / outcome.false_positives) > 1
@@ -304,7 +304,7 @@ def test_best_rule_on_the_same_trials_would_be_wrong() -> None:
     alarms = biased = 0
     for _ in range(500):
         first, second = rng.standard_normal((2, 400))
-        rule, _ = choose_rule(first[:200], second[:200], delta=0.0, confidence=0.5)
+        ((rule, _),) = choose_rules(first[:200], second[:200], deltas=[0.0], confidence=0.5)
         alarms += judge(rule, first[200:], second[200:], confidence=0.5).log_ratio(0.0) > 0
         rules = [Rule(x, mirrored) for x in np.linspace(-2, 2, 20) for mirrored in (False, True)]
         biased += any(
@@ -324,7 +324,7 @@ def test_bound_approaches_the_truth_for_a_gaussian_shift() -> None:
     first, second = rng.standard_normal((2, 2_000_000))
     first += 1
     truth = gaussian_epsilon(1.0, 0.01)
-    rule, _ = choose_rule(first[: 10**6], second[: 10**6], delta=0.01, confidence=0.99)
+    ((rule, _),) = choose_rules(first[: 10**6], second[: 10**6], deltas=[0.01], confidence=0.99)
     found = judge(rule, first[10**6 :], second[10**6 :], confidence=0.99).log_ratio(0.01)
     assert 0.9 * truth < found < truth
 
@@ -345,7 +345,7 @@ def test_theorem_1_is_contradicted_with_enough_trials(
     judged = 3 * 10**6
     scores = rng.standard_normal((4, judged), dtype=np.float32).astype(np.float64)
     scores[::2] += mu
-    rule, _ = choose_rule(scores[0], scores[1], delta=1e-5, confidence=0.95)
+    ((rule, _),) = choose_rules(scores[0], scores[1], deltas=[1e-5], confidence=0.95)
     found = judge(rule, scores[2], scores[3], confidence=0.95).log_ratio(1e-5)
     assert claimed < expected < found < gaussian_epsilon(mu, 1e-5)
 
@@ -355,7 +355,7 @@ def test_mirrored_rule_is_found() -> None:
     rng = np.random.default_rng(4)
     first = rng.random(2000)
     second = np.where(rng.random(2000) < 0.3, -1.0, rng.random(2000))
-    rule, _ = choose_rule(first, second, delta=0.0, confidence=0.99)
+    ((rule, _),) = choose_rules(first, second, deltas=[0.0], confidence=0.99)
     assert rule.mirrored
     assert rule.threshold == -1.0
     outcome = judge(rule, first, second, confidence=0.99)
@@ -378,6 +378,6 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ArgumentError, match="5 scores"):
         judge(rule, ones, ones[1:], confidence=0.9)
     with pytest.raises(ArgumentError, match="5 scores"):
-        choose_rule(ones, ones[1:], delta=0.0, confidence=0.9)
+        choose_rules(ones, ones[1:], deltas=[0.0], confidence=0.9)
     with pytest.raises(ArgumentError, match="confidence"):
         judge(rule, ones, ones, confidence=math.nan)

@@ -29,8 +29,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,8 +54,8 @@ DEFAULT_CONFIDENCE = 0.999
 _STRICTER = 1e-3  # of the failure probability, for choosing: the best of many is lucky
 _CANDIDATES = 300  # thresholds in each tail, evenly spaced in the logarithm of its probability
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials
-# Numbers in a batch. Below 2**15, PyTorch and the sketches work in one thread: batches of
-# short vectors would else wait for the other threads at every step, for long on a busy machine.
+# Numbers in a batch. Below 2**15 the sketches work in one thread, and PyTorch is told to: batches
+# of short vectors would else wait for the other threads at every step, for long on a busy machine.
 _SHORT_BATCH, _LONG_BATCH = (1 << 15) - 1, 1 << 22
 _SHORT_WIDTH = 1 << 10
 _LEAST_TRIALS, _MOST_TRIALS = 100, 10**8
@@ -369,15 +371,23 @@ class AuditResult:
     outcome: AuditOutcome
 
     @property
+    def stated(self) -> float:
+        """The epsilon under test, or the exact limit, if that is lower."""
+        return _stated(self.claimed, self.limit)
+
+    @property
+    def excess(self) -> float:
+        """Measured bound less what is stated."""
+        return float(self.measured.lower_bound) - self.stated
+
+    @property
     def verdict(self) -> Verdict:
         """A correct mechanism is found wrong with probability at most `1 - confidence`."""
         if isinstance(self.case.claim, NoClaim):
             return Verdict.NOTHING_CLAIMED
-        bound = float(self.measured.lower_bound)
-        if bound > float(self.claimed):
+        if float(self.measured.lower_bound) > float(self.claimed):
             return Verdict.CONTRADICTED
-        exceeds = self.limit is not None and bound > self.limit
-        return Verdict.LESS_NOISE if exceeds else Verdict.CONSISTENT
+        return Verdict.LESS_NOISE if self.excess > 0 else Verdict.CONSISTENT
 
     @property
     def is_wrong(self) -> bool:
@@ -427,6 +437,28 @@ def check_settings(
     check(seed >= 0, "seed", "be >= 0", seed)
 
 
+def _stated(claimed: Epsilon, limit: float | None) -> float:
+    return min(float(claimed), math.inf if limit is None else limit)
+
+
+def _nearness(shown: float, stated: float) -> float:
+    """Compare bounds at different deltas: by their share of what is stated, or what is above it."""
+    if math.isinf(stated):
+        return shown
+    return 1 + shown - stated if shown > stated else shown / max(stated, 1e-3)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let PyTorch work in `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def audit(
     case: Case,
     *,
@@ -439,8 +471,8 @@ def audit(
     """Measure a lower bound on the epsilon of a case, right with probability `confidence`.
 
     Half of the trials choose the score, the direction, the threshold and delta: those whose bound
-    is largest beside the claim (or beside the exact limit, if that is lower). The other half
-    bounds the two probabilities of the event.
+    is nearest to the claim (or to the exact limit, if that is lower), or farthest above it. The
+    other half bounds the two probabilities of the event.
 
     Guarantees: a correct mechanism is contradicted with probability at most `1 - confidence`,
     over the randomness of the audit (`tests/auditing/test_audits.py`).
@@ -465,14 +497,17 @@ def audit(
     limits = {each: case.limit and case.limit(hashes, each) for each in levels}
     half = count // 2
     pilots = min(_MOST_PILOTS, half)
-    size = max(1, (_SHORT_BATCH if case.width <= _SHORT_WIDTH else _LONG_BATCH) // case.width)
-    done = 0
+    is_short = case.width <= _SHORT_WIDTH
+    size = max(1, (_SHORT_BATCH if is_short else _LONG_BATCH) // case.width)
+    threads, done = partial(_threads, 1 if is_short else torch.get_num_threads()), 0
 
     def played(part: str, number: int) -> Iterator[tuple[Numbers, Numbers]]:
         nonlocal done
         for start in range(0, number, size):
             these = min(size, number - start)
-            yield case.game.play(these, stream=stream, part=f"{part} {start}")
+            with threads():
+                worlds = case.game.play(these, stream=stream, part=f"{part} {start}")
+            yield worlds
             done += these
             on_progress(done / (pilots + 2 * half))
 
@@ -485,14 +520,14 @@ def audit(
         return [[np.concatenate(world) for world in zip(*kept, strict=True)] for kept in values]
 
     pilot = [np.concatenate(world) for world in zip(*played("pilot", pilots), strict=True)]
-    scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
+    with threads():
+        scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
     options = []
     for place, (first, second) in enumerate(scored("choose", scores)):
         rules = choose_rules(first, second, deltas=levels, confidence=confidence)
         for level, (rule, shown) in zip(levels, rules, strict=True):
-            stated = min(float(claims[level]), limits[level] or math.inf)
-            excess = shown - stated if math.isfinite(stated) else shown
-            options.append((excess, place, level, rule))
+            stated = _stated(claims[level], limits[level])
+            options.append((_nearness(shown, stated), place, level, rule))
     _, place, level, rule = max(options, key=lambda option: option[0])
     ((first, second),) = scored("judge", [scores[place]])
     outcome = judge(rule, first, second, confidence=confidence)

@@ -47,7 +47,7 @@ from diffsketch.auditing.attacks import (
     laplace_ratio,
     weighted,
 )
-from diffsketch.auditing.audits import DELTAS, Case, Game, Neighbours
+from diffsketch.auditing.audits import DELTAS, TRIALS, Case, Game, Neighbours
 from diffsketch.methods import (
     METHODS,
     CpSgd,
@@ -62,7 +62,7 @@ from diffsketch.methods import (
 from diffsketch.methods.plain import TableMethod
 from diffsketch.methods.release import release_noise
 from diffsketch.privacy.accounting.accountant import PoissonSampler
-from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.claim import Claim, KeyTrust, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
 from diffsketch.privacy.mechanisms.padding import gram
 from diffsketch.privacy.simulated_noise import FastNoise, Noise, NoiseKey
@@ -76,8 +76,7 @@ _WITHIN, _LIMIT = 0.98, 0.99  # length of the other input, and of what the error
 _DRAWS = 1 << 16  # of noise, to know its standard deviation to 0.3%
 _CUT = 3.0  # standard deviations that the error `cut-noise` leaves
 _MOST_FITTED = 200  # numbers that a trial shows, for attacks that fit covariances
-# Trials of each world: for noise that is cut off, for noise 20% too small, for what is plain.
-_MANY, _SOME, _FEW = 60_000, 20_000, 2000
+_MANY, _FEW = 60_000, 2000  # trials of each world: for ready cases, and for what is plain to see
 
 _Function: TypeAlias = Callable[[Tensor, Noise], Tensor]
 """From what a batch has in each row, and noise, to what is sent or published of it."""
@@ -132,16 +131,20 @@ class Release:
     rate: float | None = None
     insiders: int = 0
     rounds: int = 2
-    trials: int = _MANY
+    trials: int = TRIALS
     error: str | None = None
 
     @classmethod
     def of(
         cls, name: str, method: Method, *, cohort: int, rate: float | None = None, insiders: int = 0
     ) -> Release:
-        """Make two rounds of a cohort; of two clients where everybody sees their messages."""
+        """Make two rounds of a cohort; of two clients where everybody sees their messages.
+
+        Where messages are so long that no covariance is fitted, it is one round, and one client.
+        """
         local = method.claim_for(cohort, _SEED).scope.trust is Trust.LOCAL
-        return cls(name, method, 2 if local else cohort, rate, insiders)
+        several = 2 if 4 * math.prod(method.total_format.shape) <= _MOST_FITTED else 1
+        return cls(name, method, several if local else cohort, rate, insiders, several)
 
     @cached_property
     def claim(self) -> Claim:
@@ -152,7 +155,7 @@ class Release:
         return self._sampler.amplified(claim)
 
     @property
-    def trust(self) -> object:
+    def trust(self) -> Trust | KeyTrust:
         """Trust of the claim."""
         return self.claim.scope.trust
 
@@ -175,8 +178,7 @@ class Release:
         method, worlds = self.method, self.neighbours
         one, two = self.noiseless(worlds)
         attacks = [likelihood_ratio(method, worlds, (one, two)), extreme(one, two)]
-        if len(one) <= _MOST_FITTED:
-            attacks += [DISCRIMINANT, QUADRATIC]
+        attacks += [DISCRIMINANT, QUADRATIC] if len(one) <= _MOST_FITTED else []
         deltas = DELTAS if self.rate is None else DELTAS[-3:]  # composing samples takes long
         title = f"{method.name}, {' x '.join(map(str, self._shape))} cells"
         title += f", sum of {self.cohort_size}" if self.trust is not Trust.LOCAL else ""
@@ -261,11 +263,12 @@ class Release:
         """Apply a function with noise to all parts at once, as engines do with a batch."""
         stage, batch = next(stages), parts.flatten(0, 2)
         if self.error in _REPEATED:
-            rounds, messages = parts.shape[:2]
+            rounds, messages, kept = *parts.shape[:2], _REPEATED[self.error]
+            pairs = itertools.product(range(rounds), range(messages))
+            # Noise follows from the number of the message alone, or from that of the round.
             repeated = [
-                # The number that noise follows from is that of the message, or of the round.
-                function(parts[pair], key.source(worker=pair[_REPEATED[self.error]], round_index=stage))
-                for pair in itertools.product(range(rounds), range(messages))
+                function(parts[pair], key.source(worker=pair[kept], round_index=stage))
+                for pair in pairs
             ]
             return torch.stack(repeated).unflatten(0, (rounds, messages))
         noise: Noise = key.source(worker=0, round_index=stage)
@@ -294,8 +297,8 @@ class Release:
             bare = method.encode(self.neighbours.second.flatten(0, 1), _SEED, Silent()).messages
             bare = bare.unflatten(0, vectors.shape[:2])[:, :, None]
             # Modulo 2**bits there is no order, so the adversary looks at the distance from a point.
-            point = self._apart(bare, bare.sum(dim=1, keepdim=True))
-            seen = self._centred(self._apart(messages, seen) - point)
+            point = self._split(bare, bare.sum(dim=1, keepdim=True))
+            seen = self._centred(self._split(messages, seen) - point)
         if self.error == "answered":
             asked = (self.neighbours.first - self.neighbours.second)[0, 0]
             numbers.append(vectors[:, 0] @ asked)
@@ -318,7 +321,7 @@ class Release:
             return torch.ones(shape, dtype=torch.int64)
         return noised(drawn, torch.zeros(shape, dtype=torch.int64))
 
-    def _apart(self, messages: Tensor, total: Tensor) -> Tensor:
+    def _split(self, messages: Tensor, total: Tensor) -> Tensor:
         """Take the insiders' messages off the total, and put them beside it."""
         theirs = messages[:, self.cohort_size - self.insiders :]
         return torch.cat([total - theirs.sum(dim=1, keepdim=True), theirs], dim=1)
@@ -373,9 +376,7 @@ def _messages(numbers: Numbers, size: int) -> Numbers:
     return numbers[: len(numbers) // size * size].reshape(-1, size)
 
 
-def _binomial_limit(
-    method: CpSgd, members: int, rounds: int, _: SketchKey, delta: float
-) -> float:
+def _binomial_limit(method: CpSgd, members: int, rounds: int, _: SketchKey, delta: float) -> float:
     """Compute the epsilon of cpSGD for one coordinate that moves by all that it can: exact.
 
     Two binomial distributions, one moved by whole steps, `rounds` times over. The method's own
@@ -418,12 +419,12 @@ _VIEWS: Mapping[str, dict[str, object]] = {
     "local": {"trust": "local", "noise_multiplier": 1.0},
     "distributed": {"trust": "distributed", "noise_multiplier": 1.0},
     "central": {"trust": "central", "noise_multiplier": 1.0, "relation": "add-or-remove"},
-    "local-quantile": {"trust": "local", "noise_multiplier": 1.0, "clip_quantile": 0.5},
+    "local-flag": {"trust": "local", "noise_multiplier": 1.0, "clip_quantile": 0.5},
     # Of two members one is an insider, so half of the noise is left.
-    "member-quantile": {
+    "member-flag": {
         "trust": "distributed", "noise_multiplier": math.sqrt(2), "clip_quantile": 0.5,
     },
-    "central-quantile": {"trust": "central", "noise_multiplier": 1.0, "clip_quantile": 0.5},
+    "central-flag": {"trust": "central", "noise_multiplier": 1.0, "clip_quantile": 0.5},
 }  # fmt: skip
 _SETTINGS: Mapping[str, dict[str, object]] = {
     **{
@@ -451,7 +452,8 @@ def _standard(name: str) -> Release:
     dim = 8 if "rows" in settings or "size" in settings else 4
     method = build_method(kind, dim=dim, cohort=2, settings=settings)
     rate, insiders = 0.7 if "sampled" in name else None, 1 if "member" in name else 0
-    return Release.of(name, method, cohort=2, rate=rate, insiders=insiders)
+    release = Release.of(name, method, cohort=2, rate=rate, insiders=insiders)
+    return replace(release, trials=160_000 if name == "projunit" else _MANY)
 
 
 RELEASES: Mapping[str, Callable[[], Release]] = {
@@ -507,9 +509,15 @@ def _rows(release: Release) -> int:
     return getattr(release.method, "rows", 1)
 
 
-def _shown_apart(release: Release) -> bool:
-    """Whether noise is seen as it was drawn, and not as the sum of several messages' noise."""
-    return release.trust is not Trust.DISTRIBUTED or release.cohort_size - release.insiders == 1
+def _seen_apart(release: Release) -> int:
+    """Count the messages of a round that are seen, or can be computed from what is."""
+    members = 1 + release.insiders if release.trust is Trust.DISTRIBUTED else 1
+    return release.cohort_size if release.trust is Trust.LOCAL else members
+
+
+def _is_drawn_at_once(release: Release) -> bool:
+    """Whether noise is seen as it was drawn: a sum of several has other ends than each of them."""
+    return release.trust is not Trust.DISTRIBUTED or _seen_apart(release) == release.cohort_size
 
 
 def _sends_directions(release: Release) -> bool:
@@ -522,34 +530,36 @@ class Plant:
 
     Attributes:
         text: Description.
-        trials: Trials of each world that find it.
+        trials: Trials of each world that find it; None for those of the release.
         applies: Whether a release can have it, and its adversary gains by it.
         sent: The method that is played, from the one that the claim is of.
         alter: What becomes of the noise of a batch.
     """
 
     text: str
-    trials: int = _FEW
+    trials: int | None = _FEW
     applies: Callable[[Release], bool] = lambda _: True
     sent: Callable[[Any], Method] = lambda method: method
     alter: Callable[[Release, Tensor], Tensor] | None = None
 
 
-_REPEATED = {"reused-noise": 1, "shared-noise": 0}
+_REPEATED = {"reused-noise": 1, "shared-noise": 0}  # place of what is left of (round, message)
 PLANTS: Mapping[str, Plant] = {
-    "small-noise": Plant("noise 20% too small", _SOME, sent=partial(weaker, factor=0.8)),
+    "small-noise": Plant("noise 20% too small", None, sent=partial(weaker, factor=0.8)),
     "row-blind": Plant(
-        "sensitivity short of sqrt(rows)", _SOME, lambda release: _rows(release) > 1,
+        "sensitivity short of sqrt(rows)", TRIALS, lambda release: _rows(release) > 1,
         sent=lambda method: weaker(method, 1 / math.sqrt(method.rows)),
     ),
     "no-clip": Plant(
         "vectors are not clipped", applies=lambda release: not _sends_directions(release),
         sent=_unclipped,
     ),
-    "reused-noise": Plant("the same noise in two rounds"),
+    "no-draw": Plant("everybody takes part", TRIALS, lambda release: release.rate is not None),
+    "reused-noise": Plant(
+        "the same noise in two rounds", applies=lambda release: release.rounds > 1
+    ),
     "shared-noise": Plant(
-        "the same noise in two messages of a batch",
-        applies=lambda release: release.trust is Trust.LOCAL or release.insiders > 0,
+        "the same noise in messages of a batch", applies=lambda release: _seen_apart(release) > 1
     ),
     "same-rows": Plant(
         "the same noise in every row", applies=lambda release: _rows(release) > 1, alter=_same_rows
@@ -559,16 +569,17 @@ PLANTS: Mapping[str, Plant] = {
         applies=lambda release: release.method.round_clip is not None,
     ),
     "cut-noise": Plant(
-        "noise cut off at three standard deviations", _MANY,
-        lambda release: _shown_apart(release) and not _sends_directions(release), alter=_cut,
+        "noise cut off at three standard deviations", None, alter=_cut,
+        applies=lambda release: _is_drawn_at_once(release) and not _sends_directions(release),
     ),
-    "no-draw": Plant("everybody takes part", _SOME, lambda release: release.rate is not None),
-    "uncounted": Plant("two rounds are sent and one is counted", _SOME),
+    "uncounted": Plant(
+        "of two rounds one is counted", TRIALS, lambda release: release.rounds > 1
+    ),
     "refused": Plant(
-        "messages are refused, and counted, by their exact norm",
+        "messages are refused by their norm, and counted",
         applies=lambda release: release.trust is Trust.CENTRAL and release.rate is None,
     ),
-    "answered": Plant("a server's question about the vector is answered exactly"),
+    "answered": Plant("a question about the vector is answered exactly"),
 }  # fmt: skip
 """Errors by name."""
 
@@ -578,5 +589,5 @@ def planted(release: Release, error: str) -> Release | None:
     plant = PLANTS[error]
     if not plant.applies(release):
         return None
-    name = f"{release.name}+{error}"
-    return replace(release, name=name, error=error, trials=plant.trials)
+    trials = release.trials if plant.trials is None else plant.trials
+    return replace(release, name=f"{release.name}+{error}", error=error, trials=trials)
