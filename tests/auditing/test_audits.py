@@ -30,6 +30,7 @@ from diffsketch.auditing.audits import (
     judge,
 )
 from diffsketch.auditing.cases import bare_crowd, bare_unknown, cases
+from diffsketch.auditing.releases import RELEASES, Release, weaker
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
@@ -56,16 +57,26 @@ def of_mechanism(mechanism: GaussianMechanism = MECHANISM) -> Case:
 
 
 @pytest.mark.slow
-def test_false_alarms_of_whole_audits_stay_below_the_stated_probability() -> None:
-    """100 audits of Gaussian noise with 80% confidence, at deltas of their own choice.
+@pytest.mark.parametrize("name", ["mechanism", "diffsketch-proven", "gaussian-member-flag"])
+def test_false_alarms_of_whole_audits_stay_below_the_stated_probability(name: str) -> None:
+    """100 audits with 80% confidence, at deltas of their own choice: one score, or one of four.
 
     At most 20 are expected to exceed the claim; more than 41 do with probability below 1e-6, and
-    the seeds are fixed. The control has 30% less noise, and exceeds the claim more often.
+    the seeds are fixed but for exact noise. The control has 30% less noise, and exceeds it more
+    often.
     """
+    if name == "mechanism":
+        weak = of_mechanism(GaussianMechanism(NormBound(1.0), 0.7))
+        pair = of_mechanism(), replace(weak, claim=MECHANISM.claim)
+    else:
+        release = RELEASES[name]()
+        less = Release(
+            name, weaker(release.method, 0.7), insiders=release.insiders, trials=release.trials
+        )
+        pair = release.case(), replace(less.case(), claim=release.claim)
+        assert len(pair[0].attacks) == 4
     alarms = []
-    for multiplier in (1.0, 0.7):
-        case = of_mechanism(GaussianMechanism(NormBound(1.0), multiplier))
-        case = replace(case, claim=MECHANISM.claim)
+    for case in pair:
         results = [audit(case, trials=2000, confidence=0.8, seed=seed) for seed in range(100)]
         alarms.append(sum(result.is_wrong for result in results))
         assert len({result.claimed.delta for result in results}) > 1

@@ -422,7 +422,8 @@ _VIEWS: Mapping[str, dict[str, object]] = {
     "local-flag": {"trust": "local", "noise_multiplier": 1.0, "clip_quantile": 0.5},
     # Of two members one is an insider, so half of the noise is left.
     "member-flag": {
-        "trust": "distributed", "noise_multiplier": math.sqrt(2), "clip_quantile": 0.5,
+        "trust": "distributed", "noise_multiplier": math.sqrt(2), "relation": "add-or-remove",
+        "clip_quantile": 0.5,
     },
     "central-flag": {"trust": "central", "noise_multiplier": 1.0, "clip_quantile": 0.5},
 }  # fmt: skip
