@@ -160,7 +160,8 @@ def test_cap_ratio_is_the_likelihood_ratio_of_directions() -> None:
     def log_density(directions: np.ndarray) -> np.ndarray:
         along = (messages[:, :10].reshape(-1, 2, 5) * directions).sum(axis=2)
         mass = stats.norm.sf(gamma)
-        return np.log(np.where(along >= gamma, inside / mass, (1 - inside) / (1 - mass))).sum(1)
+        ratios = np.where(along >= gamma, inside / mass, (1 - inside) / (1 - mass))
+        return np.asarray(np.log(ratios).sum(axis=1))
 
     score = attacks.cap_ratio(one, two, gamma).fit(NOTHING, NOTHING, KEY)(messages)
     factor = np.log(inside / stats.norm.sf(gamma)) - np.log((1 - inside) / stats.norm.cdf(gamma))

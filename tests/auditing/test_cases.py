@@ -177,7 +177,7 @@ def test_what_is_seen_is_what_is_released(trust: Trust, insiders: int) -> None:
     assert release.cohort_size == (2 if trust is Trust.LOCAL else 3)
     worlds = release.neighbours.first, release.neighbours.second
     bare = [method.encode(world.flatten(0, 1), KEY.seed(0), Silent()).messages for world in worlds]
-    apart = (bare[0] - bare[1]).unflatten(0, (2, -1))  # rounds, clients, cells
+    apart = (bare[0] - bare[1]).reshape(2, -1, 4)  # rounds, clients, cells
     shown = apart if trust is Trust.LOCAL else apart.sum(dim=1, keepdim=True)
     if insiders:  # theirs beside what is left of the sum, and they are the same in both worlds
         shown = torch.cat([shown, torch.zeros(2, insiders, 4, dtype=torch.int64)], dim=1)

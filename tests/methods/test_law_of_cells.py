@@ -124,7 +124,7 @@ def stated(method: Any, source: Noise) -> list[tuple[Tensor, Law]]:
         def mixed(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
             below, above = stats.norm.cdf(np.minimum(x, cap.gamma)), stats.norm.cdf(x)
             inside = np.maximum(above - stats.norm.cdf(cap.gamma), 0) / cap.mass
-            return (1 - cap.inside) * below / cap.outside_mass + cap.inside * inside
+            return np.asarray((1 - cap.inside) * below / cap.outside_mass + cap.inside * inside)
 
         laws = [normal_law(mixed), *[normal_law()] * (method.size - 1)]
         return list(zip((seen * PARTS).floor().long().T, laws, strict=True))
@@ -231,7 +231,7 @@ def cut(values: Tensor, spread: float) -> Tensor:
 
 
 def smaller(values: Tensor, _: float) -> Tensor:
-    return (0.95 * values).round().to(values.dtype)
+    return (0.9 * values).round().to(values.dtype)
 
 
 def without_flag(values: Tensor, _: float) -> Tensor:

@@ -150,9 +150,9 @@ class Release:
     def claim(self) -> Claim:
         """Claim for one round."""
         claim = self.method.claim_for(self.cohort_size - self.insiders, _SEED)
-        if self._sampler is None or not isinstance(claim, ProvenClaim):
+        if self.rate is None or not isinstance(claim, ProvenClaim):
             return claim
-        return self._sampler.amplified(claim)
+        return PoissonSampler(self.cohort_size, self.rate).amplified(claim)
 
     @property
     def trust(self) -> Trust | KeyTrust:
@@ -169,10 +169,6 @@ class Release:
     def _shape(self) -> tuple[int, ...]:
         return self.method.total_format.shape
 
-    @property
-    def _sampler(self) -> PoissonSampler | None:
-        return None if self.rate is None else PoissonSampler(self.cohort_size, self.rate)
-
     def case(self) -> Case:
         """Make a case of the release."""
         method, worlds = self.method, self.neighbours
@@ -185,15 +181,15 @@ class Release:
         title += f" drawn with probability {self.rate:g}" if self.rate is not None else ""
         title += " seen by its other members" if self.insiders else ""
         title += ", simulated noise" if self.simulated else ""
-        limit = None
+        limit, counted = None, 1 if self.error == "uncounted" else self.rounds
         if isinstance(method, CpSgd) and not method.rotate:
             members = self.cohort_size - self.insiders
-            limit = partial(_binomial_limit, method, members, self._counted)
+            limit = partial(_binomial_limit, method, members, counted)
         sent = self.rounds * self.cohort_size * math.prod(self._shape)
         width = max(sent, worlds.first.numel()) + getattr(method, "padding", 0)
         return Case(
             self.name, title, self.claim, Game(self.play, worlds), tuple(attacks),
-            rounds=self._counted, deltas=deltas, trials=self.trials,
+            rounds=counted, deltas=deltas, trials=self.trials,
             planted=self.error and PLANTS[self.error].text, simulated=self.simulated, width=width,
             limit=limit,
         )  # fmt: skip
@@ -202,11 +198,6 @@ class Release:
     def _sent(self) -> Method:
         """The method that is played."""
         return PLANTS[self.error].sent(self.method) if self.error else self.method
-
-    @property
-    def _counted(self) -> int:
-        """Number of rounds that the claim is composed over."""
-        return 1 if self.error == "uncounted" else self.rounds
 
     @cached_property
     def neighbours(self) -> Neighbours:
@@ -249,7 +240,7 @@ class Release:
         """Return flat views of both worlds without noise, and with everybody drawn."""
 
         def noised(function: _Function, parts: Tensor) -> Tensor:
-            return function(parts.flatten(0, 2), Silent()).unflatten(0, parts.shape[:3])
+            return _like(function(parts.flatten(0, 2), Silent()), parts)
 
         one, two = (
             self._view(world[:, :, None], noised)[0].double().numpy()
@@ -270,7 +261,7 @@ class Release:
                 function(parts[pair], key.source(worker=pair[kept], round_index=stage))
                 for pair in pairs
             ]
-            return torch.stack(repeated).unflatten(0, (rounds, messages))
+            return _like(torch.cat(repeated), parts)
         noise: Noise = key.source(worker=0, round_index=stage)
         if not self.simulated:
             claim = self.method.claim_for(self.cohort_size, _SEED)
@@ -280,7 +271,7 @@ class Release:
         if alter and seen.dim() > 1:  # not the sample
             bare = function(batch, Silent())
             seen = bare + alter(self, self._centred(seen - bare))
-        return seen.unflatten(0, parts.shape[:3])
+        return _like(seen, parts)
 
     def _view(self, vectors: Tensor, noised: _Noised) -> Tensor:
         """Return what the adversary sees of `(rounds, clients, trials, dim)`, trials first."""
@@ -294,8 +285,8 @@ class Release:
             if self.trust is Trust.CENTRAL and self.rate is None:
                 numbers.append(kept.sum(dim=1))
         if self.trust is Trust.DISTRIBUTED:
-            bare = method.encode(self.neighbours.second.flatten(0, 1), _SEED, Silent()).messages
-            bare = bare.unflatten(0, vectors.shape[:2])[:, :, None]
+            others = self.neighbours.second[:, :, None]
+            bare = _like(method.encode(others.flatten(0, 2), _SEED, Silent()).messages, others)
             # Modulo 2**bits there is no order, so the adversary looks at the distance from a point.
             point = self._split(bare, bare.sum(dim=1, keepdim=True))
             seen = self._centred(self._split(messages, seen) - point)
@@ -316,7 +307,8 @@ class Release:
         if self.error == "refused":
             grid = self.method.mechanism.quantizer  # type: ignore[attr-defined]
             sizes = messages.double().flatten(3).norm(dim=-1) * grid.granularity
-            return (sizes <= _LIMIT * grid.bound.limit).long()
+            kept: Tensor = sizes <= _LIMIT * grid.bound.limit
+            return kept.long()
         if rate is None or self.error == "no-draw":
             return torch.ones(shape, dtype=torch.int64)
         return noised(drawn, torch.zeros(shape, dtype=torch.int64))
@@ -336,6 +328,11 @@ class Release:
         zeros = torch.zeros(_DRAWS, self.method.dim)
         messages = self.method.encode(zeros, _SEED, FastNoise(1)).messages
         return self._centred(self.method.publish(messages, FastNoise(2))).double().std(dim=0)
+
+
+def _like(flat: Tensor, parts: Tensor) -> Tensor:
+    """Give what was computed of each part of a batch the place of the part."""
+    return flat.reshape(*parts.shape[:3], *flat.shape[1:])
 
 
 def own_release(name: str, settings: str, *, dim: int, cohort: int) -> Release:
@@ -405,11 +402,13 @@ def _least_hidden(method: Method) -> int:
     if not isinstance(method, TableMethod):
         return 0
     tables = method.sketch.encode(torch.eye(method.dim), _SEED, offset=0).double().numpy()
-    columns, noise = tables.reshape(method.dim, -1), np.eye(method.rows * method.cols)
+    columns = tables.reshape(method.dim, -1)
+    reach = columns
     if isinstance(method, ProvenDiffSketch):
-        noise = np.linalg.inv(gram(method.sketch, _SEED, method.dim, method.sketch.dim))
+        noise = gram(method.sketch, _SEED, method.dim, method.sketch.dim)
+        reach = np.linalg.solve(noise, columns.T).T
     apart = (tables != tables[:, :1]).any(axis=(1, 2))
-    return int((((columns @ noise) * columns).sum(axis=1) * (1 + apart)).argmax())
+    return int(((reach * columns).sum(axis=1) * (1 + apart)).argmax())
 
 
 # Every method with a proven claim, at each of its trusts. The shifts of a round are of one standard
@@ -483,7 +482,7 @@ def weaker(method: Method, factor: float) -> Method:
 
 def _unclipped(method: Any) -> Method:
     """Return the method with a clip that no input reaches, and its noise as it was."""
-    loose = replace(method, clip=BEYOND * method.clip)
+    loose: Method = replace(method, clip=BEYOND * method.clip)
     if hasattr(method, "noise_multiplier") or hasattr(method, "per_round"):
         loose = weaker(loose, 1 / BEYOND)  # noise follows the clip
     return loose
@@ -491,7 +490,7 @@ def _unclipped(method: Any) -> Method:
 
 def _same_rows(release: Release, noise: Tensor) -> Tensor:
     method: Any = release.method
-    cells = noise.flatten(1)[:, : method.rows * method.cols].unflatten(1, (method.rows, -1))
+    cells = noise.flatten(1)[:, : method.rows * method.cols].view(-1, method.rows, method.cols)
     cells[:, 1:] = cells[:, :1]
     return noise
 
@@ -573,6 +572,9 @@ PLANTS: Mapping[str, Plant] = {
         "noise cut off at three standard deviations", None, alter=_cut,
         applies=lambda release: _is_drawn_at_once(release) and not _sends_directions(release),
     ),
+    # Ways around the noise: an account that is copied, swapped or rolled back, or a plan that charges
+    # for some of the rounds; a server's limit below the clip; and an error of the user's code, an
+    # evaluation or a buffer that depends on data.
     "uncounted": Plant(
         "of two rounds one is counted", TRIALS, lambda release: release.rounds > 1
     ),
