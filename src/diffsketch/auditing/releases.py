@@ -572,9 +572,9 @@ PLANTS: Mapping[str, Plant] = {
         "noise cut off at three standard deviations", None, alter=_cut,
         applies=lambda release: _is_drawn_at_once(release) and not _sends_directions(release),
     ),
-    # Ways around the noise: an account that is copied, swapped or rolled back, or a plan that charges
-    # for some of the rounds; a server's limit below the clip; and an error of the user's code, an
-    # evaluation or a buffer that depends on data.
+    # Ways around the noise: an account that is copied, swapped or rolled back, or a plan
+    # that counts some rounds only; a server's limit below the clip; an error of the
+    # user's code, an evaluation, or a buffer that depends on data.
     "uncounted": Plant(
         "of two rounds one is counted", TRIALS, lambda release: release.rounds > 1
     ),
