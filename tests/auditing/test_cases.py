@@ -248,6 +248,24 @@ def test_rollback_repeats_no_noise_and_is_found_where_it_does() -> None:
     assert before.outcome.true_positives == before.outcome.trials
 
 
-def test_a_method_without_a_claim() -> None:
-    bare = own_release("sketch", "rows=1 cols=20", dim=50, cohort=1)
-    assert audit(bare.case(), trials=200).verdict is Verdict.NOTHING_CLAIMED
+@pytest.mark.parametrize(
+    ("name", "settings", "verdict"),
+    [
+        ("sketch", "rows=1 cols=20", Verdict.NOTHING_CLAIMED),
+        ("laplace", "per_round=1", Verdict.CONSISTENT),  # which does not compose, as it is claimed
+        ("sgm", "size=4 clip=1 std=8", Verdict.CONSISTENT),
+    ],
+)
+def test_a_method_without_a_proof(name: str, settings: str, verdict: Verdict) -> None:
+    """A false alarm has probability at most 1e-6; and there is nothing to plant errors in."""
+    release = own_release(name, settings, dim=50, cohort=1)
+    assert audit(release.case(), trials=200, confidence=SURE).verdict is verdict
+    assert [planted(release, error) for error in PLANTS] == [None] * len(PLANTS)
+
+
+def test_long_messages_are_audited_one_by_one() -> None:
+    """No covariance is fitted to so many numbers, and each takes its time."""
+    release = own_release("gaussian", "clip=1 noise_multiplier=1", dim=51, cohort=3)
+    assert (release.rounds, release.cohort_size) == (1, 1)
+    assert replace(release, rounds=2, cohort_size=2).neighbours.first.shape == (2, 2, 51)
+    assert planted(release, "reused-noise") is None

@@ -18,9 +18,10 @@ Gaussian's, which it nearly is); two that are fitted to the covariance of what i
 noise that cancels between cells, messages or rounds; and one for the ends of the distribution, as
 noise that is cut off makes impossible in one world what the other can show.
 
-*Planted errors* are those that a programmer could make, and ways out that engines once had. The
-claim, and what the adversary looks at, stay those of the correct release: so an error of this kind
-in the library itself would be found by the case without a planted one.
+*Planted errors* are those that a programmer could make in the noise, and ways around it that
+engines once had. The claim, and what the adversary looks at, stay those of the correct release: so
+an error of the noise in the library itself is found by the case without a planted one
+(`tests/auditing/test_cases.py`).
 """
 
 from __future__ import annotations
@@ -140,11 +141,14 @@ class Release:
     ) -> Release:
         """Make two rounds of a cohort; of two clients where everybody sees their messages.
 
-        Where messages are so long that no covariance is fitted, it is one round, and one client.
+        Where messages are so long that no covariance is fitted, or claims do not compose as they
+        are not proven, it is one round, and one client.
         """
-        local = method.claim_for(cohort, _SEED).scope.trust is Trust.LOCAL
-        several = 2 if 4 * math.prod(method.total_format.shape) <= _MOST_FITTED else 1
-        return cls(name, method, several if local else cohort, rate, insiders, several)
+        claim = method.claim_for(cohort, _SEED)
+        is_short = 4 * math.prod(method.total_format.shape) <= _MOST_FITTED
+        several = 2 if is_short and isinstance(claim, ProvenClaim) else 1
+        clients = several if claim.scope.trust is Trust.LOCAL else cohort
+        return cls(name, method, clients, rate, insiders, several)
 
     @cached_property
     def claim(self) -> Claim:
@@ -590,7 +594,7 @@ PLANTS: Mapping[str, Plant] = {
 def planted(release: Release, error: str) -> Release | None:
     """Return the release with an error, under the name of both; None where it does not apply."""
     plant = PLANTS[error]
-    if not plant.applies(release):
+    if not (isinstance(release.claim, ProvenClaim) and plant.applies(release)):
         return None
     trials = release.trials if plant.trials is None else plant.trials
     return replace(release, name=f"{release.name}+{error}", error=error, trials=trials)
