@@ -15,8 +15,8 @@ from paper.projunit import ProjUnitMean
 from paper.repaired import ProvenDiffSketch
 from paper.rotated import RotatedCpSgd
 from tests.methods import test_contract as contract
-from tests.methods import test_honest as honest
 from tests.methods import test_gate as release
+from tests.methods import test_honest as honest
 from tests.methods.cases import DIM, SEED, WORKERS, Case
 
 SETTINGS: dict[str, dict[str, object]] = {
