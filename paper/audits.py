@@ -312,15 +312,18 @@ def of_method(vectors: Tensor, method: Method, *, change: str, title: str) -> Ca
 
 
 def ratio_of(method: Method, neighbours: Neighbours, noiseless: tuple[Numbers, Numbers]) -> Attack:
-    """The score for a method's noise, round by round, on messages that are these without it."""
+    """The score for a method's noise on messages, one after the other, that are these without it.
+
+    Numbers beside the messages have the weights of their differences.
+    """
     if not isinstance(method, ProvenDiffSketch):
         return likelihood_ratio(method, neighbours, noiseless)
-    shift, cells = noiseless[0] - noiseless[1], method.rows * method.cols
-    solved = [
-        np.linalg.solve(gram(method.sketch, KEY.seed(index), method.dim, method.sketch.dim), part)
-        for index, part in enumerate(shift.reshape(-1, cells))
-    ]
-    return weighted(np.concatenate(solved))
+    weights = noiseless[0] - noiseless[1]
+    covariance = gram(method.sketch, KEY.seed(0), method.dim, method.sketch.dim)
+    size = len(covariance)
+    tables = weights[: len(weights) // size * size].reshape(-1, size)  # a view of the weights
+    tables[:] = np.linalg.solve(covariance, tables.T).T
+    return weighted(weights)
 
 
 def sent(method: Method, inputs: Tensor, noise: Noise, seed: HashSeed) -> Tensor:

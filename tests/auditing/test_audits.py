@@ -25,11 +25,12 @@ from diffsketch.auditing.audits import (
     AuditOutcome,
     Rule,
     Stream,
-    choose_rule,
+    choose_rules,
     clopper_pearson,
     judge,
 )
 from diffsketch.auditing.cases import bare_crowd, bare_unknown, cases
+from diffsketch.auditing.releases import RELEASES, Release, weaker
 from diffsketch.errors import ArgumentError
 from diffsketch.privacy.accounting.events import gaussian_epsilon
 from diffsketch.privacy.claim import Basis, NoClaim, PaperClaim, Relation, Unit
@@ -56,16 +57,26 @@ def of_mechanism(mechanism: GaussianMechanism = MECHANISM) -> Case:
 
 
 @pytest.mark.slow
-def test_false_alarms_of_whole_audits_stay_below_the_stated_probability() -> None:
-    """100 audits of Gaussian noise with 80% confidence, at deltas of their own choice.
+@pytest.mark.parametrize("name", ["mechanism", "sketch-skellam-local", "gaussian-member-flag"])
+def test_false_alarms_of_whole_audits_stay_below_the_stated_probability(name: str) -> None:
+    """100 audits with 80% confidence, at deltas of their own choice: one score, or one of four.
 
     At most 20 are expected to exceed the claim; more than 41 do with probability below 1e-6, and
-    the seeds are fixed. The control has 30% less noise, and exceeds the claim more often.
+    the seeds are fixed but for exact noise. The control has 30% less noise, and exceeds it more
+    often.
     """
+    if name == "mechanism":
+        weak = of_mechanism(GaussianMechanism(NormBound(1.0), 0.7))
+        pair = of_mechanism(), replace(weak, claim=MECHANISM.claim)
+    else:
+        release = RELEASES[name]()
+        less = Release(
+            name, weaker(release.method, 0.7), insiders=release.insiders, trials=release.trials
+        )
+        pair = release.case(), replace(less.case(), claim=release.claim)
+        assert len(pair[0].attacks) == 4
     alarms = []
-    for multiplier in (1.0, 0.7):
-        case = of_mechanism(GaussianMechanism(NormBound(1.0), multiplier))
-        case = replace(case, claim=MECHANISM.claim)
+    for case in pair:
         results = [audit(case, trials=2000, confidence=0.8, seed=seed) for seed in range(100)]
         alarms.append(sum(result.is_wrong for result in results))
         assert len({result.claimed.delta for result in results}) > 1
@@ -283,7 +294,7 @@ def test_false_alarms_stay_below_the_stated_probability() -> None:
     alarms = careless = 0
     for _ in range(3000):
         first, second = responses(rng, 1.0, 400)
-        rule, _ = choose_rule(first[:200], second[:200], delta=0.0, confidence=0.9)
+        ((rule, _),) = choose_rules(first[:200], second[:200], deltas=[0.0], confidence=0.9)
         outcome = judge(rule, first[200:], second[200:], confidence=0.9)
         alarms += outcome.log_ratio(0.0) > 1
         careless += math.log(outcome.true_positives / outcome.false_positives) > 1
@@ -304,7 +315,7 @@ def test_best_rule_on_the_same_trials_would_be_wrong() -> None:
     alarms = biased = 0
     for _ in range(500):
         first, second = rng.standard_normal((2, 400))
-        rule, _ = choose_rule(first[:200], second[:200], delta=0.0, confidence=0.5)
+        ((rule, _),) = choose_rules(first[:200], second[:200], deltas=[0.0], confidence=0.5)
         alarms += judge(rule, first[200:], second[200:], confidence=0.5).log_ratio(0.0) > 0
         rules = [Rule(x, mirrored) for x in np.linspace(-2, 2, 20) for mirrored in (False, True)]
         biased += any(
@@ -324,7 +335,7 @@ def test_bound_approaches_the_truth_for_a_gaussian_shift() -> None:
     first, second = rng.standard_normal((2, 2_000_000))
     first += 1
     truth = gaussian_epsilon(1.0, 0.01)
-    rule, _ = choose_rule(first[: 10**6], second[: 10**6], delta=0.01, confidence=0.99)
+    ((rule, _),) = choose_rules(first[: 10**6], second[: 10**6], deltas=[0.01], confidence=0.99)
     found = judge(rule, first[10**6 :], second[10**6 :], confidence=0.99).log_ratio(0.01)
     assert 0.9 * truth < found < truth
 
@@ -345,7 +356,7 @@ def test_theorem_1_is_contradicted_with_enough_trials(
     judged = 3 * 10**6
     scores = rng.standard_normal((4, judged), dtype=np.float32).astype(np.float64)
     scores[::2] += mu
-    rule, _ = choose_rule(scores[0], scores[1], delta=1e-5, confidence=0.95)
+    ((rule, _),) = choose_rules(scores[0], scores[1], deltas=[1e-5], confidence=0.95)
     found = judge(rule, scores[2], scores[3], confidence=0.95).log_ratio(1e-5)
     assert claimed < expected < found < gaussian_epsilon(mu, 1e-5)
 
@@ -355,7 +366,7 @@ def test_mirrored_rule_is_found() -> None:
     rng = np.random.default_rng(4)
     first = rng.random(2000)
     second = np.where(rng.random(2000) < 0.3, -1.0, rng.random(2000))
-    rule, _ = choose_rule(first, second, delta=0.0, confidence=0.99)
+    ((rule, _),) = choose_rules(first, second, deltas=[0.0], confidence=0.99)
     assert rule.mirrored
     assert rule.threshold == -1.0
     outcome = judge(rule, first, second, confidence=0.99)
@@ -378,6 +389,6 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ArgumentError, match="5 scores"):
         judge(rule, ones, ones[1:], confidence=0.9)
     with pytest.raises(ArgumentError, match="5 scores"):
-        choose_rule(ones, ones[1:], delta=0.0, confidence=0.9)
+        choose_rules(ones, ones[1:], deltas=[0.0], confidence=0.9)
     with pytest.raises(ArgumentError, match="confidence"):
         judge(rule, ones, ones, confidence=math.nan)

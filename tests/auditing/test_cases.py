@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from diffsketch.auditing import Release, Verdict, audit, releases
 from diffsketch.auditing.cases import EXPLOITS
@@ -21,6 +23,7 @@ from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_rele
 from diffsketch.methods import CpSgd, GaussianMean
 from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
+from diffsketch.privacy.mechanisms.integer import DiscreteGaussianMechanism
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise
 from tests.helpers.library import LIBRARY
@@ -45,7 +48,7 @@ PLANTED = [
 ]
 
 
-EVERYDAY = ("gaussian-local", "sketch-gaussian-local", "laplace")
+EVERYDAY = ("gaussian-local", "sketch-skellam-member-flag", "laplace")
 CASES = [
     pytest.param(
         name, error, marks=[] if name in EVERYDAY or error == "no-draw" else [pytest.mark.slow]
@@ -58,36 +61,85 @@ CASES = [
 def test_planted_error_is_found(name: str, error: str) -> None:
     """Each is missed with probability below 1e-6, with the trials of `diffsketch audit`.
 
-    `small-noise` is the hardest: more than 5 standard deviations of the measured bound.
+    `small-noise` and `cut-noise` are the hardest: more than 5 standard deviations of the measured
+    bound.
     """
     release = planted(RELEASES[name](), error)
     assert release is not None
     result = audit(release.case(), confidence=0.99)
     assert result.is_wrong
-    assert result.case.planted == PLANTS[error]
+    assert result.case.planted == PLANTS[error].text
 
 
 def test_errors_apply_where_they_can_be_made() -> None:
     applied = {error: {name for name, other in PLANTED if other == error} for error in PLANTS}
-    assert applied["small-noise"] == applied["reused-noise"] == set(RELEASES)
-    assert applied["no-clip"] == set(RELEASES)
-    assert applied["row-blind"] == {name for name in RELEASES if "sketch" in name}
+    everywhere, outside = set(RELEASES), {name for name in RELEASES if "distributed" in name}
+    for error in ("small-noise", "no-clip", "reused-noise", "uncounted", "answered"):
+        assert applied[error] == everywhere
+    tables = {name for name in RELEASES if "sketch" in name}
+    assert applied["row-blind"] == applied["same-rows"] == tables
     assert applied["no-draw"] == {"gaussian-sampled"}
+    assert applied["bare-flag"] == {name for name in RELEASES if "flag" in name}
+    # Who sees a sum alone sees no noise as it was drawn.
+    assert everywhere - applied["cut-noise"] == outside | {"cpsgd"}
+    central = {name for name in RELEASES if "central" in name}
+    assert applied["refused"] == central
+    assert applied["shared-noise"] == everywhere - outside - central - {"cpsgd", "gaussian-sampled"}
+
+
+def cut(mechanism: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
+    most = int(3 * mechanism.std / mechanism.quantizer.granularity)
+    return drawn.clamp(-most, most)
+
+
+def without_flag(_: DiscreteGaussianMechanism, drawn: Tensor) -> Tensor:
+    return torch.cat([drawn[:, :-1], 0 * drawn[:, -1:]], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("gaussian-local", cut),
+        ("gaussian-central", cut),
+        ("sketch-gaussian-local", lambda _, drawn: drawn[:, :1].expand_as(drawn)),
+        ("gaussian-local-flag", without_flag),
+        ("gaussian-central-flag", without_flag),
+        ("gaussian-member-flag", without_flag),
+        *(
+            (name, lambda _, drawn: drawn[:1].expand_as(drawn))
+            for name in ("gaussian-local", "gaussian-central", "gaussian-member-flag")
+        ),
+    ],
+    ids=str,
+)
+def test_errors_of_the_library_itself_are_found(
+    name: str,
+    fault: Callable[[DiscreteGaussianMechanism, Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the mechanism that draws, by the case without planted errors: cut off, repeated, none."""
+    draw = DiscreteGaussianMechanism.draw
+    monkeypatch.setattr(
+        DiscreteGaussianMechanism, "draw",
+        lambda mechanism, shape, noise: fault(mechanism, draw(mechanism, shape, noise)),
+    )  # fmt: skip
+    assert audit(RELEASES[name]().case(), confidence=0.99).is_wrong
 
 
 def test_every_proven_method_is_audited_at_its_units_and_trusts() -> None:
     """A method that is new in the registry has to come here; the rest prove nothing."""
-    found: dict[str, set[Trust]] = {}
+    found: dict[str, set[tuple[Trust, bool]]] = {}
     for make in RELEASES.values():
         release = make()
         assert isinstance(release.claim, ProvenClaim)
-        found.setdefault(release.method.name, set()).add(release.claim.scope.trust)
+        flagged = release.method.round_clip is not None
+        found.setdefault(release.method.name, set()).add((release.trust, flagged))
         coordinate = release.claim.scope.unit is Unit.COORDINATE
         assert coordinate == (release.method.name in ("laplace", "sketch-laplace"))
         assert not release.simulated
     assert set(LIBRARY) - set(found) == {"none", "sketch", "diffsketch"}
     for name in ("gaussian", "sketch-gaussian", "skellam", "sketch-skellam"):
-        assert found[name] == set(Trust)
+        assert found[name] == set(itertools.product(Trust, (False, True)))
     relations = {make().claim.scope.relation for make in RELEASES.values()}
     assert relations == set(Relation)
 
@@ -112,22 +164,29 @@ def test_noise_is_that_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not drawn
 
 
-@pytest.mark.parametrize("trust", Trust)
-def test_what_is_seen_is_what_is_released(trust: Trust) -> None:
-    """Noise of size 0 shows a message, the sum modulo its bits, or what a server publishes."""
-    seed = KEY.seed(0)
+@pytest.mark.parametrize(
+    ("trust", "insiders"), [*((trust, 0) for trust in Trust), (Trust.DISTRIBUTED, 2)]
+)
+def test_what_is_seen_is_what_is_released(trust: Trust, insiders: int) -> None:
+    """Noise of size 0 shows messages, sums modulo their bits, or what a server publishes."""
     method = GaussianMean(dim=4, clip=1.0, noise_multiplier=1.0, cohort=3, trust=trust)
-    release = Release.of("r", method, cohort=3)
-    assert release.cohort_size == (1 if trust is Trust.LOCAL else 3)
+    release = Release.of("r", method, cohort=3, insiders=insiders)
+    assert release.cohort_size == (2 if trust is Trust.LOCAL else 3)
+    worlds = release.neighbours.first, release.neighbours.second
+    bare = [method.encode(world.flatten(0, 1), KEY.seed(0), Silent()).messages for world in worlds]
+    apart = (bare[0] - bare[1]).reshape(2, -1, 4)  # rounds, clients, cells
+    shown = apart if trust is Trust.LOCAL else apart.sum(dim=1, keepdim=True)
+    if insiders:  # theirs beside what is left of the sum, and they are the same in both worlds
+        shown = torch.cat([shown, torch.zeros(2, insiders, 4, dtype=torch.int64)], dim=1)
     one, two = release.noiseless(release.neighbours)
-    first, second = (
-        method.publish(method.encode(world[0], seed, Silent()).messages.sum(0), Silent())
-        for world in (release.neighbours.first, release.neighbours.second)
-    )
+    counts = 2 if trust is Trust.CENTRAL else 0
+    assert len(one) == shown.numel() + counts
+    seen = torch.tensor(one - two).long()
     modulus = 2**method.mechanism.bits
-    assert not bool(((first - second - torch.tensor(one - two).long()) % modulus).any())
-    # The shift is all that the clip allows, in steps.
-    steps = 2 * 1.0 / method.mechanism.quantizer.granularity
+    assert not bool(((seen[: shown.numel()] - shown.flatten()) % modulus).any())
+    assert one[shown.numel() :].tolist() == [3.0] * counts
+    # The shift of each round is 99% of all that the clip allows, in steps.
+    steps = math.sqrt(2) * 1.98 / method.mechanism.quantizer.granularity
     assert np.linalg.norm(one - two) == pytest.approx(steps, abs=1)
 
 
@@ -186,6 +245,23 @@ def test_rollback_repeats_no_noise_and_is_found_where_it_does() -> None:
     assert before.outcome.true_positives == before.outcome.trials
 
 
-def test_a_method_without_a_claim() -> None:
-    bare = own_release("sketch", "rows=1 cols=20", dim=50, cohort=1)
-    assert audit(bare.case(), trials=200).verdict is Verdict.NOTHING_CLAIMED
+@pytest.mark.parametrize(
+    ("name", "settings", "verdict"),
+    [
+        ("sketch", "rows=1 cols=20", Verdict.NOTHING_CLAIMED),
+        ("laplace", "per_round=1", Verdict.CONSISTENT),  # which does not compose, as it is claimed
+    ],
+)
+def test_a_method_without_a_proof(name: str, settings: str, verdict: Verdict) -> None:
+    """A false alarm has probability at most 1e-6; and there is nothing to plant errors in."""
+    release = own_release(name, settings, dim=50, cohort=1)
+    assert audit(release.case(), trials=200, confidence=SURE).verdict is verdict
+    assert [planted(release, error) for error in PLANTS] == [None] * len(PLANTS)
+
+
+def test_long_messages_are_audited_one_by_one() -> None:
+    """No covariance is fitted to so many numbers, and each takes its time."""
+    release = own_release("gaussian", "clip=1 noise_multiplier=1", dim=51, cohort=3)
+    assert (release.rounds, release.cohort_size) == (1, 1)
+    assert replace(release, rounds=2, cohort_size=2).neighbours.first.shape == (2, 2, 51)
+    assert planted(release, "reused-noise") is None

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from diffsketch.sketch import CountSketch, HashSeed, SketchKey
 from diffsketch.sketch.hashing import columns_and_signs
@@ -22,6 +23,7 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Numbers], Numbers]
 
 _RIDGE = 1e-9  # of the mean variance, so that a direction without noise stands out, finitely
+_MOVED = 0.1  # of the largest shift: cells that move less show little of the ends of the noise
 _MOST_FEATURES = 1000  # beyond, covariances are not estimated
 
 
@@ -55,6 +57,25 @@ def laplace_ratio(one: Numbers, two: Numbers, scale: float) -> Attack:
         return np.asarray(losses.round(6))
 
     return Attack("likelihood ratio (Laplace)", lambda *_: score)
+
+
+def extreme(one: Numbers, two: Numbers) -> Attack:
+    """Attack the ends of the noise: how far a message is from the second noiseless one, at most.
+
+    In the cells where the two differ, towards the first, in standard deviations of the pilots.
+    Noise that is cut off never reaches beyond its end from the second, and does from the first.
+    """
+
+    def fit(first: Numbers, second: Numbers, _: SketchKey) -> Score:
+        spread = np.sqrt((first.var(axis=0) + second.var(axis=0)) / 2)
+        shift = (one - two) / np.where(spread > 0, spread, np.inf)
+        moved = np.abs(shift) > _MOVED * np.abs(shift).max()
+        if not moved.any():
+            return lambda messages: np.zeros(len(messages))
+        weights, start = np.sign(shift[moved]) / spread[moved], two[moved]
+        return lambda messages: np.asarray(((messages[:, moved] - start) * weights).max(axis=1))
+
+    return Attack("farthest cell", fit)
 
 
 def unknown_others(sketch: CountSketch, coordinate: int) -> Attack:
@@ -137,32 +158,42 @@ def low_bits(table: Numbers, step: float = 1.0) -> Attack:
     return Attack("cells out of reach in floating point", lambda *_: score)
 
 
+def _moments(messages: Numbers) -> tuple[Numbers, Numbers]:
+    """Return mean and covariance; by PyTorch, whose threads an audit limits."""
+    mean = messages.mean(axis=0)
+    centred = torch.from_numpy(messages - mean)
+    return mean, (centred.T @ centred / len(messages)).numpy()
+
+
+def _ridge(covariance: Numbers) -> Numbers:
+    """Return the covariance with a little more variance, so that it has an inverse."""
+    variance = float(np.trace(covariance)) / len(covariance)
+    return np.asarray(covariance + (_RIDGE * variance + 1e-300) * np.eye(len(covariance)))
+
+
 def _fit_linear(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     """Weight by `covariance^-1 (mean_1 - mean_2)`."""
-    weights = difference = first.mean(axis=0) - second.mean(axis=0)
-    centred = np.concatenate([first - first.mean(axis=0), second - second.mean(axis=0)])
-    if len(difference) > _MOST_FEATURES:
-        variances = centred.var(axis=0)
-        weights = difference / (variances + _RIDGE * variances.mean() + 1e-300)
+    if first.shape[1] > _MOST_FEATURES:
+        weights = first.mean(axis=0) - second.mean(axis=0)
+        variances = (first.var(axis=0) + second.var(axis=0)) / 2
+        weights /= variances + _RIDGE * variances.mean() + 1e-300
     else:
-        covariance = centred.T @ centred / len(centred)
-        mean_variance = float(np.trace(covariance)) / len(difference)
-        if mean_variance > 0:
-            ridge = _RIDGE * mean_variance * np.eye(len(difference))
-            weights = np.linalg.solve(covariance + ridge, difference)
+        (one, spread), (two, other) = _moments(first), _moments(second)
+        weights = one - two
+        if np.trace(spread + other) > 0:
+            weights = np.linalg.solve(_ridge((spread + other) / 2), weights)
     return lambda messages: messages @ weights
 
 
 def _fit_quadratic(first: Numbers, second: Numbers, _: SketchKey) -> Score:
     """Take the difference of two squared distances; constants do not matter."""
-    worlds = [(each.mean(axis=0), np.atleast_2d(np.cov(each.T))) for each in (first, second)]
-    ridge = _RIDGE * np.mean([np.trace(spread) / len(spread) for _, spread in worlds]) + 1e-300
-    inverses = [np.linalg.inv(spread + ridge * np.eye(len(spread))) for _, spread in worlds]
+    worlds = [_moments(world) for world in (first, second)]
+    distances = [(mean, np.linalg.inv(_ridge(spread))) for mean, spread in worlds]
 
     def score(messages: Numbers) -> Numbers:
         one, two = (
             np.einsum("ni,ij,nj->n", messages - mean, inverse, messages - mean)
-            for (mean, _), inverse in zip(worlds, inverses, strict=True)
+            for mean, inverse in distances
         )
         return np.asarray(two - one)
 

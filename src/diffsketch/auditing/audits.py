@@ -29,8 +29,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -46,14 +48,14 @@ from diffsketch.privacy.simulated_noise import Noise, NoiseKey
 from diffsketch.sketch import HashSeed, SketchKey
 
 TRIALS = 20_000  # of each world; half of them are judged
-DELTAS: tuple[float, ...] = (1e-5, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
+DELTAS: tuple[float, ...] = (1e-5, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.2, 0.3)
 PURE_DELTA = 1e-5
 DEFAULT_CONFIDENCE = 0.999
 _STRICTER = 1e-3  # of the failure probability, for choosing: the best of many is lucky
-_CANDIDATES = 150  # thresholds in each tail, evenly spaced in the logarithm of its probability
+_CANDIDATES = 300  # thresholds in each tail, evenly spaced in the logarithm of its probability
 _MOST_PILOTS = 5000  # of each world, for attacks that fit something; not among the trials
-# Numbers in a batch. Below 2**15, PyTorch and the sketches work in one thread: batches of
-# short vectors would else wait for the other threads at every step, for long on a busy machine.
+# Numbers in a batch. Below 2**15 the sketches work in one thread, and PyTorch is told to: batches
+# of short vectors would else wait for the other threads at every step, for long on a busy machine.
 _SHORT_BATCH, _LONG_BATCH = (1 << 15) - 1, 1 << 22
 _SHORT_WIDTH = 1 << 10
 _LEAST_TRIALS, _MOST_TRIALS = 100, 10**8
@@ -284,10 +286,10 @@ def clopper_pearson(
     return np.where(counts == 0, 0.0, low), np.where(misses == 0, 1.0, high)
 
 
-def choose_rule(
-    first: Numbers, second: Numbers, *, delta: float, confidence: float
-) -> tuple[Rule, float]:
-    """Find the rule with the largest bound on these scores, and how large that is.
+def choose_rules(
+    first: Numbers, second: Numbers, *, deltas: Sequence[float], confidence: float
+) -> list[tuple[Rule, float]]:
+    """Find for each delta the rule with the largest bound on these scores, and that bound.
 
     The best of many is biased: it is computed with a thousandth of the failure probability, which
     keeps away from thresholds that a few lucky trials speak for, and judged on other trials.
@@ -298,18 +300,20 @@ def choose_rule(
     steps = np.geomspace(1, max(2, len(ordered) // 2), _CANDIDATES).astype(np.int64)
     steps = np.unique(steps) - 1
     thresholds = np.unique(np.concatenate([ordered[steps], ordered[len(ordered) - 1 - steps]]))
-    best, rule = -math.inf, Rule(math.inf, mirrored=False)
-    failure = _STRICTER * (1 - confidence) / 2
+    failure, bounds = _STRICTER * (1 - confidence) / 2, []
     for mirrored in (False, True):
-        ours, theirs = (second, first) if mirrored else (first, second)
-        hits, errors = (_counts(each, thresholds, mirrored=mirrored) for each in (ours, theirs))
-        low, _ = clopper_pearson(hits, len(ours), failure=failure)
-        _, high = clopper_pearson(errors, len(ours), failure=failure)
-        ratios = np.log(np.maximum(low - delta, 1e-300) / high)
-        place = int(ratios.argmax())
-        if ratios[place] > best:
-            best, rule = float(ratios[place]), Rule(float(thresholds[place]), mirrored)
-    return rule, best
+        worlds = (second, first) if mirrored else (first, second)
+        hits, errors = (_counts(world, thresholds, mirrored=mirrored) for world in worlds)
+        low, _ = clopper_pearson(hits, len(first), failure=failure)
+        bounds.append((low, clopper_pearson(errors, len(first), failure=failure)[1]))
+    lows, highs = (np.stack(side) for side in zip(*bounds, strict=True))
+    chosen = []
+    for delta in deltas:
+        ratios = np.log(np.maximum(lows - delta, 1e-300) / highs)
+        mirrored, place = np.unravel_index(ratios.argmax(), ratios.shape)
+        rule = Rule(float(thresholds[place]), bool(mirrored))
+        chosen.append((rule, float(ratios[mirrored, place])))
+    return chosen
 
 
 def _counts(scores: Numbers, thresholds: Numbers, *, mirrored: bool) -> npt.NDArray[np.int64]:
@@ -367,15 +371,23 @@ class AuditResult:
     outcome: AuditOutcome
 
     @property
+    def stated(self) -> float:
+        """The epsilon under test, or the exact limit, if that is lower."""
+        return _stated(self.claimed, self.limit)
+
+    @property
+    def excess(self) -> float:
+        """Measured bound less what is stated."""
+        return float(self.measured.lower_bound) - self.stated
+
+    @property
     def verdict(self) -> Verdict:
         """A correct mechanism is found wrong with probability at most `1 - confidence`."""
         if isinstance(self.case.claim, NoClaim):
             return Verdict.NOTHING_CLAIMED
-        bound = float(self.measured.lower_bound)
-        if bound > float(self.claimed):
+        if float(self.measured.lower_bound) > float(self.claimed):
             return Verdict.CONTRADICTED
-        exceeds = self.limit is not None and bound > self.limit
-        return Verdict.LESS_NOISE if exceeds else Verdict.CONSISTENT
+        return Verdict.LESS_NOISE if self.excess > 0 else Verdict.CONSISTENT
 
     @property
     def is_wrong(self) -> bool:
@@ -425,6 +437,28 @@ def check_settings(
     check(seed >= 0, "seed", "be >= 0", seed)
 
 
+def _stated(claimed: Epsilon, limit: float | None) -> float:
+    return min(float(claimed), math.inf if limit is None else limit)
+
+
+def _nearness(shown: float, stated: float) -> float:
+    """Compare bounds at different deltas: by their share of what is stated, or what is above it."""
+    if math.isinf(stated):
+        return shown
+    return 1 + shown - stated if shown > stated else shown / max(stated, 1e-3)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let PyTorch work in `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def audit(
     case: Case,
     *,
@@ -437,8 +471,8 @@ def audit(
     """Measure a lower bound on the epsilon of a case, right with probability `confidence`.
 
     Half of the trials choose the score, the direction, the threshold and delta: those whose bound
-    is largest beside the claim (or beside the exact limit, if that is lower). The other half
-    bounds the two probabilities of the event.
+    is nearest to the claim (or to the exact limit, if that is lower), or farthest above it. The
+    other half bounds the two probabilities of the event.
 
     Guarantees: a correct mechanism is contradicted with probability at most `1 - confidence`,
     over the randomness of the audit (`tests/auditing/test_audits.py`).
@@ -463,14 +497,17 @@ def audit(
     limits = {each: case.limit and case.limit(hashes, each) for each in levels}
     half = count // 2
     pilots = min(_MOST_PILOTS, half)
-    size = max(1, (_SHORT_BATCH if case.width <= _SHORT_WIDTH else _LONG_BATCH) // case.width)
-    done = 0
+    is_short = case.width <= _SHORT_WIDTH
+    size = max(1, (_SHORT_BATCH if is_short else _LONG_BATCH) // case.width)
+    threads, done = partial(_threads, 1 if is_short else torch.get_num_threads()), 0
 
     def played(part: str, number: int) -> Iterator[tuple[Numbers, Numbers]]:
         nonlocal done
         for start in range(0, number, size):
             these = min(size, number - start)
-            yield case.game.play(these, stream=stream, part=f"{part} {start}")
+            with threads():
+                worlds = case.game.play(these, stream=stream, part=f"{part} {start}")
+            yield worlds
             done += these
             on_progress(done / (pilots + 2 * half))
 
@@ -483,13 +520,14 @@ def audit(
         return [[np.concatenate(world) for world in zip(*kept, strict=True)] for kept in values]
 
     pilot = [np.concatenate(world) for world in zip(*played("pilot", pilots), strict=True)]
-    scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
+    with threads():
+        scores = [attack.fit(pilot[0], pilot[1], hashes) for attack in case.attacks]
     options = []
     for place, (first, second) in enumerate(scored("choose", scores)):
-        for level, claimed in claims.items():
-            rule, shown = choose_rule(first, second, delta=level, confidence=confidence)
-            stated = min(float(claimed), limits[level] or math.inf)
-            options.append((shown / max(stated, 1e-3), place, level, rule))
+        rules = choose_rules(first, second, deltas=levels, confidence=confidence)
+        for level, (rule, shown) in zip(levels, rules, strict=True):
+            stated = _stated(claims[level], limits[level])
+            options.append((_nearness(shown, stated), place, level, rule))
     _, place, level, rule = max(options, key=lambda option: option[0])
     ((first, second),) = scored("judge", [scores[place]])
     outcome = judge(rule, first, second, confidence=confidence)

@@ -191,15 +191,28 @@ def _audits(results: Sequence[AuditResult], confidence: float) -> Table:
 
 
 def _planted(results: Sequence[AuditResult]) -> Table:
-    """Make a row for each error in each case: what is stated, measured, and whether it shows."""
-    title = "Planted errors: epsilon stated, and measured"
-    table = _table(title, ["case", "error"], ["stated", "measured"])
-    table.add_column("", no_wrap=True)
-    for result in results:
-        stated = min(float(result.claimed), math.inf if result.limit is None else result.limit)
-        colour, word = ("green", "found") if result.is_wrong else ("bold red", "missed")
-        shown = result.measured.lower_bound.shown(2)
-        table.add_row(*result.case.name.split("+"), f"{stated:.2g}", shown, f"[{colour}]{word}[/]")
+    """Make a row for each error: in how many cases it shows, and where it shows least.
+
+    That is where the bound is least above what is stated; or, if an error is missed, where it is.
+    """
+    title = "Planted errors: epsilon stated, and measured where it shows least"
+    table = _table(title, ["error"], [])
+    for heading in ("case", "stated", "measured", "found"):
+        table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
+    by_error: dict[str, list[AuditResult]] = {}
+    for result in sorted(results, key=lambda result: result.excess):
+        by_error.setdefault(result.case.name.partition("+")[2], []).append(result)
+    for error, ordered in by_error.items():
+        missed = [result for result in ordered if not result.is_wrong]
+        shown, colour = missed or ordered[:1], "bold red" if missed else "green"
+        table.add_row(
+            f"[bold]{error}[/bold]\n{ordered[0].case.planted}",
+            "\n".join(result.case.name.partition("+")[0] for result in shown),
+            "\n".join(f"{result.stated:.2g}" for result in shown),
+            "\n".join(result.measured.lower_bound.shown(2) for result in shown),
+            f"[{colour}]{len(ordered) - len(missed)} of {len(ordered)}[/]",
+            end_section=True,
+        )
     return table
 
 
