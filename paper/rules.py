@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.accounting.events import epsilon_for, repeated
 from diffsketch.privacy.claim import Basis, rounded_down, rounded_up
-from diffsketch.privacy.clipping import CoordinateBound
-from diffsketch.privacy.mechanisms.additive import LaplaceMechanism
 from paper.facts import (
     OURS,
     SPECS,
@@ -201,8 +201,9 @@ def every_round(claim: Statement, facts: Facts) -> Graded:
     Beside it, how the same noise adds up over a run, were its claim proven.
     """
     values, cases = claim.values, list(same_privacy(claim, facts))
-    mechanism = LaplaceMechanism(CoordinateBound(1.0, values["rows"]), 1 / values["per_round"])
-    whole = float(mechanism.claim.epsilon(delta=values["delta"], rounds=values["rounds"]))
+    # A coordinate is in a cell of each row, whose noises are independent.
+    cell = events.laplace(values["rows"] / values["per_round"])
+    whole = epsilon_for(repeated(cell, values["rows"] * values["rounds"]), values["delta"])
     run = meaning(Basis.PROVEN, rounds=values["rounds"], delta=values["delta"])
     return cases, [bool(case["hit"]) for case in cases], {"whole": whole, "run": run}
 

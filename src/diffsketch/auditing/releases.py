@@ -284,7 +284,7 @@ def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> f
     shift = math.ceil(min(mechanism.clip, mechanism.limit) / mechanism.step * (1 + doubled) - 1e-6)
     half, far = draws // 2, 4 * math.isqrt(draws)  # eight standard deviations
     reach = np.arange(max(0, half - far), min(draws, half + far) + shift + 1)
-    law = stats.binom(draws, mechanism.probability)
+    law = stats.binom(draws, 0.5)
     one, two = law.pmf(reach), law.pmf(reach - shift)
     first, second = one, two
     for _round in range(rounds - 1):

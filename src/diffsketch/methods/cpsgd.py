@@ -25,6 +25,7 @@ from diffsketch.privacy.claim import (
     Claim,
     PaperClaim,
     Relation,
+    RelationName,
     Scope,
     Trust,
     Unit,
@@ -93,7 +94,7 @@ class CpSgd(Plannable):
     claimed: float | None = None
     bits: int | None = None
     rotate: bool = False
-    relation: Relation = Relation.REPLACE
+    relation: RelationName = Relation.REPLACE
 
     name: ClassVar[str] = "cpsgd"
     code: ClassVar = 6
@@ -155,14 +156,13 @@ class CpSgd(Plannable):
     @cached_property
     def message_format(self) -> MessageFormat:
         """As the total, under a secure sum; the paper's, if its claim is all that there is."""
-        if not isinstance(self._claim, PaperClaim):
-            return self.total_format
-        return replace(self.total_format, bits=self._unrotated.bits)
+        sent = self._unrotated
+        bits = sent.bits if isinstance(self._claim, PaperClaim) else sent.sum_bits
+        return self._format((sent.length,), "unsigned", bits)
 
-    @cached_property
-    def total_format(self) -> MessageFormat:
-        """Numbers with room for the sum of the cohort, which does not wrap."""
-        return self._format((self._unrotated.length,), "unsigned", self._unrotated.sum_bits)
+    def sum_bits(self, count: int) -> int:  # noqa: ARG002
+        """Bits of a number of the sum of the cohort, which does not wrap."""
+        return self._unrotated.sum_bits
 
     @cached_property
     def _claim(self) -> Claim:

@@ -38,7 +38,7 @@ from diffsketch.privacy.clipping import (
     clip_coordinates,
     clip_norm,
 )
-from diffsketch.privacy.mechanisms.additive import GaussianMechanism, LaplaceMechanism
+from diffsketch.privacy.mechanisms.additive import GaussianMechanism
 from diffsketch.privacy.mechanisms.binomial import BinomialMechanism
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
@@ -64,7 +64,6 @@ __all__ = [
     "Epsilon",
     "FastNoise",
     "GaussianMechanism",
-    "LaplaceMechanism",
     "MeasuredClaim",
     "NoClaim",
     "Noise",

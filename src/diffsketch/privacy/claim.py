@@ -85,12 +85,17 @@ class Relation(StrEnum):
 
 
 class Trust(StrEnum):
-    """Those who may see less noise: nobody, the members of a secure sum, or the server."""
+    """Parties that must be trusted: nobody, the members of a secure sum, or the server."""
 
     LOCAL = "local"
     DISTRIBUTED = "distributed"
     CENTRAL = "central"
 
+
+# Settings take names as well as members: `trust="central"`.
+UnitName: TypeAlias = Unit | Literal["coordinate", "example", "client"]
+RelationName: TypeAlias = Relation | Literal["add-or-remove", "replace"]
+TrustName: TypeAlias = Trust | Literal["local", "distributed", "central"]
 
 _QUESTIONS = {
     (Unit.COORDINATE, Relation.ADD_OR_REMOVE): "whether one coordinate of a vector was set to 0",
@@ -123,9 +128,10 @@ class Scope:
     relation: Relation
     trust: Trust
 
-    def __post_init__(self) -> None:
-        for name, kind in (("unit", Unit), ("relation", Relation), ("trust", Trust)):
-            object.__setattr__(self, name, check_choice(name, getattr(self, name), kind))
+    def __init__(self, unit: UnitName, relation: RelationName, trust: TrustName) -> None:
+        object.__setattr__(self, "unit", check_choice("unit", unit, Unit))
+        object.__setattr__(self, "relation", check_choice("relation", relation, Relation))
+        object.__setattr__(self, "trust", check_choice("trust", trust, Trust))
 
     def __str__(self) -> str:
         return f"{self.unit} unit, {self.relation}, {self.trust} trust"

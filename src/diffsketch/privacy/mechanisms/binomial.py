@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from diffsketch.privacy.claim import (
     PaperClaim,
     ProvenClaim,
     Relation,
+    RelationName,
     Scope,
     Trust,
     Unit,
@@ -98,21 +100,21 @@ class Shift(NamedTuple):
 
 @dataclass(frozen=True)
 class BinomialMechanism:
-    """Vectors of norm `clip`, on `levels` levels in `[-limit, limit]`, plus Bin(trials, p).
+    """Vectors of norm `clip`, on `levels` levels in `[-limit, limit]`, plus Bin(trials, 1/2).
 
     Steps are `s = 2 limit / (levels - 1)` wide. A vector is clipped to norm `clip`, rotated if
     there is a `rotation_seed`, its coordinates are clipped to `[-limit, limit]` and rounded at
     random to a level; binomial noise is added.
 
-    Agarwal et al., Theorem 1, with `v = trials * cohort * p (1 - p)` the variance of the noise in
+    Agarwal et al., Theorem 1, with `v = trials * cohort / 4` the variance of the noise in
     the sum: if `v >= max(23 ln(10 d / delta), 2 Dinf)`, a whole-number shift whose norms are at
     most D1, D2 and Dinf (in steps) is hidden with delta and
 
         epsilon = D2 sqrt(2 ln(1.25 / delta)) / sqrt(v)
-            + (D2 c sqrt(ln(10 / delta)) + D1 b) / (v (1 - delta / 10))
-            + Dinf (2/3 ln(1.25 / delta) + e ln(20 d / delta) ln(10 / delta)) / v,
-        b = 2/3 (p**2 + (1-p)**2) + (1 - 2p),  e = 4/3 (p**2 + (1-p)**2),
-        c = sqrt(2) (3 p**3 + 3 (1-p)**3 + 2 p**2 + 2 (1-p)**2).
+            + (D2 c sqrt(ln(10 / delta)) + D1 / 3) / (v (1 - delta / 10))
+            + Dinf 2/3 (ln(1.25 / delta) + ln(20 d / delta) ln(10 / delta)) / v,
+
+    with `c = 7 sqrt(2) / 4`: theirs for fair trials.
 
     The shift. Let `r = clip / s` (twice that for `replace`), the largest distance in steps before
     rounding. If both neighbours are rounded with the same random numbers, each coordinate of the
@@ -145,10 +147,8 @@ class BinomialMechanism:
         trials: `m` in the paper.
         cohort: Members of the secure sum.
         delta: The delta of the claim.
-        probability: `p` in the paper.
         rotation_seed: Public, and the same for all members of a sum.
         relation: Which data sets are neighbours; for add-or-remove a member's vector becomes zero.
-        unit: Origin of a vector: a client, or an example.
         claimed: An epsilon that a paper states for these numbers, to be shown as its claim where
             nothing is proven.
 
@@ -164,10 +164,8 @@ class BinomialMechanism:
     trials: int
     cohort: int
     delta: float
-    probability: float = 0.5
     rotation_seed: int | None = None
-    relation: Relation = Relation.REPLACE
-    unit: Unit = Unit.CLIENT
+    relation: RelationName = Relation.REPLACE
     claimed: float | None = None
 
     def __post_init__(self) -> None:
@@ -176,11 +174,11 @@ class BinomialMechanism:
         check_positive("clip", self.clip)
         check_positive("limit", self.limit)
         check(0 < self.delta < 1, "delta", "be in (0, 1)", self.delta)
-        check(0 < self.probability < 1, "probability", "be in (0, 1)", self.probability)
-        check(self.unit != Unit.COORDINATE, "unit", "be example or client", self.unit)
-        scope = Scope(self.unit, self.relation, Trust.DISTRIBUTED)
-        object.__setattr__(self, "relation", scope.relation)
-        object.__setattr__(self, "unit", scope.unit)
+        object.__setattr__(self, "relation", self._scope.relation)
+
+    @cached_property
+    def _scope(self) -> Scope:
+        return Scope(Unit.CLIENT, self.relation, Trust.DISTRIBUTED)  # checks the relation
 
     @property
     def step(self) -> float:
@@ -205,7 +203,7 @@ class BinomialMechanism:
     @property
     def std(self) -> float:
         """Standard deviation of the noise in a coordinate of the cohort's sum."""
-        return self.step * math.sqrt(self._noise_variance(self.cohort))
+        return self.step * math.sqrt(self.cohort * self.trials / 4)
 
     @property
     def claim(self) -> ProvenClaim | PaperClaim | NoClaim:
@@ -215,10 +213,10 @@ class BinomialMechanism:
     def claim_for(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
         """The claim of one round, for `delta`, if only `present` members contributed."""
         check_whole("present", present, least=1, most=self.cohort)
-        scope = Scope(self.unit, self.relation, Trust.DISTRIBUTED)
-        variance = self._noise_variance(present)
+        scope = self._scope
+        variance = present * self.trials / 4
         proven = [
-            _theorem(shift, variance, self.delta - shift.failure, self.length, self.probability)
+            _theorem(shift, variance, self.delta - shift.failure, self.length)
             for shift in self.shifts()
         ]
         if any(value < math.inf for value in proven):
@@ -236,7 +234,7 @@ class BinomialMechanism:
 
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
-        root, values = math.sqrt(self.length), self.relation.values
+        root, values = math.sqrt(self.length), self._scope.relation.values
         r = self.clip / self.step * values
         span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
@@ -254,7 +252,7 @@ class BinomialMechanism:
 
     def centred(self, total: Tensor, count: int) -> Tensor:
         """A sum of `count` messages in units of the data (float64), its noise around 0."""
-        expected = count * self.trials * self.probability
+        expected = count * self.trials * 0.5
         return (total.double() - expected) * self.step - count * self.limit
 
     def largest_norm(self, count: int, failure: float) -> float:
@@ -274,7 +272,7 @@ class BinomialMechanism:
             clipped = rotate(clipped, self.rotation_seed)
         places = (clip_coordinates(clipped, self.limit) + self.limit) / self.step
         levels = stochastic_round(places.clamp(0, self.levels - 1), noise)
-        added = noise.binomial(tuple(levels.shape), self.trials, self.probability)
+        added = noise.binomial(tuple(levels.shape), self.trials, 0.5)
         return (levels + added).to(vectors.device)
 
     def decode(self, total: Tensor, count: int) -> Tensor:
@@ -287,22 +285,18 @@ class BinomialMechanism:
             return mean
         return rotate_back(mean, self.rotation_seed, dim=self.dim)
 
-    def _noise_variance(self, count: int) -> float:
-        return count * self.trials * self.probability * (1 - self.probability)
-
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:
     return max(23 * math.log(10 * dim / delta), 2 * shift.largest)
 
 
-def _theorem(shift: Shift, variance: float, delta: float, dim: int, p: float) -> float:
+def _theorem(shift: Shift, variance: float, delta: float, dim: int) -> float:
     """The theorem's epsilon for this delta; infinite where its condition fails."""
     if not variance >= _least_variance(shift, delta, dim):
         return math.inf
-    p = min(p, 1 - p)  # the same noise but for its sign; beyond 1/2 the constant `b` turns negative
-    squares, log = p**2 + (1 - p) ** 2, math.log(10 / delta)
-    b, e = 2 / 3 * squares + 1 - 2 * p, 4 / 3 * squares
-    c = math.sqrt(2) * (3 * p**3 + 3 * (1 - p) ** 3 + 2 * squares)
+    log = math.log(10 / delta)
+    # For fair trials; each as the paper's formula gives it for p = 1/2.
+    b, e, c = 2 / 3 * 0.5, 4 / 3 * 0.5, math.sqrt(2) * 1.75
     main = shift.l2 * math.sqrt(2 * math.log(1.25 / delta) / variance)
     second = (shift.l2 * c * math.sqrt(log) + shift.l1 * b) / (variance * (1 - delta / 10))
     third = 2 / 3 * math.log(1.25 / delta) + e * math.log(20 * dim / delta) * log
