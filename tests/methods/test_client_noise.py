@@ -219,7 +219,10 @@ def fixed_norms(count: int = WORKERS) -> Tensor:
 
 def whole_numbers(method: ClientNoise, vector: Tensor, source: int) -> Tensor:
     """A client's message without its noise."""
-    cells, law = method.encoder.encode(vector[None], SEED).flatten(1).double(), method.mechanism
+    cells, law = (
+        method.encoder.encode(vector[None], SEED).flatten(1).double(),
+        method.mechanism.quantizer,
+    )
     return law.rounded(law.bounded(cells / (method.round_clip or 1)), FastNoise(source))[0]
 
 

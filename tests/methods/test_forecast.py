@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from diffsketch.errors import ArgumentError
+from diffsketch.methods.base import Encoder, Tables
 from diffsketch.methods.forecast import (
     Vectors,
     clipped_coordinates,
@@ -20,7 +21,6 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.parts import Encoder, Tables
 from diffsketch.privacy.claim import Trust
 from diffsketch.privacy.clipping import NormBound
 from diffsketch.sketch import CountSketch, SketchKey

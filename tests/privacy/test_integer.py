@@ -401,7 +401,8 @@ def cases() -> list[IntegerMechanism]:
 
 def rounded_by(mechanism: IntegerMechanism, vectors: Tensor, noise: Noise) -> Tensor:
     """Whole numbers of vectors that are sent as they are, without noise."""
-    return mechanism.rounded(mechanism.bounded(mechanism.prepared(vectors, noise)), noise)
+    grid = mechanism.quantizer
+    return grid.rounded(grid.bounded(grid.prepared(vectors, noise)), noise)
 
 
 every_case = pytest.mark.parametrize(

@@ -29,9 +29,8 @@ from diffsketch.ddp.agreement import (
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check, difference
 from diffsketch.files import replace_file
-from diffsketch.methods.base import Method, check_out
+from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
-from diffsketch.methods.parts import is_finite
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
 from diffsketch.methods.release import NonFiniteUpdate, check_release, release_noise, rounding_noise
 from diffsketch.privacy.accounting.account import Budget, Ledger

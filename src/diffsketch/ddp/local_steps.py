@@ -43,8 +43,7 @@ from diffsketch.errors import (
     check_whole,
     difference,
 )
-from diffsketch.methods.base import Method, settings_of
-from diffsketch.methods.parts import is_finite
+from diffsketch.methods.base import Method, is_finite, settings_of
 from diffsketch.methods.release import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim

@@ -38,7 +38,7 @@ from diffsketch.flower.plan import (
 )
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
-from diffsketch.methods.parts import is_finite
+from diffsketch.methods.base import is_finite
 from diffsketch.methods.release import check_release, release_noise
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim

@@ -21,30 +21,26 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, MismatchError, check_whole
-from diffsketch.methods.parts import (
-    MANY,
-    Encoder,
-    NoiseLaw,
-    NoNoise,
-    check_sums,
-    is_finite,
-    rows_of,
-)
+from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
-from diffsketch.sketch.count_sketch import check_seed
-from diffsketch.sketch.hashing import HashSeed
+from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
+from diffsketch.sketch.hashing import Geometry, HashSeed
 from diffsketch.wire.formats import Cells, MessageFormat, WireError
 
 FALSE_REFUSAL = 1e-9
 """Largest probability that an honest message is refused for its norm."""
 
+MANY = 4096
+"""Number of messages that an unencrypted sum is sized for if no cohort is given."""
+
+_NAMED = 5  # rows that an error lists
 _SLACK = 1e-6  # relative: what rounding to float32 may add to a norm
 
 
@@ -76,6 +72,125 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """A linear map from vectors to cells, and estimates back: here, the identity."""
+
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the cells: `(dim,)`, or `(rows, cols)` of a table."""
+        return (self.dim,)
+
+    @property
+    def rows(self) -> int:
+        """Number of cells that each coordinate is in."""
+        return 1
+
+    @property
+    def collision_share(self) -> float:
+        """Share of the pairs of coordinates that may meet in a cell."""
+        return 0.0
+
+    def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:  # noqa: ARG002
+        """Encode vectors `(workers, dim)` as cells `(workers, *shape)`."""
+        return vectors
+
+    def decode(self, cells: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Estimate the vector `(dim,)` with these cells: in `out`, unless there is no need."""
+        return cells
+
+
+@dataclass(frozen=True)
+class Tables(Encoder):
+    """Count Sketch tables.
+
+    Args:
+        dim: Length of the vectors.
+        sketch: Sketch of the vectors, or of longer ones that begin with them.
+        combine: How the rows' estimates become one.
+    """
+
+    sketch: CountSketch
+    combine: Combine
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a table."""
+        return self.sketch.rows, self.sketch.cols
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.sketch.rows
+
+    @property
+    def collision_share(self) -> float:
+        """`1 - 1 / runs`: coordinates of one run never meet; every run is 1 long for `pairwise`.
+
+        Raises:
+            ArgumentError: Rows are combined by the median, of which no error is known.
+        """
+        mean = self.combine == "mean" or self.rows <= 2  # whose median is their mean
+        check(mean, "combine", "be mean for a forecast", self.combine)
+        pairwise = self.sketch.family == "pairwise"
+        return 1 - 1 / (self.dim if pairwise else Geometry.of(self.dim, self.sketch.cols).runs)
+
+    def encode(self, vectors: Tensor, seed: HashSeed) -> Tensor:
+        """Encode vectors as tables, if no sum of coordinates overflows."""
+        return check_sums(self.sketch.encode(vectors, seed))
+
+    def decode(self, cells: Tensor, seed: HashSeed, out: Tensor | None) -> Tensor:
+        """Query the first `dim` coordinates: not those that a longer sketch has beyond them."""
+        out = cells.new_empty(self.dim) if out is None else out
+        return self.sketch.query(cells, seed, combine=self.combine, offset=0, out=out)
+
+
+@dataclass(frozen=True)
+class NoNoise:
+    """Float32 cells as they are, and whatever is claimed for them."""
+
+    claim: Claim
+
+    whole: ClassVar[Literal[False]] = False
+    step: ClassVar[float] = 1.0
+
+    @property
+    def quantizer(self) -> NoNoise:
+        """Nothing is bounded or rounded."""
+        return self
+
+    def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Return the vectors."""
+        return vectors
+
+    def bounded(self, cells: Tensor) -> Tensor:
+        """Return the cells."""
+        return cells
+
+    rounded = noised = prepared
+
+    def reduced(self, total: Tensor, bits: int) -> Tensor:  # noqa: ARG002
+        """Return the total."""
+        return total
+
+    centred = bounded
+
+    def mean(self, total: Tensor, count: int | float, *, unit: float, out: Tensor | None) -> Tensor:  # noqa: ARG002
+        """Divide a sum by the number of messages."""
+        if out is None:
+            return (total / count).float()
+        return torch.div(total.detach(), count, out=out)
+
+    def largest_norm(self, count: int, failure: float) -> float:  # noqa: ARG002
+        """Infinite: nothing is clipped."""
+        return math.inf
+
+
+NoiseLaw: TypeAlias = NoNoise | IntegerMechanism
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """A way to compute a mean of vectors with `dim` coordinates: an encoder and a noise.
 
@@ -99,6 +214,12 @@ class Method(ABC):
     code: ClassVar[int | None] = None
     dim: int
 
+    # Attributes of an object, but no settings:
+    _extra_cells: ClassVar[int] = (
+        0  # of a message after those of the encoder, which is then sent flat
+    )
+    _unit: ClassVar[float | None] = None  # length that the noise counts as 1, where that moves
+
     def __post_init__(self) -> None:
         check_whole("dim", self.dim, least=1)
 
@@ -120,16 +241,6 @@ class Method(ABC):
     def _sized(cls, dim: int, cells: int) -> dict[str, Any] | None:
         """Choose the sizes of an encoder of `cells` cells, for the planner; None if none fits."""
         return {} if cells >= dim else None
-
-    @property
-    def _extra_cells(self) -> int:
-        """Cells of a message after those of the encoder, which is then sent flat."""
-        return 0
-
-    @property
-    def _unit(self) -> float | None:
-        """The length that the noise counts as 1, where that moves from round to round."""
-        return None
 
     @property
     def _max_summands(self) -> int:
@@ -245,7 +356,7 @@ class Method(ABC):
         if not is_finite(values):
             raise ArgumentError(
                 "vectors must be finite in float32, got NaN, infinity or too large a number"
-                f"{rows_of(~torch.isfinite(values).all(dim=-1))}"
+                f"{_rows_of(~torch.isfinite(values).all(dim=-1))}"
             )
         return values
 
@@ -364,13 +475,12 @@ class Method(ABC):
 
     def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
         """Encode finite vectors `(workers, dim)` in float32."""
-        law, unit = self.noise, self._unit
+        law, grid = self.noise, self.noise.quantizer
         # Bounds hold for what is sent, so they come after the encoder; but those of single
         # coordinates come before it (`prepared`). Noise is last: it must not be rounded.
-        cells = self.encoder.encode(law.prepared(batch, noise), seed).flatten(1)
-        bounded = law.bounded(cells if unit is None else cells.double() / unit)
-        rounded = law.rounded(bounded, noise)
-        messages = law.noised(rounded, noise)
+        cells = self.encoder.encode(grid.prepared(batch, noise), seed).flatten(1)
+        bounded = grid.bounded(cells if self._unit is None else cells.double() / self._unit)
+        messages = law.noised(grid.rounded(bounded, noise), noise)
         return Encoded(messages.reshape(len(batch), *self.message_format.shape))
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:
@@ -513,6 +623,34 @@ def check_out(out: Tensor, dim: int, *, device: torch.device) -> None:
         raise ArgumentError("out must need no gradient, got one that requires it")
     if out.device != device:
         raise MismatchError(f"out must be on {device}, got one on {out.device}")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Check that all values are finite.
+
+    A sum is finite only if its terms are, and quick; it may overflow, so look again then.
+    """
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def check_sums(tables: Tensor) -> Tensor:
+    """Return the tables `(workers, ...)` of finite vectors, if they are finite as well."""
+    if not is_finite(tables):
+        rows = _rows_of(~torch.isfinite(tables).flatten(1).all(dim=1)) if len(tables) > 1 else ""
+        raise ArgumentError(
+            "vectors must be small enough for float32, but sums of their coordinates overflow"
+            f"{rows}"
+        )
+    return tables
+
+
+def _rows_of(bad: Tensor) -> str:
+    """Name the bad rows in an error message; the only row of a vector needs no name."""
+    if bad.dim() == 0:
+        return ""
+    rows = bad.nonzero().flatten().tolist()
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f" in rows {', '.join(map(str, rows[:_NAMED]))}{more}"
 
 
 def _kind(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import FALSE_REFUSAL, Method, register
+from diffsketch.methods.base import FALSE_REFUSAL, MANY, Method, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -20,7 +20,6 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.parts import MANY
 from diffsketch.methods.plain import TableMethod
 from diffsketch.privacy.claim import (
     Relation,
@@ -163,16 +162,10 @@ class ClientNoise(Method):
         if self.clip_quantile is not None:
             share = isinstance(self.clip_quantile, float) and 0 < self.clip_quantile < 1
             check(share, "clip_quantile", "be > 0 and < 1", self.clip_quantile)
+            object.__setattr__(self, "_extra_cells", 1)  # for the flag
+            object.__setattr__(self, "_unit", self.clip)
         object.__setattr__(self, "relation", self.mechanism.relation)
         object.__setattr__(self, "trust", self.mechanism.trust)
-
-    @property
-    def _extra_cells(self) -> int:
-        return 0 if self.clip_quantile is None else 1  # for the flag
-
-    @property
-    def _unit(self) -> float | None:
-        return self.round_clip
 
     @property
     def _max_summands(self) -> int:
@@ -180,7 +173,7 @@ class ClientNoise(Method):
             return self.cohort
         return max(self.cohort or 1, MANY)
 
-    @property
+    @cached_property
     def noise(self) -> IntegerMechanism:
         """The mechanism that clips, rounds, adds noise and makes the claim."""
         return self.mechanism
@@ -234,6 +227,7 @@ class ClientNoise(Method):
         check(_CLIPS[0] <= clip <= _CLIPS[1], "clip", "be in [1e-30, 1e+30]", clip)
         other = copy(self)  # with all that was computed, which does not depend on the clip
         object.__setattr__(other, "clip", clip)
+        object.__setattr__(other, "_unit", clip)
         return other
 
     def after(self, total: Tensor, *, count: int | float) -> Self:

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diffsketch.errors import check, check_positive, check_whole
-from diffsketch.methods.base import Method
-from diffsketch.methods.parts import Encoder
+from diffsketch.methods.base import Encoder, Method
 from diffsketch.privacy.claim import Scope
 
 Numbers = npt.NDArray[np.float64]

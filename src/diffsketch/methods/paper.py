@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_positive, check_whole
-from diffsketch.methods.base import Encoded, Method, register
+from diffsketch.methods.base import Encoded, Method, NoiseLaw, NoNoise, register
 from diffsketch.methods.forecast import (
     Plannable,
     RelativeError,
@@ -21,7 +21,6 @@ from diffsketch.methods.forecast import (
     noise_error,
     rounding_variance,
 )
-from diffsketch.methods.parts import NoiseLaw, NoNoise
 from diffsketch.methods.plain import RoundedTables, TableMethod
 from diffsketch.privacy.claim import (
     Basis,

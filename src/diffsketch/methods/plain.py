@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, check, check_between, check_whole
-from diffsketch.methods.base import Encoded, Method, register
+from diffsketch.methods.base import MANY, Encoded, Method, Tables, check_sums, register
 from diffsketch.methods.forecast import RelativeError, Vectors, collision_error, noise_error
-from diffsketch.methods.parts import MANY, Tables, check_sums
 from diffsketch.privacy.claim import Claim, Trust, TrustName
 from diffsketch.privacy.clipping import centre, wrap
 from diffsketch.privacy.simulated_noise import Noise
@@ -146,6 +145,8 @@ class RoundedTables(Method):
             raise ArgumentError("bits must be below 32 for distributed trust, got bits=32")
         if self._modular and self.cohort is None:
             raise ArgumentError("cohort must be given for distributed trust, got cohort=None")
+        if self.grid is not None:  # for the table's size
+            object.__setattr__(self, "_extra_cells", self.grid.size_cells)
 
     @property
     def _modular(self) -> bool:
@@ -171,10 +172,6 @@ class RoundedTables(Method):
     def grid(self) -> CellGrid | None:
         """Grid of the cells; None for float32."""
         return None if self.bits == 32 else CellGrid(self.bits, self.cell_limit)
-
-    @property
-    def _extra_cells(self) -> int:
-        return 0 if self.grid is None else self.grid.size_cells  # for the table's size
 
     @cached_property
     def message_format(self) -> MessageFormat:

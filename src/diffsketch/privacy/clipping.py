@@ -49,8 +49,7 @@ def clip_coordinates(values: Tensor, limit: float) -> Tensor:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64, or
             a value is NaN or infinite.
     """
-    check_positive("limit", limit)
-    _check_values(values)
+    _check_values(values, limit)
     held = float(_towards_zero(torch.tensor(limit, dtype=torch.float64), values.dtype))
     return values.detach().clamp(-held, held)
 
@@ -73,10 +72,10 @@ def clip_norm(values: Tensor, limit: float, *, dims: int = 1) -> Tensor:
         ArgumentError: `limit` is not positive and finite, `values` are not float32 or float64 or
             have too few dimensions, or a value is NaN or infinite.
     """
-    check_positive("limit", limit)
-    check(dims >= 0, "dims", "be >= 0", dims)
-    _check_values(values)
-    check(values.dim() >= dims, "values", f"have at least dims={dims} dimensions", values.dim())
+    _check_values(values, limit)
+    if not 0 <= dims <= values.dim():
+        check(dims >= 0, "dims", "be >= 0", dims)
+        check(False, "values", f"have at least dims={dims} dimensions", values.dim())
     if values.numel() == 0:
         return values.detach().clone()
     rows = values.detach().reshape(-1, math.prod(values.shape[values.dim() - dims :]))
@@ -114,7 +113,9 @@ def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(cast.abs() > values.abs(), torch.nextafter(cast, cast.new_zeros(())), cast)
 
 
-def _check_values(values: Tensor) -> None:
+def _check_values(values: Tensor, limit: float) -> None:
+    if type(limit) is not float or not 0 < limit < math.inf:  # it has the words for it
+        check_positive("limit", limit)
     if not isinstance(values, Tensor) or values.dtype not in (torch.float32, torch.float64):
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise ArgumentError(f"values must be a float32 or float64 tensor, got {kind}")

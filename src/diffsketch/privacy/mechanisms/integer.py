@@ -150,13 +150,14 @@ class IntegerMechanism(ABC):
     * `central` trust: members send messages without noise to a server which they trust, and which
       adds `draw` once, to the sum.
 
-    A message is made in four steps, of which the second is not here:
+    A message is made in four steps, of which the first is the method's:
 
-        prepared = mechanism.prepared(vectors, noise)   coordinates that are bounded one by one
-        cells    = encode(prepared)                     a vector, or its table
-        bounded  = mechanism.bounded(cells)
-        rounded  = mechanism.rounded(bounded, noise)
-        message  = mechanism.noised(rounded, noise)
+        cells   = encode(quantizer.prepared(vectors, noise))   a vector, or its table
+        bounded = quantizer.bounded(cells)
+        rounded = quantizer.rounded(bounded, noise)
+        message = mechanism.noised(rounded, noise)
+
+    where `prepared` is for coordinates that are bounded one by one.
 
     Args:
         quantizer: Clipping and rounding, and with that the sensitivity.
@@ -206,12 +207,12 @@ class IntegerMechanism(ABC):
             text += f", shared among {present} members,"
         return ProvenClaim(self._scope, self._event(present), text)
 
-    @property
+    @cached_property
     def shared(self) -> bool:
         """Whether members share the noise, and messages are taken modulo `2**bits`."""
         return self.trust is Trust.DISTRIBUTED
 
-    @property
+    @cached_property
     def step(self) -> float:
         """The value of 1 in units of the data."""
         return self.quantizer.granularity
@@ -233,18 +234,6 @@ class IntegerMechanism(ABC):
         if self.shared:
             return self.bits
         return min(MAX_BITS, 1 + max(self.message_bits + (count - 1).bit_length(), self.bits))
-
-    def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:
-        """Clip and round vectors `(..., dim)` where their coordinates are bounded."""
-        return self.quantizer.prepared(vectors, noise)
-
-    def bounded(self, cells: Tensor) -> Tensor:
-        """Clip what is sent, `(messages, cells)`, where its norm is bounded."""
-        return self.quantizer.bounded(cells)
-
-    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:
-        """Round to whole numbers (int64), without any noise: only for a server that is trusted."""
-        return self.quantizer.rounded(bounded, noise)
 
     def noised(self, rounded: Tensor, noise: Noise) -> Tensor:
         """Add a member's noise: modulo `2**bits` under a secure sum, else cut off at the limits."""
