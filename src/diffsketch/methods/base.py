@@ -28,6 +28,7 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check, check_whole
 from diffsketch.privacy.claim import Claim, NoClaim, Relation, Scope, Trust, Unit
+from diffsketch.privacy.clipping import CoordinateQuantizer
 from diffsketch.privacy.mechanisms.integer import IntegerMechanism
 from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.count_sketch import Combine, CountSketch, check_seed
@@ -160,15 +161,15 @@ class NoNoise:
         """Nothing is bounded or rounded."""
         return self
 
-    def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """Return the vectors."""
-        return vectors
-
     def bounded(self, cells: Tensor) -> Tensor:
         """Return the cells."""
         return cells
 
-    rounded = noised = prepared
+    def rounded(self, bounded: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
+        """Return the cells."""
+        return bounded
+
+    noised = rounded
 
     def reduced(self, total: Tensor, bits: int) -> Tensor:  # noqa: ARG002
         """Return the total."""
@@ -477,8 +478,9 @@ class Method(ABC):
         """Encode finite vectors `(workers, dim)` in float32."""
         law, grid = self.noise, self.noise.quantizer
         # Bounds hold for what is sent, so they come after the encoder; but those of single
-        # coordinates come before it (`prepared`). Noise is last: it must not be rounded.
-        cells = self.encoder.encode(grid.prepared(batch, noise), seed).flatten(1)
+        # coordinates come before it. Noise is last: it must not be rounded.
+        vectors = grid.prepared(batch, noise) if isinstance(grid, CoordinateQuantizer) else batch
+        cells = self.encoder.encode(vectors, seed).flatten(1)
         bounded = grid.bounded(cells if self._unit is None else cells.double() / self._unit)
         messages = law.noised(grid.rounded(bounded, noise), noise)
         return Encoded(messages.reshape(len(batch), *self.message_format.shape))

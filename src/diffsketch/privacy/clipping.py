@@ -350,10 +350,6 @@ class Quantizer:
         check(order == 2, "order", "be 2 for a bound on the L2 norm", order)
         return self.longest * check_choice("relation", relation, Relation).values
 
-    def prepared(self, vectors: Tensor, noise: Noise) -> Tensor:  # noqa: ARG002
-        """Return vectors as they are to be encoded: unchanged, as tables are bounded."""
-        return vectors
-
     def bounded(self, cells: Tensor) -> Tensor:
         """Clip what is sent, `(messages, cells)`.
 

@@ -116,7 +116,7 @@ class MessageFormat:
         """Bytes of the packed cells."""
         return -(-self.cell_count * self.bits // 8)
 
-    @property
+    @cached_property
     def full_bytes(self) -> int:
         """Bytes of a message with a full header."""
         return HEADER_BYTES + self.payload_bytes
