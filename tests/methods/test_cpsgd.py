@@ -13,6 +13,7 @@ from diffsketch.privacy import FastNoise, PaperClaim
 from diffsketch.privacy.claim import NoClaim, ProvenClaim
 from diffsketch.privacy.mechanisms.binomial import PAPER_SETTINGS
 from diffsketch.sketch import SketchKey
+from tests.helpers.refusals import refused
 
 DIM = 300
 SEED = SketchKey.from_integer(3).seed(1)
@@ -74,8 +75,7 @@ def test_messages_of_a_secure_sum_have_its_modulus(rotate: bool) -> None:
     ],
 )
 def test_cpsgd_refuses(settings: dict[str, object], match: str) -> None:
-    with pytest.raises(ArgumentError, match=match):
-        CpSgd(dim=10, cohort=5, **settings)  # type: ignore[arg-type]
+    refused(ArgumentError, match, CpSgd, dim=10, cohort=5, **settings)
 
 
 def test_cpsgd_clips_nothing_that_fits_the_range_by_default() -> None:

@@ -21,6 +21,7 @@ from diffsketch.privacy.mechanisms.integer import DiscreteLaplaceMechanism
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise
 from diffsketch.sketch.hashing import FAMILIES, Family
+from tests.helpers.refusals import refused
 from tests.privacy.deltas import delta_for
 
 CHANCE = 1e-9
@@ -111,8 +112,7 @@ def test_a_ready_made_table_is_not_taken_for_vectors() -> None:
     """Its rows would be clipped one by one, and the whole would exceed the limit."""
     mechanism = GaussianMechanism(NormBound(1.0), 1e-6)
     table = 100 * encoder()(torch.ones(DIM))
-    with pytest.raises(ArgumentError, match=r"passing encode"):
-        mechanism.release(table, FastNoise(1))
+    refused(ArgumentError, r"passing encode", mechanism.release, table, FastNoise(1))
     whole = mechanism.release(100 * torch.ones(DIM), FastNoise(1), encode=encoder())
     assert float(whole.double().norm()) < 1 + 1e-3
     each = mechanism.release(table, FastNoise(1), batch=True)
@@ -144,12 +144,10 @@ def test_relation_and_trust_by_name() -> None:
 
 def test_values_and_noise_that_cannot_be_private_are_refused() -> None:
     mechanism = GaussianMechanism(NormBound(1.0), 1.0)
-    with pytest.raises(ArgumentError, match="finite"):
-        mechanism.release(torch.tensor([1.0, math.nan]), FastNoise(0))
+    refused(ArgumentError, "finite", mechanism.release, torch.tensor([1.0, math.nan]), FastNoise(0))
     with pytest.raises(ArgumentError, match="noise must be of type Noise"):
         mechanism.release(torch.ones(3), torch.Generator())  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="whole numbers only"):
-        mechanism.release(torch.ones(3), SecureNoise())
+    refused(ArgumentError, "whole numbers only", mechanism.release, torch.ones(3), SecureNoise())
     tiny = GaussianMechanism(NormBound(1e-44), 1.0)
     with pytest.raises(ArgumentError, match="std must be 0 or in"):  # would vanish in float32
         tiny.release(torch.ones(3), FastNoise(0))
