@@ -155,8 +155,9 @@ def test_the_grid_costs_less_than_one_percent(
         assert exact * 0.999 < stated < exact * 1.01
 
 
-def test_a_trusted_server_adds_noise_once_and_workers_none() -> None:
-    method = SketchGaussian(SIZE, 2, 20, clip=2.0, noise_multiplier=1.0, trust=Trust.CENTRAL)
+@pytest.mark.parametrize("multiplier", [1.0, 1e5])  # the second is beyond all sums of messages
+def test_a_trusted_server_adds_noise_once_and_workers_none(multiplier: float) -> None:
+    method = SketchGaussian(SIZE, 2, 20, clip=2.0, noise_multiplier=multiplier, trust="central")
     bare = method.encode(VECTORS, SEED, noise()).messages
     assert int(bare.abs().max()) <= method.mechanism.quantizer.peak
     server = CohortNoise(NOISE, [1 << 62], round_index=0)

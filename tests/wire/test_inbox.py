@@ -228,6 +228,13 @@ def test_a_total_may_be_read_before_the_last_message() -> None:
     assert inbox.total().cells.tolist() == [3] * 4
 
 
+def test_sums_have_no_more_terms_than_they_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FloatSum.most_terms * 2**39 <= 2**63  # the largest digit of a term
+    monkeypatch.setattr(FloatSum, "most_terms", 2)
+    inbox = collected(TABLE, table_of(0), table_of(1))
+    refused(WireError, "the sum of 2 messages takes no more", inbox.add, table_of(2).to_bytes())
+
+
 def test_counts_stay_within_the_header() -> None:
     inbox = Inbox(LEVELS, **ABOUT, sums=True)
     inbox.add(levels_of(0, count=2**32 - 2).to_bytes())
