@@ -61,7 +61,7 @@ class CpSgd(Plannable):
     (if not given) or 5, takes levels and trials from its table. They were run with 10 workers a
     round, break the theorem's condition by far, and are shown as claimed. Messages then have the
     paper's 4 or 5 bits, which hold one worker's number and leave no room for a secure sum: that is
-    the paper's accounting. (With so many workers that something is proven they have the sum's.)
+    the paper's accounting. (Where workers are enough for a proof, they have the bits of the sum.)
     The paper does not say which range it took for coordinates; `limit=1` needs no look at the data.
 
     Args:
@@ -115,11 +115,14 @@ class CpSgd(Plannable):
         """The mechanism but for a round's rotation, with levels and trials as given or claimed."""
         levels, trials = self.levels, self.trials
         if self.claimed is not None:
-            given = (self.claimed, self.bits, levels, trials)
-            for row in PAPER_SETTINGS:
-                if all(own is None or own == its for own, its in zip(given, row, strict=True)):
-                    levels, trials = row.levels, row.trials
-                    break
+            wanted = (self.claimed, self.bits, levels, trials)
+            fitting = [
+                row
+                for row in PAPER_SETTINGS
+                if all(value in (None, right) for value, right in zip(wanted, row, strict=True))
+            ]
+            if fitting:
+                levels, trials = fitting[0].levels, fitting[0].trials
             else:
                 rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
                 raise ArgumentError(
@@ -180,7 +183,7 @@ class CpSgd(Plannable):
         return replace(claim, source=f"{claim.source}, with {size},")
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """Bound by clip, rounding and the noise of so many; rotating changes no norm."""
+        """Bound by clip, rounding and the noise of `count`; rotating changes no norm."""
         return self._unrotated.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
@@ -207,8 +210,10 @@ class CpSgd(Plannable):
         if scope != wanted or bits is not None or cells < vectors.dim:
             return None
         limit = min(vectors.norm, _DEVIATIONS * vectors.norm / math.sqrt(vectors.dim))
-        found = {"clip": vectors.norm, "limit": float(rounded_up(limit, 4))}
-        return {**found, "levels": int(margin), "relation": scope.relation.value}
+        return {
+            "clip": vectors.norm, "limit": float(rounded_up(limit, 4)), "levels": int(margin),
+            "relation": scope.relation.value,
+        }  # fmt: skip
 
     @classmethod
     def noise_settings(cls, level: float) -> dict[str, Any]:

@@ -135,8 +135,8 @@ def clipped_norm(vectors: Vectors, encoder: Encoder, *, clip_ratio: float) -> Re
     """
     share, cells = encoder.collision_share, math.prod(encoder.shape)
     if not share:
-        whole = min(1.0, clip_ratio)
-        return RelativeError((1 - whole) ** 2, kept=whole)
+        kept = min(1.0, clip_ratio)
+        return RelativeError((1 - kept) ** 2, kept=kept)
     variance = 2 * share / cells
     across = max(0.0, vectors.dim * share / cells - variance)
     # Wilson and Hilferty: the cube root of such a variable is nearly normal.
@@ -167,12 +167,14 @@ def clipped_coordinates(
 @cache
 def _clipped(ratio: float, spread: float, count: int) -> tuple[float, float]:
     """Squared norms of what clipping takes off the mean and of what it leaves, over the mean's."""
-    common, own = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
-    x = common * _NORMAL[:, None] + (own * _NORMAL[None, :] if spread else 0)
+    common, apart = 1 / math.sqrt(1 + spread), math.sqrt(spread / (1 + spread))
+    x = common * _NORMAL[:, None] + (apart * _NORMAL[None, :] if spread else 0)
     weights = _WEIGHTS if spread else np.ones(1)
     clipped = np.clip(x, -ratio, ratio)
 
-    def of_mean(values: Numbers) -> float:  # mean square of the average over draws of `own`
+    def of_mean(
+        values: Numbers,
+    ) -> float:  # mean square of the average over draws of what sets them apart
         single = _mean(values**2 @ weights)
         return single / count + _mean((values @ weights) ** 2) * (1 - 1 / count)
 

@@ -36,7 +36,7 @@ from diffsketch.privacy.accounting.events import (
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never less than it is.
+    """Format a number with `digits` significant digits, never below its value.
 
     >>> rounded_up(3.201), rounded_up(0.1), rounded_up(12345.0), rounded_up(8.0)
     ('3.21', '0.1', '12400', '8')
@@ -45,7 +45,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """The number with so many significant digits, and never more than it is."""
+    """Format a number with `digits` significant digits, never above its value."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
@@ -298,7 +298,7 @@ class Epsilon:
         return f"{self.basis}{', simulated' if self.simulated else ''}{without}"
 
     def shown(self, digits: int = 3) -> str:
-        """The bare number in so many digits: an upper bound rounded up, a measured one down.
+        """Format the bare number in `digits` digits: upper bounds rounded up, measured ones down.
 
         Guarantees (`tests/privacy/test_claim.py`): the text follows from what is known.
         """
@@ -341,7 +341,7 @@ class ProvenClaim:
             check_samplable(self.scope)
 
     def epsilon(self, *, delta: float, rounds: int) -> Epsilon:
-        """The epsilon of so many rounds, composed."""
+        """Compose `rounds` rounds to one epsilon."""
         check_whole("rounds", rounds, least=1)
         return self.stated(epsilon_for(repeated(self.event, rounds), delta), delta, rounds)
 
@@ -462,7 +462,7 @@ class PaperClaim:
 
 @dataclass(frozen=True)
 class MeasuredClaim:
-    """Result of an attack: the true epsilon is at least this, with so much confidence.
+    """Result of an attack: the true epsilon is at least this, with a stated confidence.
 
     Args:
         scope: Unit, relation and trust.

@@ -128,10 +128,10 @@ class Inbox:
         total_format: Of the sum, where it is another one: whole numbers with more bits.
         sums: Whether messages may be sums of several themselves. If not, one that says so is
             refused: a worker must not count more than once.
-        wraps: Whether whole numbers are summed modulo `2**bits`, as in a secure sum; None for
-            whenever the total has no more bits than a message. Above other inboxes, messages have
-            the total's bits already: False there, if workers' messages have fewer, so that a sum
-            that does not fit is found.
+        wraps: Whether whole numbers are summed modulo `2**bits`, as in a secure sum. None: if and
+            only if the total has as many bits as a message. Above other inboxes, messages have the
+            total's bits already: False there, if workers' messages have fewer, so that a sum that
+            does not fit is found.
         check: Looks at each message before it is summed, and raises a `WireError` for one that
             nobody should send.
 

@@ -258,10 +258,10 @@ class BinomialMechanism:
     def largest_norm(self, count: int, failure: float) -> float:
         """Norm of such a sum, but with probability `failure`: rounding moves a number by a step."""
         root = math.sqrt(self.length)
-        own = min(self.clip + root * self.step, root * self.limit)
+        clipped = min(self.clip + root * self.step, root * self.limit)
         # By Hoeffding's lemma a trial is sub-Gaussian with a parameter of 1/4.
         noise = noise_norm(self.length, count * self.trials / 4, failure)
-        return count * own + self.step * noise
+        return count * clipped + self.step * noise
 
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
         """One message (int64, in `[0, levels + trials)`) for each vector of `(..., dim)`."""

@@ -280,8 +280,8 @@ class IntegerMechanism(ABC):
 
         Sums that wrap only get shorter.
         """
-        own = count * self.quantizer.longest * self.step
-        return own + self._noise_norm(count, self.quantizer.cells, failure)
+        clipped = count * self.quantizer.longest * self.step
+        return clipped + self._noise_norm(count, self.quantizer.cells, failure)
 
     def _noise_norm(self, count: int, cells: int, failure: float) -> float:
         """Norm of the noise of `count` messages in `cells` cells, in units of the data."""
