@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run paper test test-quick test-flower lint docs bench clean
+.PHONY: help run paper test test-quick test-flower coverage lint docs bench clean
 
 help:  ## Show this list.
 	@echo "Usage: make TARGET"
@@ -44,6 +44,9 @@ test-flower: $(FLOWER)/stamp  ## Run the tests of the Flower engine, in .venv-fl
 	@# Where it is missing these tests are skipped, and here they must not be.
 	$(FLOWER)/bin/python -c 'import flwr'
 	$(FLOWER)/bin/python $(PYTEST) tests/flower src/diffsketch/flower
+
+coverage: $(VENV)/dev.stamp  ## Show which lines the quick tests do not run.
+	$(BIN)/python $(PYTEST) -m "not slow" --cov=diffsketch --cov-report=term:skip-covered
 
 lint: $(VENV)/dev.stamp  ## Check style (ruff) and types (mypy).
 	$(BIN)/python -m ruff check

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run: a failure is one of the code, and not of the day.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
 
 # Threads that wait for work sleep: two processes whose threads spin take each other's cores, and
 # twice the time. It is read when PyTorch is imported.

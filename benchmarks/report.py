@@ -28,6 +28,7 @@ class Report:
     batches: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    edges: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     rates: dict[tuple[str, str, int], float] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Report:
         parts = {
             "settings": settings, "notes": self.notes,
             "cases": self.cases, "batches": self.batches, "memory": self.memory,
-            "calls": self.calls,
+            "calls": self.calls, "edges": self.edges,
         }  # fmt: skip
         path.write_text(json.dumps(self.result | parts, indent=1) + "\n")
 

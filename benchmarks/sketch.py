@@ -13,6 +13,9 @@ read of the vector (`sum`), one write (`fill_`) and both (`copy_`).
 On CUDA these are times of the device, which works while the host prepares. `Calls` are times from
 a call on an idle device to its end, against three reads of the vector and 50 us, and what rounding
 the cells to four bits, and taking sums of such cells from packed words, adds to them.
+
+`Edges` (`--edges`, on a CPU) are calls at a border of the kernels, each beside one on its other
+side: at most what the last column says of their work should show in their times.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,7 +39,11 @@ from benchmarks.peers import HASHED_DIM, Problem, peer_jobs
 from benchmarks.report import LIMIT_OF, Report, print_table, print_timings, readable, summarise
 from benchmarks.timing import Job, available_memory, environment, extra_memory, measure, wait_for
 from diffsketch import CountSketch, SketchKey
-from diffsketch.sketch.hashing import FAMILIES, HashSeed
+from diffsketch.errors import DiffSketchError
+from diffsketch.sketch.hashing import FAMILIES, Family, HashSeed
+
+# A call, what it is set beside, and the ratio of their work.
+Edge: TypeAlias = tuple[str, Callable[[], Any], str, Callable[[], Any], float]
 
 SMALL = (7850, 7, 22)  # the model of the paper's experiments: dim, rows, cols
 ROWS = 5
@@ -284,6 +291,94 @@ def calls(sketch: CountSketch, vector: torch.Tensor) -> Iterator[tuple[str, Call
     yield "query, few bits", query_few
 
 
+class _Calls:
+    """Calls of one sketch, into memory of their own."""
+
+    def __init__(self, dim: int, rows: int, cols: int, family: Family = "blocked") -> None:
+        self.sketch, self.vector = CountSketch(dim, rows, cols, family), torch.randn(dim)
+        self.seed = SketchKey.from_integer(0).seed(round_index=0)
+        self.table = self.sketch.encode(self.vector, self.seed)
+        self.out, self.scratch = torch.zeros(dim), torch.zeros(dim)
+
+    def encode(self) -> torch.Tensor:
+        return self.sketch.encode(self.vector, self.seed)
+
+    def query(self) -> torch.Tensor:
+        return self.sketch.query(self.table, self.seed, out=self.out)
+
+    def fresh_query(self) -> torch.Tensor:
+        return self.sketch.query(self.table, self.seed)
+
+    def residual(self) -> None:
+        self.sketch.add_residual(self.out, self.vector, self.table, self.seed, scratch=self.scratch)
+
+
+def edges() -> Iterator[Edge]:
+    """A call at a border, its neighbour, and how much more work the call has."""
+    for threads in (1, 2):
+        calls = _Calls(10**7, ROWS, 40_000)
+        fresh, there = _on(threads, calls.fresh_query), _on(threads, calls.query)
+        yield f"query of 10^7, {threads} threads", fresh, "with out=", there, 1.0
+    for dim in (32_768, 100_000, 250_000):
+        call, least = (_on(1, _Calls(size, ROWS, 200).encode) for size in (dim, dim // 4))
+        yield f"encode of {dim:,} to 5x200", call, f"of {dim // 4:,}", least, 4.0
+    yield from _edges_of_threads()
+    for cols in (1, 4, 12):
+        narrow, wide = (_Calls(20_000, ROWS, size) for size in (cols, 16))
+        name = f"of 20,000, {cols} columns"
+        yield f"encode {name}", _on(1, narrow.encode), "16 columns", _on(1, wide.encode), 1.0
+        yield f"query {name}", _on(1, narrow.query), "16 columns", _on(1, wide.query), 1.0
+    tall, half = (_on(1, _Calls(10**5, rows, 1000).query) for rows in (64, 32))
+    yield "query of 64 rows", tall, "32 rows", half, 2.9  # as many minima and maxima
+    calls, other, short = (_Calls(10**6, ROWS, 4000) for _ in range(3))
+    other.vector = torch.zeros(10**6 + 1)[1:]
+    yield "encode, unaligned", _on(1, other.encode), "aligned", _on(1, calls.encode), 1.0
+    short.vector = short.vector.bfloat16()
+    yield "encode, bfloat16", _on(1, short.encode), "float32", _on(1, calls.encode), 1.0
+
+
+def _edges_of_threads() -> Iterator[Edge]:
+    """The same call on two threads and on one."""
+    for family, dim, cols in (("blocked", 10**6, 4000), ("blocked", 10**7, 40_000),
+                              ("pairwise", 10**6, 4000), ("pairwise", 10**7, 40_000)):  # fmt: skip
+        calls = _Calls(dim, ROWS, cols, family)  # type: ignore[arg-type]
+        for call in (calls.encode, calls.query, calls.residual):
+            name = f"{family} {call.__name__} of 10^{math.log10(dim):.0f}, 2 threads"
+            yield name, _on(2, call), "1 thread", _on(1, call), 1.0
+    for dim in (32_768, 65_536, 131_072, 262_144):
+        calls = _Calls(dim, ROWS, 1000)
+        for call in (calls.encode, calls.query):
+            name = f"{call.__name__} of {dim:,}, 5x1,000, 2 threads"
+            yield name, _on(2, call), "1 thread", _on(1, call), 1.0
+
+
+def _on(threads: int, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        torch.set_num_threads(threads)
+        return call()
+
+    return run
+
+
+def run_edges(report: Report) -> None:
+    """Least times of calls at borders of the kernels, beside calls on the other side."""
+    lines = []
+    for name, call, other, beside, work in edges():
+        jobs = [Job(name, "step", call, ours=True), Job(other, "step", beside, ours=True)]
+        try:
+            timings = measure(jobs, device=report.device, repeat=report.repeat)
+        except DiffSketchError as error:
+            report.note(f"{name}: {error}")
+            continue
+        here, there = (min(timing.samples) for timing in timings)
+        entry = {"call": name, "beside": other, "work": work}
+        report.edges.append(entry | {"call_s": here, "beside_s": there})
+        times = [readable(here), other, readable(there), f"{here / there:.2f}"]
+        lines.append([name, *times, f"{work:g}"])
+    headers = ["call", "least", "beside", "least", "ratio", "of work"]
+    print_table("Edges", headers, lines)
+
+
 def run_startup(report: Report, *, dim: int = 10**6) -> dict[str, Any]:
     """Seconds for `import diffsketch` and a first encode, in fresh processes that have torch.
 
@@ -320,6 +415,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="rounds; default: 9, on CUDA 25")
     parser.add_argument("--quick", action="store_true", help="small sizes and three rounds")
     parser.add_argument("--startup", action="store_true", help="time the first encode as well")
+    parser.add_argument("--edges", action="store_true", help="only calls at borders of the kernels")
     parser.add_argument("--json", type=Path, help="where to write all results")
     options = parser.parse_args(argv)
     cuda = options.device == "cuda"
@@ -340,7 +436,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report.result["versions"]["diffsketch"] = diffsketch.__version__
     if (load := report.result["hardware"]["load_average"]) > 0.5:
         report.note(f"other work is running, load {load:.1f}: the times may be far too long")
-    for dim in options.sizes:
+    for dim in () if options.edges else options.sizes:
         for rows, cols in shapes(dim):
             run_case(dim, rows, cols, report)
             report.save(options.json)
@@ -349,10 +445,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(present)
     if device.type == "cuda":
         run_calls(report)
+    if options.edges:
+        run_edges(report)
     if options.startup:
         report.result["startup"] = run_startup(report)
     report.save(options.json)
-    report.print_summary()
+    if report.cases:
+        report.print_summary()
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ from benchmarks.transformer_peers import ChunkTopK, Dense, Exchange, Half, Power
 from diffsketch.errors import ArgumentError
 from diffsketch.methods.client_noise import SketchGaussian
 from diffsketch.methods.feedback import ErrorFeedback
+from diffsketch.methods.gate import release_noise
 from diffsketch.methods.plain import PlainSketch
-from diffsketch.methods.release import release_noise
 from diffsketch.privacy.claim import Relation, Trust
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey
 from diffsketch.sketch.hashing import SketchKey

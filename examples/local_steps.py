@@ -17,10 +17,14 @@ Machines that may be late, or go and come back, meet in a store; two of them are
     group = StoreGroup(store, rank=machine, world=machines, min_ranks=2, wait=30)
     local = LocalSteps(model, every=15, seed=7, group=group)
 
-Silos that must not see each other's data send noise with their weights, within a budget:
+Silos that must not see each other's data send noise with their weights, within a budget. Each keeps
+its account with its data, and an error in a guarded step tells the others nothing:
 
     local = LocalSteps(model, every=50, seed=7, method="sketch-gaussian", compression=4, clip=1.0,
                        noise_multiplier=5.0, budget=Budget(8.0, 1e-5), account_file="account.json")
+    with local.guard():  # in place of local.step()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 `figures_private` draw; `claims` judges what `claims.toml` has, by `rules`; `document` makes the
 page, the Markdown and `results.json`; `reproduce` does what the command `python -m paper` asks for.
 
-`repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`;
-`python -m paper.run` is `diffsketch run` with that method. `bounds` has Lemma 1 and Theorem 2.
+`repaired` has the paper's appended noise with a proof, and with it the method `diffsketch-proven`,
+`rotated` has cpSGD with its rotation; `python -m paper.run` is `diffsketch run` with both. `bounds`
+has Lemma 1 and Theorem 2.
 
 Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing) with its audits in
 `projection_cases`, and `projunit`. What only audits here need: `batches` and `secret_hashes`.
@@ -14,8 +15,8 @@ Of other papers: `projections` (the Sketched Gaussian Mechanism, Gaussian mixing
 
 from diffsketch.app.settings import allow_method
 
-METHODS = ("diffsketch-proven",)
-"""Methods of this package that runs may have: `repaired` registers them."""
+METHODS = ("diffsketch-proven", "cpsgd-rotated")
+"""Methods of this package that runs may have: `repaired` and `rotated` register them."""
 
 for _name in METHODS:
     allow_method(_name)

@@ -261,10 +261,7 @@ def run_command(settings: Mapping[str, Value], *, seed: int) -> str:
         default, flag = known[name].default, known[name].flag
         if value == default or (default is None and value == usual.get(name)):
             continue
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        else:
-            words += [flag, str(value)]
+        words += [flag, str(value)]
     return shlex.join([*words, "--seed", str(seed)])
 
 

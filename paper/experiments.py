@@ -373,7 +373,8 @@ def _less(full: Experiment) -> Experiment:
 
 def _complete(experiment: Experiment, path: Path) -> list[Variant]:
     """The variants with the common settings, and with what the task and the method have."""
-    import paper.repaired  # noqa: F401 - registers a method; PyTorch comes with it
+    import paper.repaired
+    import paper.rotated  # noqa: F401 - both register methods; PyTorch comes with them
     from diffsketch.app.build import settings_of_methods
     from diffsketch.app.compare import config_of, contenders_of
 
@@ -405,8 +406,8 @@ _DEVICE = {"mnist": 0.04, "mnist-devices": 0.04, "shakespeare": 400.0}  # millis
 _EVALUATION = {"mnist": 10.0, "mnist-devices": 10.0, "shakespeare": 750.0}
 _MESSAGES = {
     "sketch": 0.02, "diffsketch": 0.1, "diffsketch-proven": 0.1, "laplace": 0.17,
-    "sketch-laplace": 0.07, "cpsgd": 0.5, "sketch-gaussian": 0.08, "sketch-skellam": 0.15,
-    "skellam": 0.7, "gaussian": 0.7,
+    "sketch-laplace": 0.07, "cpsgd": 0.5, "cpsgd-rotated": 0.5, "sketch-gaussian": 0.08,
+    "sketch-skellam": 0.15, "skellam": 0.7, "gaussian": 0.7,
 }  # fmt: skip  # milliseconds
 _CORRECTION, _ROUNDED = 0.3, 0.1  # milliseconds of a message
 _PADDED, _CELLS, _POWER = 0.3, 154, 1.4  # milliseconds of a message of so many cells, and of more

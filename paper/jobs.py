@@ -22,14 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import paper.repaired  # noqa: F401 - registers a method that runs have
+import paper.repaired
+import paper.rotated  # noqa: F401 - both register methods that runs have
 from diffsketch.app.compare import Member, config_of, run_one
 from diffsketch.app.files import has_run, read_sealed, sealed, source_digest, versions
 from diffsketch.app.pool import Stop, Tell, run_all
 from diffsketch.app.session import threads
 from diffsketch.errors import DataError, DiffSketchError, MismatchError
 from diffsketch.files import prepare_output, replace_file
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 from paper.experiments import (
     MEASUREMENTS,
     RUN,
@@ -44,6 +45,7 @@ _FORMAT = "diffsketch result 1"
 _COMPUTING = ("app", "methods", "privacy", "sketch", "training", "wire")
 _MEASURING = ("auditing", "secure_sum")
 _HERE = Path(__file__).parent
+_METHODS = ("repaired.py", "rotated.py")
 _OWN = (
     "measurements.py", "bounds.py", "noise_control.py", "audits.py", "batches.py",
     "secret_hashes.py", "projection_cases.py", "projections.py", "scope.py", "successors.py",
@@ -145,7 +147,7 @@ class Store:
 def made_by(kind: str) -> dict[str, str]:
     """Versions and source that the results of jobs of a kind depend on besides their settings."""
     here = versions()
-    source = source_digest(*_COMPUTING) + source_digest("repaired.py", root=_HERE)
+    source = source_digest(*_COMPUTING) + source_digest(*_METHODS, root=_HERE)
     if kind != RUN:
         source += source_digest(*_MEASURING) + source_digest(*_OWN, root=_HERE)
     compared = {name: here[name] for name in ("diffsketch", "torch", "numpy", "machine")}

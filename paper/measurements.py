@@ -312,7 +312,7 @@ def _of_sum(mechanism: BinomialMechanism, target: float) -> Found:
     enough = None if trials is None else replace(mechanism, trials=trials)
     shift, _ = mechanism.shifts()
     # The theorem's condition on the variance, in steps squared.
-    needed = max(23 * math.log(10 * mechanism.length / mechanism.delta), 2 * shift.largest)
+    needed = max(23 * math.log(10 * mechanism.dim / mechanism.delta), 2 * shift.largest)
     return {
         "cohort": mechanism.cohort,
         "variance": mechanism.std**2 / mechanism.step**2,

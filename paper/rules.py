@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from diffsketch.privacy.accounting import events
-from diffsketch.privacy.accounting.events import epsilon_for, repeated
 from diffsketch.privacy.claim import Basis, rounded_down, rounded_up
 from paper.facts import (
     OURS,
@@ -201,9 +200,10 @@ def every_round(claim: Statement, facts: Facts) -> Graded:
     Beside it, how the same noise adds up over a run, were its claim proven.
     """
     values, cases = claim.values, list(same_privacy(claim, facts))
-    # A coordinate is in a cell of each row, whose noises are independent.
+    # A coordinate moves one cell in each row, by as much in each, and their noise is independent.
     cell = events.laplace(values["rows"] / values["per_round"])
-    whole = epsilon_for(repeated(cell, values["rows"] * values["rounds"]), values["delta"])
+    event = events.repeated(cell, values["rows"] * values["rounds"])
+    whole = events.epsilon_for(event, values["delta"])
     run = meaning(Basis.PROVEN, rounds=values["rounds"], delta=values["delta"])
     return cases, [bool(case["hit"]) for case in cases], {"whole": whole, "run": run}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import paper.repaired  # noqa: F401 - registers its method
+import paper.repaired
+import paper.rotated  # noqa: F401 - both register their methods
 from diffsketch.cli import main
 
 if __name__ == "__main__":

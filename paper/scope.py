@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffsketch.errors import check
 from diffsketch.methods import build_method
-from diffsketch.methods.release import private_mean
+from diffsketch.methods.gate import private_mean
 from diffsketch.pages.exhibits import Exhibit
 from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.wire import MessageFormat

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffsketch import CountSketch, SketchKey
+from diffsketch import ArgumentError, CountSketch, SketchKey
 from diffsketch.sketch.hashing import columns_and_signs
 
 DIM, ROWS, COLS = 2000, 5, 8
@@ -90,6 +90,28 @@ def test_batch_and_memory(bench: ModuleType, problem: Any) -> None:
     assert all(entry["per_vector_s"] > 0 for entry in report.batches)
     bench.run_memory(problem, bench.our_jobs(problem), report)
     assert len(report.memory) == 4 or report.notes
+
+
+def test_edges_are_set_beside_their_neighbours(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = bench._Calls(1000, 3, 20)
+
+    def refused() -> None:
+        raise ArgumentError("not taken here")
+
+    cases = [
+        (name, bench._on(1, call), "encode", calls.encode, 2.0)
+        for name, call in (
+            ("query", calls.fresh_query), ("residual", calls.residual), ("refused", refused)
+        )
+    ]  # fmt: skip
+    monkeypatch.setattr(bench, "edges", lambda: cases)
+    report = bench.Report(torch.device("cpu"), repeat=1, threads=(1,))
+    bench.run_edges(report)
+    assert [edge["call"] for edge in report.edges] == ["query", "residual"]
+    assert all(edge["call_s"] > 0 < edge["beside_s"] for edge in report.edges)
+    assert report.notes == ["refused: not taken here"]
 
 
 def test_sizes_and_tables(bench: ModuleType) -> None:

@@ -1,8 +1,7 @@
-"""The command line: help, one-line errors that name options, closed pipes, the demonstration."""
+"""The command line: help, one-line errors that name options, closed pipes."""
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -14,45 +13,18 @@ import pytest
 import torch
 
 from diffsketch import __version__
-from diffsketch.app import demo
-from diffsketch.app.settings import read_settings
+from diffsketch.app import session
 from diffsketch.cli import main
-from diffsketch.errors import ArgumentError, DataError
+from diffsketch.errors import ArgumentError
 from diffsketch.files import replace_file, replace_files
 from diffsketch.methods import PlainSketch
 from diffsketch.sketch import SketchKey
-from diffsketch.training.tasks import Examples
 from tests.app.commands import done, invoke, plain, refused, uncoloured
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of one full run, whose printed text is in `printed.txt`."""
-    directory = tmp_path_factory.mktemp("demo")
-    result = done("demo", "--output", directory)
-    (directory / "printed.txt").write_text(plain(result.output), encoding="utf-8")
-    return directory
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the demonstration skip the long averages."""
-    monkeypatch.setattr(demo, "ROUNDS", (10,))
-
-
-def read_rows(directory: Path) -> list[dict[str, float]]:
-    text = (directory / "recovery.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return [{name: float(value) for name, value in row.items()} for row in rows]
-
-
-def is_near(value: float, expected: float) -> bool:
-    return abs(value - expected) <= 0.15 * expected
 
 
 def test_help_and_version() -> None:
     printed = plain(done("--help").output)
-    commands = ("run", "compare", "demo", "plan", "audit", "report", "key")
+    commands = ("run", "compare", "plan", "audit", "report", "key")
     for text in ("Count Sketch", *commands, "--version", "--debug", "Example: diffsketch run"):
         assert text in printed
     for command in ("run", "compare"):
@@ -83,7 +55,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["demo", "--family", "x"], ["demo", "--seed", "-1"], ["--x"]]
+    "arguments", [["nonsense"], ["run", "--family", "x"], ["audit", "--seed", "-1"], ["--x"]]
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     result = invoke(*arguments)
@@ -114,29 +86,29 @@ def test_what_lacks_its_value_is_named(here: Path) -> None:
 def test_expected_errors_are_one_line_and_bugs_are_not_disguised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ["demo", "--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "none")]
+    arguments = ["run", "--output", str(tmp_path / "out"), "--data-dir", str(tmp_path / "none")]
     assert str(tmp_path / "none") in refused(invoke(*arguments))
     result = invoke("--debug", *arguments)
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: ")
 
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(demo, "run_demo", fail)
-    assert isinstance(invoke("demo", "--output", tmp_path).exception, ZeroDivisionError)
+    monkeypatch.setattr(session, "start", fail)
+    assert isinstance(invoke("run").exception, ZeroDivisionError)
 
-    def crave(**_: object) -> None:
+    def crave(*_: object, **__: object) -> None:
         np.zeros(2**55)
 
-    monkeypatch.setattr(demo, "run_demo", crave)
-    assert "not enough memory: Unable to allocate" in refused(invoke("demo", "--output", tmp_path))
-    monkeypatch.setattr(demo, "run_demo", lambda **_: torch.zeros(2**55))
-    assert "not enough memory: " in refused(invoke("demo", "--output", tmp_path))
+    monkeypatch.setattr(session, "start", crave)
+    assert "not enough memory: Unable to allocate" in refused(invoke("run"))
+    monkeypatch.setattr(session, "start", lambda *_, **__: torch.zeros(2**55))
+    assert "not enough memory: " in refused(invoke("run"))
 
 
-@pytest.mark.parametrize("where", ["diffsketch.app.demo.run_demo", "diffsketch.cli.app"])
+@pytest.mark.parametrize("where", ["diffsketch.app.session.start", "diffsketch.cli.app"])
 def test_interrupt_exits_130_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
@@ -144,7 +116,7 @@ def test_interrupt_exits_130_quietly(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupt)
-    monkeypatch.setattr(sys, "argv", ["diffsketch", "demo", "--output", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["diffsketch", "run", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 130
@@ -154,17 +126,10 @@ def test_interrupt_exits_130_quietly(
 def test_output_that_is_a_file_is_refused_and_kept(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_text("mine")
-    assert "must be a directory" in refused(invoke("demo", "--output", target))
+    said = refused(invoke("audit", "--case", "bare-known", "--output", target))
+    assert "must be a directory" in said
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert target.read_text() == "mine"
-
-
-@pytest.mark.usefixtures("quick")
-def test_write_error_leaves_no_partial_file(tmp_path: Path) -> None:
-    (tmp_path / "recovery.png").mkdir()  # a file cannot take a directory's place
-    said = refused(invoke("demo", "--output", tmp_path))
-    assert f"error: {tmp_path / 'recovery.png'}: " in said
-    assert [path.name for path in tmp_path.iterdir()] == ["recovery.png"]
 
 
 def test_file_is_kept_if_its_replacement_fails(
@@ -198,58 +163,6 @@ def test_files_come_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
         replace_files({first: b"new", second: b"new"})
     assert [path.name for path in tmp_path.iterdir()] == ["second"]
     assert second.read_bytes() == b"2"
-
-
-def test_demo_writes_its_files_and_says_so(output: Path) -> None:
-    assert {path.name for path in output.iterdir()} == {
-        "printed.txt", "recovery.csv", "recovery.png",
-    }  # fmt: skip
-    assert (output / "recovery.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    printed = (output / "printed.txt").read_text(encoding="utf-8")
-    for text in ("recovery.png", "recovery.csv", "exceeds 1", "no privacy guarantee", "7 x 22"):
-        assert text in printed
-
-
-def test_mean_query_meets_the_theory(output: Path) -> None:
-    # Over 20 trials the mean error stays within a few percent; the seed is fixed besides.
-    rows = read_rows(output)
-    for row in rows:
-        expected = (row["compression"] / row["rounds"]) ** 0.5
-        assert row["predicted_mean_error"] == pytest.approx(expected)
-        assert is_near(row["mean_error"], expected), row
-    (ten,) = (row for row in rows if round(row["compression"]) == 10)
-    assert not is_near(ten["median_error"], ten["predicted_mean_error"])  # so the check can fail
-
-
-def test_averaging_recovers_the_direction(output: Path) -> None:
-    rows = [row for row in read_rows(output) if (row["rows"], row["cols"]) == (7, 22)]
-    assert [row["rounds"] for row in rows] == [1, 10, 100, 1000]
-    assert rows[0]["mean_cosine"] < 0.2
-    assert rows[-1]["mean_cosine"] > 0.95
-    # An estimate with independent noise of relative size e has the cosine 1 / sqrt(1 + e^2).
-    for row in rows:
-        assert is_near(row["mean_cosine"], (1 + row["mean_error"] ** 2) ** -0.5), row
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick")
-def test_pairwise_family_meets_the_theory(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares: list[float] = []
-    result = demo.run_demo(family="pairwise", on_progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    for recovery in result.by_compression + result.by_rounds:
-        assert is_near(recovery.mean_error, recovery.predicted_mean_error), recovery
-    monkeypatch.setattr(demo, "COMPRESSIONS", (demo.AVERAGED_COMPRESSION,))
-    one, again, other = (demo.run_demo(family="pairwise", seed=seed) for seed in (0, 0, 4))
-    assert one == again != other
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_data_with_nothing_to_learn_is_refused(count: int) -> None:
-    images = torch.zeros(count, 2, 2, dtype=torch.uint8)
-    with pytest.raises(DataError, match="training data must have"):
-        demo.logistic_gradient(Examples(images, torch.zeros(count, dtype=torch.int64)))
 
 
 def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
@@ -292,15 +205,6 @@ def test_only_options_become_flags(monkeypatch: pytest.MonkeyPatch, here: Path) 
 def test_errors_name_options(here: Path, arguments: list[str], said: str) -> None:
     assert said in refused(invoke(*arguments))
     assert list(here.iterdir()) == []
-
-
-@pytest.mark.parametrize(("flag", "value"), [("--rotate", True), ("--no-rotate", False)])
-def test_switches_go_both_ways(here: Path, flag: str, value: bool) -> None:
-    done(
-        "run", "--workers", "3", "--samples", "10", "--rounds", "1", "--method", "cpsgd",
-        "--levels", "4", "--trials", "4000", flag, "--output", "out",
-    )  # fmt: skip
-    assert read_settings(here / "out" / "config.toml")["rotate"] is value
 
 
 @pytest.mark.slow

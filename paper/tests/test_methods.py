@@ -9,21 +9,24 @@ import pytest
 
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import METHODS, Method, build_method
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from paper.projections import SketchedGaussianMean
 from paper.projunit import ProjUnitMean
 from paper.repaired import ProvenDiffSketch
+from paper.rotated import RotatedCpSgd
 from tests.methods import test_contract as contract
+from tests.methods import test_gate as release
 from tests.methods import test_honest as honest
-from tests.methods import test_release as release
-from tests.methods.cases import DIM, SEED, Case
+from tests.methods.cases import DIM, SEED, WORKERS, Case
 
 SETTINGS: dict[str, dict[str, object]] = {
     "diffsketch-proven": {"rows": 3, "cols": 20, "clip": 1.0, "padding": 100, "std": 1.0},
+    "cpsgd-rotated": {"claimed": 5.0},
     "projunit": {"size": 10, "per_round": 1.0, "clip": 1.0},
     "sgm": {"size": 10, "clip": 1.0, "std": 0.5},
 }
 PROVEN = SETTINGS | {
+    "cpsgd-rotated": {"clip": 2.0, "levels": 64, "trials": 10_000, "delta": 1e-3},
     "diffsketch-proven": {"rows": 1, "cols": 4, "clip": 1.0, "padding": 400, "std": 1.0},
     "sgm": {**SETTINGS["sgm"], "projected_clip": 1.0},
 }
@@ -34,6 +37,14 @@ CASES = {
         ProvenDiffSketch(DIM, 2, 20, clip=1.0, padding=200, std=0.1),
         "proven: coordinate unit, replace, local trust",
         0.1**2 * 200 / 20,
+    ),
+    "cpsgd-rotated": Case(
+        RotatedCpSgd(
+            dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, limit=2.0
+        ),
+        "proven: client unit, replace, distributed trust",
+        3200 / 4,
+        0.25,
     ),
     "projunit": Case(
         ProjUnitMean(dim=DIM, size=10, per_round=8.0, clip=2.0),
@@ -64,7 +75,7 @@ def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(contract, name, cases)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", sorted(set(SETTINGS) - {"cpsgd-rotated"}))
 def test_engines_refuse_to_send_them(name: str) -> None:
     method = build_method(name, dim=DIM, cohort=3, settings=PROVEN[name])
     with pytest.raises(ArgumentError, match=f"method='{name}' must not be sent: its proof is"):
@@ -108,7 +119,7 @@ def test_vectors_that_are_far_too_long_are_told_of(
 
 def test_codes_never_change() -> None:
     assert {name: METHODS[name].code for name in SETTINGS} == {
-        "diffsketch-proven": 3, "projunit": 9, "sgm": 12,
+        "diffsketch-proven": 3, "projunit": 9, "sgm": 12, "cpsgd-rotated": 13,
     }  # fmt: skip
 
 

@@ -28,7 +28,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from diffsketch import __version__
 from diffsketch.app.settings import (
-    FamilyName,
     Options,
     RelationName,
     RunConfig,
@@ -66,8 +65,7 @@ HELP = (
     "A Count Sketch squeezes a vector, such as a gradient, into a table many times smaller. Tables "
     "of several workers add up to the table of their sum, and whoever has the hash seed can "
     "estimate the sum from it. Start with [bold]diffsketch run[/bold], which trains a model on "
-    "MNIST and says what it cost and what privacy it gave; [bold]diffsketch demo[/bold] shows what "
-    "one sketch keeps and loses."
+    "MNIST and says what it cost and what privacy it gave."
 )
 
 
@@ -199,8 +197,6 @@ def _parameter(one: Setting) -> inspect.Parameter:
         shown = f"{one.default:g}" if one.kind is float else str(one.default)
     kind: Any = Literal[one.choices] if one.choices else one.kind
     make: Any = typer.Argument if one.argument else partial(typer.Option, one.flag)
-    if one.kind is bool and one.default is None:
-        make = partial(typer.Option, f"{one.flag}/--no-{one.flag[2:]}")
     if one.kind in (Path, str) and not one.argument:
         make = partial(make, callback=_no_option)
     panel, default = one.section or None, inspect.Parameter.empty if required else None
@@ -353,36 +349,6 @@ def compare(
     return comparisons.start(
         {**shared, **settings}, each, output, console, seeds=seeds, jobs=jobs, command=words
     )
-
-
-@command()
-def demo(
-    output: Path = option(
-        "Directory for recovery.png and recovery.csv; made if missing.", default=Path("runs/demo")
-    ),
-    seed: int = option("Number that fixes all hashes of the run.", default=0, ge=0),
-    family: FamilyName = option(
-        "Hash family: blocked is the fast one, pairwise hashes each coordinate.", default="blocked"
-    ),
-    data_dir: Path | None = option(
-        "Directory with MNIST's idx files, instead of the copy in the package."
-    ),
-) -> None:
-    """Sketch a gradient on MNIST at several compressions and measure how well it comes back.
-
-    Prints a table and writes a picture and a CSV file. The first run also compiles the kernels.
-    """
-    from diffsketch.app import demo as logic
-    from diffsketch.files import prepare_output
-
-    console = LastingConsole()
-    prepare_output(output)
-    with console.progress("Sketching a gradient") as on_progress:
-        result = logic.run_demo(
-            seed=seed, family=family, data_dir=data_dir, on_progress=on_progress
-        )
-    paths = logic.write_results(result, output)
-    console.show(*logic.report(result), wrote=paths)
 
 
 @command(

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -23,10 +23,12 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from diffsketch.files import private_folder
+from diffsketch.files import private_folder, replace_file
 
 SERIAL = 1 << 15
 """Numbers to compute below which starting threads costs more than it gains."""
+
+_DIGEST = 32  # bytes in front of a file of compiled code: against accidents, not attacks
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -61,30 +63,41 @@ class _CacheFiles:
     """The compiled forms of one function, each in a file named by all that it depends on.
 
     Numba's own index of a function's files has no lock: two processes that compile for different
-    types at once can leave one with the code of the other.
+    types at once can leave one with the code of the other. A file begins with a digest of its name
+    and the rest: one that is empty, cut off or another's is not read any further, and is replaced.
     """
 
     def __init__(self, folder: str, name: str, stamp: str) -> None:
         self._folder, self._name, self._stamp = Path(folder), name, stamp
 
     def _path(self, key: tuple[Any, Any, tuple[str, str]]) -> Path:
-        types, machine, (code, _) = key  # the rest is of variables around it, which the name tells
-        digest = hashlib.sha256(repr((types, machine, code)).encode()).hexdigest()[:24]
+        # The last part is of variables around the function, which its name tells apart.
+        types, machine, (code, _) = key
+        # What is in a file is Numba's own layout, which may change with its version.
+        parts = numba.__version__, types, machine, code
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
         return self._folder / f"{self._name}.{self._stamp}.{digest}.nbc"
 
     def load(self, key: Any) -> Any:
+        path = self._path(key)
         try:
-            return pickle.loads(self._path(key).read_bytes())  # noqa: S301 - as Numba does
+            content = path.read_bytes()
         except OSError:
             return None
+        if content[:_DIGEST] != _digest(path, content[_DIGEST:]):
+            return None
+        return pickle.loads(content[_DIGEST:])  # noqa: S301 - as Numba does
 
     def save(self, key: Any, data: object) -> None:
         for stale in self._folder.glob(f"{self._name}.*.nbc"):
             if stale.name.split(".")[-3] != self._stamp:
                 stale.unlink(missing_ok=True)
-        partial = self._folder / f"{uuid4().hex}.tmp"
-        partial.write_bytes(pickle.dumps(data))
-        partial.replace(self._path(key))
+        path, content = self._path(key), pickle.dumps(data)
+        replace_file(path, _digest(path, content) + content)
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + content).digest()
 
 
 class _DiskCache(FunctionCache):
@@ -238,7 +251,8 @@ def _entry(kernel: Any, kinds: tuple[Any, ...]) -> Any:
 
     run.__code__ = run.__code__.replace(co_filename=kernel.py_func.__code__.co_filename)
     digest = hashlib.sha256(repr(kinds).encode()).hexdigest()[:12]
-    return compiled_callback(run, 1, f"{kernel.py_func.__qualname__}_team_{digest}")
+    module = kernel.py_func.__module__.rpartition(".")[2]
+    return compiled_callback(run, 1, f"{module}.{kernel.py_func.__qualname__}_team_{digest}")
 
 
 @intrinsic

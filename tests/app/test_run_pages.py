@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from diffsketch.app import demo
 from diffsketch.app import files as directory
+from diffsketch.app import session
 from diffsketch.app.files import locked
 from diffsketch.app.run_pages import page_of_runs, plots_of, results_of, table_of
 from diffsketch.app.run_records import RunLine, RunPoint, RunRecord, lines_of, read_run
@@ -521,12 +521,12 @@ def test_a_missing_extra_is_said_in_a_line(
 
 
 def test_a_missing_package_of_secure_sums_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def need(**_: object) -> None:
+    def need(*_: object, **__: object) -> None:
         importlib.reload(importlib.import_module("diffsketch.secure_sum.primitives"))
 
     importlib.import_module("diffsketch.secure_sum.primitives")
-    monkeypatch.setattr(demo, "run_demo", need)
+    monkeypatch.setattr(session, "start", need)
     for name in [one for one in sys.modules if one.partition(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
-    said = refused(invoke("demo"))
+    said = refused(invoke("run"))
     assert 'needs the extra secure: python -m pip install ".[secure]" in the clone' in said

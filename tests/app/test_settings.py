@@ -89,7 +89,6 @@ def test_file_is_read_with_types(tmp_path: Path) -> None:
         ('learning_rate = "big"', "learning_rate must be a number > 0, got learning_rate='big'"),
         ("learning_rate = nan", "learning_rate must be a number > 0, got learning_rate=nan"),
         ("learning_rate = inf", "learning_rate must be a number > 0, got learning_rate=inf"),
-        ("rotate = 1", "rotate must be true or false, got rotate=1"),
         ('schedule = "warm"', "schedule must be one of constant, sqrt, linear, cosine, got"),
         ("[rounds]\nx = 1", "rounds must be a whole number >= 1, got rounds={'x': 1}"),
         ("rounds = ", "not a TOML file"),
@@ -138,9 +137,8 @@ def test_choices_are_those_of_the_types() -> None:
 
 
 def test_text_of_a_setting() -> None:
-    assert parse_setting("rotate", "True") is True
     assert parse_setting("rows", "7") == 7
-    for name, text in (("rotate", "x"), ("rows", "7.5"), ("learning_rate", "nan"), ("trust", "x")):
+    for name, text in (("rows", "7.5"), ("learning_rate", "nan"), ("trust", "x")):
         with pytest.raises(ArgumentError, match=f"{name} must be"):
             parse_setting(name, text)
 

@@ -19,7 +19,7 @@ from diffsketch.auditing import Release, Verdict, audit, releases
 from diffsketch.auditing.cases import EXPLOITS
 from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Silent, own_release, planted, weaker
 from diffsketch.methods import CpSgd, GaussianMean
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.claim import ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.secure_noise import SecureNoise
 from diffsketch.privacy.simulated_noise import FastNoise, Noise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp import HookState, all_reduce_mean, sketch_hook, sketch_state
+from diffsketch.ddp import (
+    HookState,
+    all_reduce_mean,
+    same_weights,
+    sketch_hook,
+    sketch_state,
+)
 from diffsketch.ddp.group import GroupMean
 from diffsketch.methods import PlainSketch, Uncompressed
 from diffsketch.privacy import Budget
 from diffsketch.sketch import SketchKey
-from tests.ddp.processes import WORLD, Checks, error_of
+from tests.ddp.processes import WORLD, Checks, error_of, logged
 from tests.helpers.silent import silence
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp.py"
@@ -97,9 +104,9 @@ def side_used(rank: int, step: int) -> bool:
 def trained(
     rank: int, *, options: dict[str, Any] | None = None, ddp: dict[str, Any] | None = None,
     hook: bool = True, dtype: torch.dtype = torch.float32, accumulate: int = 1, side: bool = False,
-    clip: float | None = None,
+    clip: float | None = None, guard: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with DDP, and count the buckets of the last step."""
+    """Train with DDP, and count the buckets of the last step; in a guard there are none."""
     model = DistributedDataParallel(make_model(dtype), **(ddp or {}))
     optimizer, counted = optimizer_of(model), list[int]()
     if hook:
@@ -117,10 +124,8 @@ def trained(
         counted.clear()
         for part in range(accumulate):
             use = side_used(rank, step) if side else True
-            if part < accumulate - 1:
-                with model.no_sync():
-                    loss_of(model, rank, 10 * step + part, side=use).backward()  # type: ignore[no-untyped-call]
-            else:
+            last = state.guard() if guard else nullcontext()
+            with last if part == accumulate - 1 else model.no_sync():
                 loss_of(model, rank, 10 * step + part, side=use).backward()  # type: ignore[no-untyped-call]
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -170,6 +175,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"ddp": {"bucket_cap_mb": SMALL, "find_unused_parameters": True}, "side": True},
         {"side": True},
     ),
+    "guard": ({"ddp": {"bucket_cap_mb": SMALL}, "guard": True}, {}),
+    "guard no_sync": (
+        {"ddp": {"bucket_cap_mb": SMALL, "gradient_as_bucket_view": True}, "accumulate": 3,
+         "guard": True},
+        {"accumulate": 3},
+    ),
     "clipping": ({"ddp": {"bucket_cap_mb": SMALL}, "clip": 0.1}, {"clip": 0.1}),
     "bfloat16": (
         {"ddp": {"bucket_cap_mb": SMALL}, "dtype": torch.bfloat16}, {"dtype": torch.bfloat16},
@@ -200,7 +211,7 @@ def resumed(rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
     def make() -> tuple[DistributedDataParallel, HookState, torch.optim.Optimizer]:
-        model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
+        model = DistributedDataParallel(same_weights(make_model()), bucket_cap_mb=SMALL)
         state = state_of(model, **options)
         model.register_comm_hook(state, sketch_hook)
         return model, state, optimizer_of(model)
@@ -235,7 +246,7 @@ def _resumed(
 def backward_error(
     rank: int, state: Callable[[nn.Module], HookState], *, step: int = 0, **ddp: Any
 ) -> str:
-    model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL, **ddp)
+    model = DistributedDataParallel(same_weights(make_model()), bucket_cap_mb=SMALL, **ddp)
     model.register_comm_hook(state(model), sketch_hook)
     return error_of(lambda: loss_of(model, rank, step).backward())  # type: ignore[no-untyped-call]
 
@@ -300,6 +311,62 @@ def failing(rank: int) -> dict[str, Any]:
     }
 
 
+def guarded_steps(rank: int, method: str, *, raises: bool, **settings: Any) -> dict[str, Any]:
+    """Three steps; in the second, rank 1's backward pass raises halfway, or has a loss of zero."""
+    model = DistributedDataParallel(same_weights(make_model()), bucket_cap_mb=SMALL)
+    state = state_of(model, method=method, error_feedback=False, **settings)
+    model.register_comm_hook(state, sketch_hook)
+    optimizer, errors = optimizer_of(model), []
+
+    def fail(_: Tensor) -> None:
+        raise OSError("planted")
+
+    def step(index: int) -> None:
+        planted = rank == 1 and index == 1
+        optimizer.zero_grad()
+        with state.guard():
+            loss = loss_of(model, rank, index)
+            if planted and raises:
+                model.module.layers[2].weight.register_hook(fail)
+            (0 * loss if planted else loss).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    with logged() as texts:
+        for index in range(3):
+            errors.append(error_of(partial(step, index)))
+            model.module.layers[2].weight._backward_hooks = None
+    rounds = state.epsilon(1e-5).rounds
+    return {"weights": weights_of(model), "errors": errors, "log": texts, "rounds": rounds}
+
+
+def guarded(rank: int) -> dict[str, Any]:
+    proven = partial(guarded_steps, rank, "sketch-gaussian", clip=1.0, noise_multiplier=0.1)
+    with silence():
+        return {
+            "raised": proven(raises=True),
+            "zeros": proven(raises=False),
+            "unproven": guarded_steps(rank, "sketch", raises=True),
+        }
+
+
+def different_weights(rank: int) -> dict[str, Any]:
+    """Ranks that begin with other weights, and what became of a rank's buffers after wrapping."""
+    module = make_model()
+    with torch.no_grad():
+        module.head.bias[0] += 1e-6 * rank
+    apart = error_of(lambda: same_weights(module))
+    wrong = error_of(lambda: same_weights("module" if rank == 1 else module))  # type: ignore[type-var]
+    kept = []
+    choices: tuple[Callable[[nn.Module], nn.Module], ...] = (same_weights, lambda module: module)
+    for prepare in choices:
+        norm = nn.BatchNorm1d(3)
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(float(rank))
+        DistributedDataParallel(prepare(nn.Sequential(nn.Linear(2, 3), norm)))
+        kept.append(float(norm.running_mean[0]))
+    return {"apart": apart, "wrong": wrong, "kept": kept}
+
+
 def not_finite(rank: int) -> dict[str, Any]:
     """A step with NaN at rank 1: a scaler skips it on both."""
     model = DistributedDataParallel(make_model(), bucket_cap_mb=SMALL)
@@ -362,7 +429,10 @@ def example(rank: int) -> float:
 
 
 def checks() -> Checks:
-    own = (plain, resumed, failing, not_finite, interrupted, subgroup, example)
+    own = (
+        plain, resumed, failing, guarded, different_weights, not_finite, interrupted, subgroup,
+        example,
+    )  # fmt: skip
     return {
         **{f"variant {name}": partial(variant, name) for name in VARIANTS},
         **{one.__name__: one for one in own},

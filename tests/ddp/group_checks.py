@@ -25,7 +25,7 @@ from diffsketch.privacy import Budget
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from paper.repaired import ProvenDiffSketch
-from tests.ddp.processes import WORLD, Check, Checks, error_of
+from tests.ddp.processes import WORLD, Check, Checks, error_of, logged
 from tests.helpers.contract import CASES, Case, applied, first_weights, gradient
 from tests.helpers.silent import silence
 
@@ -147,10 +147,11 @@ def not_finite(rank: int) -> dict[str, Any]:
         vector[3] = torch.inf
     for name, method in (("sketch", SKETCH), ("proven", LOCAL)):
         mean = mean_of(method, error_feedback=True, immediate=1.0)
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, logged() as texts:
             warnings.simplefilter("always")
             found[name] = mean.mean(vector)
         found[f"{name} warned"] = [str(one.message) for one in caught]
+        found[f"{name} logged"] = texts
         found[f"{name} error"] = float(mean.state_dict().get("memory", torch.zeros(1)).norm())
         found[f"{name} next"] = mean.mean(vector_of(rank, 1))
     huge = mean_of(Uncompressed(DIM))

@@ -18,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from diffsketch.ddp import (
     LocalSteps,
     own_gradients,
+    same_weights,
 )
 from diffsketch.methods import PlainSketch
 from diffsketch.privacy import Budget
-from tests.ddp.processes import Checks, error_of
+from tests.ddp.processes import Checks, error_of, logged
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "local_steps.py"
 NONE: dict[str, Any] = {"method": "none"}
@@ -317,7 +318,7 @@ def not_finite(rank: int) -> dict[str, Any]:
 def private(folder: str, rank: int) -> dict[str, Any]:
     """Silos with a budget for some exchanges, and what is refused there."""
     budget = Budget(5.0, 1e-5)
-    options = {**PROVEN, "every": 2, "budget": budget, "account_file": f"{folder}/account.json"}
+    options = {**PROVEN, "every": 2, "budget": budget, "account_file": f"{folder}/silo-{rank}.json"}
     model = make_model()
     local = local_of(model, **options)
     error, found = "", []
@@ -339,6 +340,9 @@ def private(folder: str, rank: int) -> dict[str, Any]:
         "trust": lambda: local_of(make_model(), **PROVEN, trust="central"),
         "budget": lambda: local_of(make_model(), budget=budget),
         "again": local_of(make_model(), **{**options, "every": 1}).step,
+        "one account": lambda: local_of(
+            make_model(), **{**options, "account_file": f"{folder}/silo-0.json"}
+        ),
     }
     return {
         "error": error,
@@ -347,6 +351,11 @@ def private(folder: str, rank: int) -> dict[str, Any]:
         "epsilon": float(epsilon),
         "words": str(epsilon),
         "refused": {name: error_of(one) for name, one in tries.items()},
+        "swapped": str(
+            local_of(
+                make_model(), **{**options, "account_file": f"{folder}/silo-{1 - rank}.json"}
+            ).epsilon(1e-5)
+        ),
         "files": sorted(one.name for one in Path(folder).glob("*.json")),
     }
 
@@ -388,12 +397,39 @@ def wrapped(rank: int) -> dict[str, Any]:
         weights.append(weights_of(module))
 
     def refused(model: nn.Module, **options: Any) -> str:
-        outer = DistributedDataParallel(model, **options)
+        prepared = model if options.pop("plain", False) else same_weights(model)
+        outer = DistributedDataParallel(prepared, **options)
         outer.register_comm_hook(None, own_gradients)
         return error_of(lambda: local_of(outer, **PROVEN))
 
-    tries = [refused(norm), refused(trainable(), find_unused_parameters=True), refused(trainable())]
+    tries = [
+        refused(norm, plain=True), refused(trainable(), plain=True),
+        refused(trainable(), find_unused_parameters=True), refused(norm),
+    ]  # fmt: skip
     return {"weights": weights, "tries": tries}
+
+
+def guarded(rank: int) -> dict[str, Any]:
+    """Rank 1's code raises in its second step, of two to an exchange or to a fragment."""
+    found: dict[str, Any] = {}
+    for name, options in {
+        "proven": {**PROVEN, "every": 2},
+        "unproven": {"every": 2},
+        "fragments": {"every": 4, "fragments": 2, "delay": 1},
+    }.items():
+        model = make_model()
+        local = local_of(model, **options)
+
+        def step(index: int) -> None:
+            with local.guard():  # noqa: B023
+                change(model, rank, index)  # noqa: B023
+                if rank == 1 and index == 1:
+                    raise OSError("planted")
+
+        with logged() as texts:
+            errors = [error_of(partial(step, index)) for index in range(2)]
+        found[name] = {"errors": errors, "log": texts, "weights": weights_of(model)}
+    return found
 
 
 def overlapping(rank: int) -> Tensor:
@@ -466,6 +502,7 @@ def pair_checks(folder: str) -> Checks:
         not_finite,
         refused,
         wrapped,
+        guarded,
         overlapping,
         zeros,
         replaced,

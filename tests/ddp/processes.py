@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -80,6 +81,24 @@ def bfloat16_flaw(script: str = BFLOAT16) -> str:
         return "PyTorch itself dies with SIGILL on layers of type bfloat16, on this machine"
     done.check_returncode()
     return ""
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Texts that this rank's log gets, with the errors that it names."""
+    texts: list[str] = []
+
+    class Log(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = f": {record.exc_info[1]}" if record.exc_info else ""
+            texts.append(record.getMessage() + error)
+
+    handler = Log()
+    logging.getLogger("diffsketch.ddp").addHandler(handler)
+    try:
+        yield texts
+    finally:
+        logging.getLogger("diffsketch.ddp").removeHandler(handler)
 
 
 def error_of(call: Callable[[], Any]) -> str:

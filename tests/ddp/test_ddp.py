@@ -41,7 +41,10 @@ def test_the_hook_is_one_mean_of_the_flat_gradient(name: str, results: Results, 
     rtol, atol = (0.0, 0.02) if name == "bfloat16" else (1e-5, 1e-6)
     torch.testing.assert_close(zero["weights"], zero["by hand"], rtol=rtol, atol=atol)
     assert torch.equal(zero["weights"], one["weights"])
-    assert (zero["buckets"] == 1) == (name == "one bucket")
+    assert zero["buckets"] == {"one bucket": 1, "guard": 0, "guard no_sync": 0}.get(
+        name, zero["buckets"]
+    )
+    assert (zero["buckets"] > 1) == (name not in ("one bucket", "guard", "guard no_sync"))
     if name != "bfloat16":
         moved = zero["weights"] - weights_of(make_model())
         assert float(moved.norm()) > 0.01  # or nothing was compared
@@ -90,6 +93,30 @@ def test_all_ranks_raise_from_backward(results: Results) -> None:
     assert zero["load"][:2] == [failed, failed]
     assert "rank is 1 here and was 0" in one["load"][0]
     assert "a model with the same parameters" in one["load"][1]
+
+
+def test_an_error_in_a_guard_is_a_step_of_zeros_or_raised_by_all(results: Results) -> None:
+    zero, one = results["guarded"]
+    for found in (zero, one):
+        assert found["raised"]["errors"] == ["", "", ""]
+        assert found["raised"]["rounds"] == 3
+        assert torch.equal(found["raised"]["weights"], zero["zeros"]["weights"])
+    (logged,) = one["raised"]["log"]
+    assert logged.endswith("since its code raised: planted")
+    assert zero["raised"]["log"] == one["zeros"]["log"] == one["unproven"]["log"] == []
+    void = "MismatchError: round 1 is void: rank 1 failed, see the error there"
+    assert zero["unproven"]["errors"] == ["", void, ""]
+    assert one["unproven"]["errors"] == ["", "OSError: planted", ""]
+    assert torch.equal(zero["unproven"]["weights"], one["unproven"]["weights"])
+
+
+def test_weights_are_compared_and_buffers_stay_where_they_are(results: Results) -> None:
+    for rank, found in enumerate(results["different_weights"]):
+        assert f"all ranks must have the same weights, but rank {1 - rank} dif" in found["apart"]
+        assert found["kept"] == [float(rank), 0.0]  # and plain DDP sends them
+    zero, one = (found["wrong"] for found in results["different_weights"])
+    assert zero == "MismatchError: rank 1 failed to compare its weights, see the error there"
+    assert one.startswith("ArgumentError: module must be one that is not wrapped yet, got str")
 
 
 def test_a_scaler_skips_a_step_with_nan_on_all_ranks(results: Results) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp import HookState, all_reduce_mean, sketch_hook, sketch_state
+from diffsketch.ddp import (
+    HookState,
+    all_reduce_mean,
+    same_weights,
+    sketch_hook,
+    sketch_state,
+)
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch
@@ -26,10 +32,6 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "trusted group": {**PROVEN, "trust": "central", "trusted_group": True},
     "claimed": {"method": "diffsketch", "compression": 4, "per_round": 1.0},
 }
-# Buffers that stay with their ranks: the option has another name from PyTorch 2.13 on.
-_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
-SYNC = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
-APART: dict[str, Any] = {SYNC: False}
 NOTHING: dict[str, Any] = {"method": "sketch", "compression": 4}
 
 
@@ -44,7 +46,29 @@ def network(*more: nn.Module) -> nn.Module:
 
 
 def wrapped(*more: nn.Module, **options: Any) -> DistributedDataParallel:
-    return DistributedDataParallel(network(*more), **options)
+    return DistributedDataParallel(same_weights(network(*more)), **options)
+
+
+def trained_before() -> DistributedDataParallel:
+    """Wrapped anew after its weights have changed, without another comparison."""
+    module = same_weights(network())
+    with torch.no_grad():
+        next(module.parameters()).add_(1.0)
+    return DistributedDataParallel(module)
+
+
+def compared_later() -> DistributedDataParallel:
+    """Weights were sent before they were compared."""
+    model = DistributedDataParallel(network())
+    same_weights(model.module)
+    return model
+
+
+def late_buffer() -> DistributedDataParallel:
+    """With a buffer that was not there when weights were compared."""
+    module = same_weights(network())
+    module.register_buffer("late", torch.ones(2))
+    return DistributedDataParallel(module)
 
 
 def state_for(model: nn.Module, **options: Any) -> HookState:
@@ -63,7 +87,14 @@ def with_sync_batch_norm() -> DistributedDataParallel:
 
 
 LEAKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "buffers": (lambda: wrapped(nn.BatchNorm1d(6)), "broadcast_buffers .* sends rank 0's buffers"),
+    "buffers": (
+        lambda: DistributedDataParallel(network(nn.BatchNorm1d(6))),
+        r"sends rank 0's buffers, .*; write DistributedDataParallel\(diffsketch.ddp.same_weights\(",
+    ),
+    "late buffer": (late_buffer, "sends rank 0's buffers"),
+    "weights": (lambda: DistributedDataParallel(network()), "gave rank 0's weights to all ranks"),
+    "weights compared later": (compared_later, "gave rank 0's weights to all ranks"),
+    "other weights": (trained_before, "gave rank 0's weights to all ranks, .*same_weights"),
     "SyncBatchNorm": (with_sync_batch_norm, "SyncBatchNorm sends statistics"),
     "unused": (lambda: wrapped(find_unused_parameters=True), "with find_unused_parameters all"),
     "static": (lambda: wrapped(static_graph=True), "with static_graph all ranks learn"),
@@ -82,38 +113,51 @@ def test_what_a_claim_does_not_cover_is_refused(leak: str, claim: str) -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_model_that_sends_nothing_else_is_trained(claim: str) -> None:
-    for model in (wrapped(), wrapped(nn.BatchNorm1d(6), **APART)):
+    for model in (wrapped(), wrapped(nn.BatchNorm1d(6))):  # in which buffers are synchronised
         state = state_for(model, **CLAIMS[claim])
         model.register_comm_hook(state, sketch_hook)
         step(model)
-        assert state.mean.round_index == 1
+        with state.guard():
+            step(model)
+        assert state.mean.round_index == 2
 
 
 def test_a_hook_of_another_model_is_refused_in_the_first_step() -> None:
-    """The same module, wrapped twice: the second one broadcasts."""
-    module = network(nn.BatchNorm1d(6))
-    first = DistributedDataParallel(module, **APART)
+    """The same module, wrapped twice."""
+    module = same_weights(network(nn.BatchNorm1d(6)))
+    first, second = DistributedDataParallel(module), DistributedDataParallel(module)
     state = state_for(first, **PROVEN)
-    second = DistributedDataParallel(module)
     second.register_comm_hook(state, sketch_hook)
-    with pytest.raises(MismatchError, match="registered with the model that its state was made"):
-        step(second)
+    for model in (first, second):  # nothing is registered with the first one
+        guard = state.guard() if model is first else nullcontext()
+        with pytest.raises(MismatchError, match="registered with the model that its state"), guard:
+            step(model)
     assert state.epsilon(1e-5).rounds == 0
 
 
 def turn_on(model: DistributedDataParallel) -> None:
-    setattr(model, SYNC, True)
+    model.parameters_to_ignore = set()
+    model._assign_modules_buffers()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("change", [turn_on, DistributedDataParallel._set_static_graph])
 def test_what_is_turned_on_later_is_refused(change: Callable[[Any], None]) -> None:
-    model = wrapped(nn.BatchNorm1d(6), **APART)
+    model = wrapped(nn.BatchNorm1d(6))
     state = state_for(model, **PROVEN)
     model.register_comm_hook(state, sketch_hook)
     change(model)
+    with pytest.raises(ArgumentError, match="does not cover all that is sent"), state.guard():
+        step(model)
     with pytest.raises(ArgumentError, match="does not cover all that is sent"):
         step(model)
     assert state.mean.epsilon(1e-5).rounds == 0
+
+
+def test_a_guard_needs_ddp() -> None:
+    for model in (network(), wrapped(static_graph=True)):
+        state = state_for(model, **NOTHING)
+        with pytest.raises(ArgumentError, match="a guard needs a state that was"), state.guard():
+            step(model)
 
 
 def test_join_is_refused() -> None:
@@ -170,7 +214,14 @@ def mixed() -> nn.Module:
         (Complex, "real floating types, got weights of type torch.complex64"),
         (lambda: DistributedDataParallel(Complex()), "real floating types"),
         (fsdp, "model must not be sharded"),
-        (mixed, "mixed_precision of DistributedDataParallel must be None"),
+        pytest.param(
+            mixed,
+            "mixed_precision of DistributedDataParallel must be None",
+            marks=pytest.mark.skipif(
+                torch.version.cuda is not None and not torch.cuda.is_available(),
+                reason="PyTorch's CUDA build cannot make this model without a GPU",
+            ),
+        ),
         (lambda: "a model", "model must be a module, got str"),
     ],
 )

@@ -157,8 +157,10 @@ def test_a_silo_has_a_budget(pair: Results) -> None:
         assert 4.5 < found["epsilon"] <= 5.0
         rounds = found["steps"] // 2 - 1
         assert f"over {rounds} rounds (proven; client unit, replace, local" in found["words"]
-        assert found["files"] == ["account-0.json", "account-1.json"]
+        assert found["files"] == ["silo-0.json", "silo-1.json"]
+        assert found["swapped"] == found["words"]  # it is the silo's, whatever its rank
         refused = found["refused"]
+        assert "ranks 0, 1 opened copies of the same one" in refused["one account"]
         assert "all ranks must have the same first weights" in refused["first weights"]
         assert "SyncBatchNorm sends statistics" in refused["SyncBatchNorm"]
         assert "fragments must be 1: the claim of method='sketch-gaussian'" in refused["fragments"]
@@ -200,10 +202,25 @@ def test_a_ddp_that_averages_nothing_is_a_plain_module(pair: Results) -> None:
     for found in pair["wrapped"]:
         plain, ddp = found["weights"]
         assert torch.equal(plain, ddp)
-        buffers, unused, nothing = found["tries"]
-        assert "broadcast_buffers of DistributedDataParallel sends" in buffers
+        buffers, weights, unused, nothing = found["tries"]
+        assert "DistributedDataParallel sends rank 0's buffers" in buffers
+        assert "DistributedDataParallel gave rank 0's weights" in weights
         assert "with find_unused_parameters all ranks learn" in unused
         assert nothing == ""
+
+
+@slow
+def test_an_error_in_a_guard_is_a_step_or_raised_by_all(pair: Results) -> None:
+    zero, one = pair["guarded"]
+    assert zero["proven"]["errors"] == one["proven"]["errors"] == ["", ""]
+    assert torch.equal(zero["proven"]["weights"], one["proven"]["weights"])
+    assert one["proven"]["log"] == ["step 2 counts with the weights as they are: planted"]
+    void = "MismatchError: round 0 is void: rank 1 failed, see the error there"
+    for name in ("unproven", "fragments"):
+        assert one[name]["errors"] == ["", "OSError: planted"]
+        assert one[name]["log"] == []
+    assert zero["unproven"]["errors"] == ["", void]
+    assert zero["fragments"]["errors"] == ["", ""]  # with a delay it is raised one step later
 
 
 @slow

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ from torch import Tensor
 pytest.importorskip("flwr")
 
 from diffsketch.errors import DataError, MismatchError
-from diffsketch.flower import ClientAccount, FlowerPlan, SketchStrategy
-from diffsketch.flower.accounts import ClientLedger, ClientRegistry
+from diffsketch.files import locked_beside
+from diffsketch.flower import FlowerPlan, SketchStrategy
+from diffsketch.flower import accounts as module
+from diffsketch.flower.accounts import (
+    ClientRegistry,
+    open_account,
+    refusing,
+    sign_statement,
+    verify_statement,
+)
 from diffsketch.flower.records import NO_MODEL, Refusal, Request, member_digest
 from diffsketch.privacy import Budget, Claim
-from diffsketch.privacy.accounting.account import BudgetExceeded
+from diffsketch.privacy.accounting.account import Account, AccountBusy, BudgetExceeded
 from diffsketch.wire import WireError
 from tests.flower.network import (
     CENTRAL,
@@ -46,6 +55,7 @@ def claim_of(plan: FlowerPlan) -> Claim:
 CLAIM = claim_of(GAUSSIAN)
 
 
+@cache
 def allowed(budget: Budget = BUDGET) -> int:
     """Rounds of `GAUSSIAN` within the budget."""
     count = 0
@@ -54,52 +64,44 @@ def allowed(budget: Budget = BUDGET) -> int:
     return count
 
 
-def account(rounds: int, claim: Claim = CLAIM) -> ClientAccount:
-    return ClientAccount.new(None).after(claim, rounds=rounds)
+def account(rounds: int, claim: Claim = CLAIM) -> Account:
+    paid = Account()
+    paid.charge(claim, rounds=rounds)
+    return paid
 
 
 def epsilon(of: Any) -> float:
     return float(of.epsilon(1e-5))
 
 
-def test_an_account_comes_back_exactly() -> None:
+def test_a_statement_comes_back_exactly() -> None:
     paid = account(7)
-    again = ClientAccount.of_statement(paid.statement(OWN), OWN, None)
-    assert again.serial == 7
+    again = verify_statement(sign_statement(paid, OWN), OWN)
+    assert again.rounds == 7
     assert again.to_text() == paid.to_text()
     assert again.epsilon(1e-5) == paid.epsilon(1e-5)
-    held = ClientAccount.of_statement(paid.statement(OWN), OWN, Budget(1.0, 1e-5))
-    with pytest.raises(BudgetExceeded):
-        held.after(CLAIM)
 
 
 def test_a_statement_that_was_changed_or_cut_is_refused() -> None:
-    good = account(1).statement(OWN)
+    good = sign_statement(account(1), OWN)
     changed = [bytes(b ^ (i == at % len(good)) for i, b in enumerate(good)) for at in (0, 31, 40)]
     for bad in (*changed, *(good[:length] for length in (0, 31, 32, 100))):
         with pytest.raises(WireError, match="not made with its own key"):
-            ClientAccount.of_statement(bad, OWN, None)
+            verify_statement(bad, OWN)
     with pytest.raises(WireError, match="own key"):
-        ClientAccount.of_statement(good, b"o" * 32, None)
+        verify_statement(good, b"o" * 32)
+    older = b"text of another version"
+    with pytest.raises(WireError, match="statement of this client's account"):
+        verify_statement(module._tag(older, OWN) + older, OWN)
 
 
-def test_copies_of_an_account_count_once_and_other_accounts_add_up() -> None:
-    """Two servers, neither of which knew of the other's rounds, have statements apart."""
-    old = account(3)
-    new = old.after(CLAIM, rounds=2)
-    for order in ([old, new], [new, old], [new, new, old]):
-        assert ClientAccount.combined(order).to_text() == new.to_text()
-    apart = account(4, claim_of(LOUDER))
-    both = ClientAccount.combined([new, apart])
-    assert both.serial == 9
-    expected = account(4, claim_of(LOUDER)).after(CLAIM, rounds=5)
-    assert epsilon(both) == pytest.approx(epsilon(expected), rel=1e-9)
-    assert epsilon(both) > max(epsilon(new), epsilon(apart))
-    # What is combined is known from then on, and is not added a second time.
-    again = ClientAccount.combined([both.after(CLAIM), apart, new, old])
-    assert again.to_text() == both.after(CLAIM).to_text()
-    with pytest.raises(MismatchError, match="accounts of one client"):
-        ClientAccount.combined([new, account(1, claim_of(CENTRAL))])
+def test_statements_stay_short_over_many_restarts() -> None:
+    """A thousand series are far within what a reply may have."""
+    paid = Account()
+    for _ in range(1000):
+        paid.begin_series()
+        paid.charge(CLAIM)
+    assert len(sign_statement(paid, OWN)) < 1 << 16
 
 
 def request(round_index: int = 0, *, statement: bytes = b"", known: bytes = b"") -> Request:
@@ -108,8 +110,27 @@ def request(round_index: int = 0, *, statement: bytes = b"", known: bytes = b"")
     )
 
 
-def ledger(path: Path, *, key: bytes | None = None) -> ClientLedger:
-    return ClientLedger("0", None, key, path)
+def charged(
+    path: Path | None = None,
+    asked: Request | None = None,
+    *,
+    remembered: Account | None = None,
+    key: bytes | None = None,
+    budget: Budget | None = None,
+) -> Account:
+    """A client's account after it has paid a message."""
+    paid = open_account(
+        CLAIM, asked or request(), member="0", remembered=remembered, key=key, path=path,
+        budget=budget,
+    )  # fmt: skip
+    with refusing():
+        paid.charge(CLAIM)
+    return paid
+
+
+def again(paid: Account) -> Account:
+    """What the next process of the node remembers."""
+    return Account.from_text(paid.to_text())
 
 
 def sent(strategy: SketchStrategy) -> int:
@@ -118,59 +139,140 @@ def sent(strategy: SketchStrategy) -> int:
 
 def test_without_a_statement_a_lost_file_counts_all_earlier_rounds(tmp_path: Path) -> None:
     path = tmp_path / "account.json"
-    assert ledger(path).charge(CLAIM, request(), remembered=None).serial == 1
+    assert charged(path).rounds == 1
     path.unlink()
-    assert ledger(path).charge(CLAIM, request(7), remembered=None).serial == 8
+    assert charged(path, request(7)).rounds == 8
     path.unlink()
     known = member_digest("0")  # the server has a statement: it is waited for
     with pytest.raises(Refusal, match="needs its statement first"):
-        ledger(path, key=OWN).after(CLAIM, request(7, known=known), remembered=None)
-    path.write_text(ClientAccount.new(None).to_text())  # how a new client says that it is new
-    assert ledger(path).charge(CLAIM, request(7), remembered=None).serial == 1
+        charged(path, request(7, known=known), key=OWN)
+    Account.open(path)  # how a new client says that it is new
+    assert charged(path, request(7)).rounds == 1
     path.unlink()
-    assert ledger(path).charge(CLAIM, request(7), remembered=account(3)).serial == 4
+    assert charged(path, request(7), remembered=account(3)).rounds == 4
+
+
+def test_a_file_that_is_made_never_says_that_nothing_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash right after it was made, and refused rounds, do not make a new client of an old."""
+    path, budget = tmp_path / "account.json", Budget(3.5, 1e-5)  # two rounds
+    with pytest.raises(Refusal, match="above the budget"):
+        charged(path, request(7), budget=budget)
+    assert not path.exists()
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "resume", crash)
+        with pytest.raises(KeyboardInterrupt):
+            charged(path, request(2), budget=budget)
+    assert Account.open(path).rounds == 2
+    with pytest.raises(Refusal, match="above the budget"):
+        charged(path, request(3), budget=budget)
+
+
+def test_the_budget_is_that_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "account.json"
+    charged(path, budget=BUDGET)
+    with pytest.raises(MismatchError, match="budget must be that of"):
+        charged(path, budget=Budget(7.0, 1e-5))
+    for _ in range(allowed() - 1):
+        charged(path)
+    with pytest.raises(Refusal, match="above the budget"):
+        charged(path)
 
 
 def test_file_and_statement_are_combined(tmp_path: Path) -> None:
     path, old = tmp_path / "account.json", account(5)
-    for on_disk, stated, serial in ((old, old.after(CLAIM), 7), (old, account(2), 8)):
-        ledger(path).write(on_disk)
-        asked = request(statement=stated.statement(OWN))
-        after = ledger(path, key=OWN).charge(CLAIM, asked, remembered=None)
-        assert after.serial == serial
-        kept = ledger(path).read()
-        assert kept is not None
-        assert kept.to_text() == after.to_text()
+    newer = again(old)
+    newer.charge(CLAIM)
+    for stated, rounds in ((newer, 7), (account(2), 8)):
+        path.unlink(missing_ok=True)
+        Account.open(path, first=old)
+        after = charged(path, request(statement=sign_statement(stated, OWN)), key=OWN)
+        assert after.rounds == rounds
+        assert Account.open(path).rounds == rounds
+
+
+def test_copies_of_an_account_count_once_and_other_accounts_add_up() -> None:
+    """Two servers, neither of which knew of the other's rounds, have statements apart."""
+    old = account(3)
+    new = again(old)
+    new.charge(CLAIM, rounds=2)
+    apart = account(4, claim_of(LOUDER))
+    shown = [request(statement=sign_statement(each, OWN)) for each in (old, new, apart)]
+    both = charged(None, shown[1], remembered=again(old), key=OWN)
+    assert both.rounds == 6
+    both = charged(None, shown[2], remembered=again(both), key=OWN)
+    assert both.rounds == 11
+    expected = account(4, claim_of(LOUDER))
+    expected.charge(CLAIM, rounds=7)
+    assert epsilon(both) == pytest.approx(epsilon(expected), rel=1e-9)
+    # What is combined is known from then on, and is not added a second time.
+    for seen in shown:
+        before = both.rounds
+        both = charged(None, seen, remembered=again(both), key=OWN)
+        assert both.rounds == before + 1
+    other = request(statement=sign_statement(account(1, claim_of(CENTRAL)), OWN))
+    with pytest.raises(Refusal, match="another kind of privacy"):
+        charged(None, other, remembered=again(both), key=OWN)
+
+
+def test_a_memory_goes_on_with_its_series_unless_somebody_else_has(tmp_path: Path) -> None:
+    """A process for each message adds no series; a state that was set back, or a clone, does."""
+    path = tmp_path / "account.json"
+    first = charged(path)
+    second = charged(path, remembered=again(first))
+    assert second.series == first.series
+    third = charged(path, remembered=again(first))  # of before the second message
+    assert third.series != first.series
+    assert third.rounds == 3
+    assert charged(path).series not in (first.series, third.series)  # without a memory
+
+
+def test_copies_that_went_on_apart_add_up_when_they_meet(tmp_path: Path) -> None:
+    """Two nodes from one image: 3 messages before, 4 and 6 after, and both statements shown."""
+    image = tmp_path / "image.json"
+    for _ in range(3):
+        charged(image)
+    sent = {}
+    for name, count in (("a", 4), ("b", 6)):
+        sent[name] = tmp_path / f"{name}.json"
+        sent[name].write_bytes(image.read_bytes())
+        for _ in range(count):
+            last = charged(sent[name], key=OWN)
+    meeting = charged(sent["a"], request(statement=sign_statement(last, OWN)), key=OWN)
+    assert meeting.rounds == 3 + 4 + 6 + 1
 
 
 def at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Messages that the account knows of after two at the same time.
+    """Messages that the account knows of after two at the same time, with one memory.
 
     Each reader waits for the other for a while before it goes on, so that without a lock both have
     read before either writes. Locks are of open files, not of processes: two threads do.
     """
     both = threading.Barrier(2)
-    read: Callable[[ClientLedger], ClientAccount | None] = ClientLedger.read
+    refresh: Callable[[Account], None] = Account._refresh
+    memory = charged(path).to_text()
 
-    def lingering(self: ClientLedger) -> ClientAccount | None:
-        found = read(self)
+    def lingering(self: Account) -> None:
+        refresh(self)
         with suppress(threading.BrokenBarrierError):
             both.wait(0.5)
-        return found
+
+    def charge() -> None:
+        charged(path, remembered=Account.from_text(memory))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ClientLedger, "read", lingering)
-        threads = [
-            threading.Thread(target=lambda: ledger(path).charge(CLAIM, request(), remembered=None))
-            for _ in range(2)
-        ]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    found = ledger(path).read()
-    assert found is not None
-    return found.serial
+        patch.setattr(Account, "_refresh", lingering)
+        threads = [threading.Thread(target=charge) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return Account.open(path).rounds
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -178,30 +280,27 @@ def test_two_messages_at_once_are_both_paid(
     lock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without the lock, one of them is lost."""
-    path = tmp_path / "account.json"
-    ledger(path).write(ClientAccount.new(None))
     if not lock:
-        monkeypatch.setattr(ClientLedger, "locked", lambda _: nullcontext())
+        monkeypatch.setattr(Account, "_locked", lambda _: nullcontext())
         replaced = threading.Lock()
-        write: Callable[[ClientLedger, ClientAccount], None] = ClientLedger.write
+        write: Callable[[Account, Any], None] = Account._write
 
-        def one_by_one(self: ClientLedger, found: ClientAccount) -> None:
+        def one_by_one(self: Account, counts: Any) -> None:
             with replaced:  # both threads have the same temporary name
-                write(self, found)
+                write(self, counts)
 
-        monkeypatch.setattr(ClientLedger, "write", one_by_one)
-    assert at_once(path, monkeypatch) == (2 if lock else 1)
+        monkeypatch.setattr(Account, "_write", one_by_one)
+    assert at_once(tmp_path / "account.json", monkeypatch) == (3 if lock else 2)
 
 
-def test_a_lock_that_is_held_or_removed_is_an_error(tmp_path: Path) -> None:
-    file = ledger(tmp_path / "account.json")
-    held = pytest.raises(DataError, match="another process holds the lock")
-    with file.locked(), held, file.locked(wait=0.02):
-        pass
-    with pytest.raises(DataError, match="was removed meanwhile"), file.locked():
+def test_a_lock_that_is_held_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "account.json"
+    monkeypatch.setattr(module, "_WAIT", 0.02)
+    with locked_beside(path, wait=1.0), pytest.raises(AccountBusy, match="nothing was charged"):
+        charged(path)
+    assert charged(path).rounds == 1
+    with pytest.raises(DataError, match="was removed meanwhile"), Account.open(path)._locked():
         (tmp_path / ".account.json.lock").unlink()
-    with file.locked():
-        pass
 
 
 def test_a_message_that_is_answered_while_another_trains_is_paid(tmp_path: Path) -> None:
@@ -216,9 +315,7 @@ def test_a_message_that_is_answered_while_another_trains_is_paid(tmp_path: Path)
     first = strategy_of(GAUSSIAN)
     first.start(network_of(GAUSSIAN, 1, train=train, **options), FIRST, allowed())
     assert sent(first) + sent(second) == allowed()
-    kept = ledger(path).read()
-    assert kept is not None
-    assert kept.serial == allowed()
+    assert Account.open(path).rounds == allowed()
 
 
 def test_an_account_of_another_trust_is_refused_in_words(tmp_path: Path) -> None:
@@ -242,8 +339,8 @@ def charge(registry: ClientRegistry, nodes: Iterable[int]) -> None:
 
 
 def rounds_of(registry: ClientRegistry, member: str) -> int:
-    data = json.loads(registry.to_text())
-    return int(data["accounts"]["rounds"][data["places"][f"member {member}"]])
+    text: str = json.loads(registry.to_text())["accounts"][f"member {member}"]
+    return Account.from_text(text).rounds
 
 
 def test_accounts_grow_with_the_clients() -> None:
@@ -301,9 +398,22 @@ def test_clients_over_budget_do_not_keep_others_from_being_told_apart() -> None:
     assert rounds_of(registry, "a") == 4  # with the round that was begun
     registry.settle_round(CLAIM)
     assert (rounds_of(registry, "a"), rounds_of(registry, "b")) == (4, 1)
-    with pytest.raises(BudgetExceeded):
-        registry.begin_round(CLAIM, [3])
-    assert rounds_of(registry, "b") == 1
+    assert epsilon(registry) == pytest.approx(epsilon(account(4)), rel=1e-9)
+    for node in (1, 2):  # whichever of its nodes: it is not asked again
+        with pytest.raises(BudgetExceeded):
+            registry.begin_round(CLAIM, [node])
+    assert registry.affordable(CLAIM, [1, 2, 3]) == [3]
+    charge(registry, [3])
+    assert (rounds_of(registry, "a"), rounds_of(registry, "b")) == (4, 2)
+
+
+def test_of_several_nodes_of_a_client_as_many_are_asked_as_it_can_pay() -> None:
+    registry = ClientRegistry(Budget(3.5, 1e-5), CLAIM)  # two rounds
+    for node in (1, 2, 3):
+        registry.update(node, member="a", version=0, statement=b"")
+    assert registry.affordable(CLAIM, [1, 2, 3, 4]) == [1, 2, 4]
+    charge(registry, [3])
+    assert registry.affordable(CLAIM, [1, 2, 3, 4]) == [1, 4]
 
 
 def test_statements_are_handed_back_to_their_client_only() -> None:

@@ -207,7 +207,7 @@ def test_the_account_survives_a_restart_in_a_file(tmp_path: Path) -> None:
         trained += len(node.seen)
     assert trained == allowed()
     path.write_text("{}")
-    with pytest.raises(DataError, match="must be the account of this client"):
+    with pytest.raises(DataError, match="not a whole account"):
         rounds(1, network)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("flwr")
 
@@ -15,8 +17,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffsketch.errors import ArgumentError
 from diffsketch.flower import FlowerPlan
-from diffsketch.flower.aggregation import RoundContext, plain_sum
+from diffsketch.flower.aggregation import RoundContext, UsualSize, plain_sum
 from diffsketch.flower.records import PROTOCOL, Reply, digest_of
 from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.sketch import SketchKey
@@ -32,6 +35,7 @@ from tests.flower.network import (
     our_record,
     record_of,
     strategy_of,
+    weights_of,
 )
 from tests.flower.network import SKETCH as PLAN
 from tests.helpers.silent import silence
@@ -187,16 +191,18 @@ def test_replies_of_nodes_that_were_not_asked_are_refused() -> None:
 
 
 CLIPPED = {"rows": 3, "cols": 16, "clip": 2.0, "noise_multiplier": 0.5}
+CENTRAL = FlowerPlan("sketch-gaussian", {**CLIPPED, "trust": "central"})
 TOO_LONG: dict[str, tuple[FlowerPlan, dict[str, Any]]] = {
-    "central": (FlowerPlan("sketch-gaussian", {**CLIPPED, "trust": "central"}), {}),
     "local": (FlowerPlan("sketch-gaussian", CLIPPED), {}),
     "limit": (PLAN, {"limit": 50.0}),
+    "median": (PLAN, {}),
 }
+OTHERS = {"central": (CENTRAL, {}), "no limit": (PLAN, {"limit": math.inf})}
 
 
 def long_run(name: str, value: float | None, *, key: SketchKey | None = KEY) -> Any:
     """A round of ten in which one sends the same value in every cell; or nothing."""
-    plan, options = TOO_LONG.get(name, (PLAN, {}))
+    plan, options = {**TOO_LONG, **OTHERS}[name]
     network = network_of(plan, 10)
     method = plan.build(DIM)
     layout = method.message_format
@@ -237,11 +243,130 @@ def test_what_no_honest_client_sends_is_refused(name: str, value: float, key: An
     assert "message has a norm of" in report.refused[BAD]
 
 
-@pytest.mark.parametrize("name", [*TOO_LONG, "no limit"])
+@pytest.mark.parametrize(("value", "key"), [(1e6, None), (1e6, KEY), (3.4e38, KEY)])
+def test_under_central_trust_it_counts_as_zeros(value: float, key: Any) -> None:
+    """And nothing says so: whom the server refuses would depend on data that only it may see."""
+    ((_, total),) = long_run("central", value, key=key)[0].totals
+    ((_, zeros),) = long_run("central", 0.0, key=key)[0].totals
+    assert total == zeros
+    (report,) = long_run("central", value, key=key)[0].reports
+    assert (len(report.present), report.refused, report.void) == (10, {}, "")
+
+
+@pytest.mark.parametrize("name", [*TOO_LONG, *OTHERS])
 def test_what_an_honest_client_might_send_is_not(name: str) -> None:
     """In every cell so much that the norm is the clip; and without a limit, anything."""
     value = 1e6 if name == "no limit" else 2.0 / (3 * 16) ** 0.5
     assert len(long_run(name, value)[0].reports[0].present) == 10
+
+
+def replies_with_weight(weight: int) -> Callable[[list[Message]], list[Message]]:
+    """The bad node says another weight than that of its vector."""
+
+    def tamper(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            if reply.metadata.src_node_id == BAD:
+                with_record(reply, weight=weight)
+        return replies
+
+    return tamper
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(None, True), (math.inf, False)])
+def test_a_false_weight_is_refused(limit: float | None, refused: bool) -> None:
+    """The control, without a limit: with 2**40 for 8 all others count as nothing."""
+    network = network_of(PLAN, 6)
+    network.tamper = replies_with_weight(2**40)
+    strategy = strategy_of(PLAN, limit=limit)
+    arrays = one_round(strategy, network, FIRST, 1)
+    (report,) = strategy.reports
+    assert (BAD in report.refused) == refused
+    assert len(report.present) == (5 if refused else 6)
+    moved = float(torch.linalg.vector_norm(weights_of(arrays)))
+    assert (moved > 0.1) == refused
+    if refused:
+        assert report.refused[BAD].startswith("weight must be at most 800 here, 100 times the med")
+
+
+def test_limits_of_any_size_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    strategy_of(PLAN)
+    assert "limit" not in caplog.text
+    strategy_of(PLAN, limit=math.inf)
+    assert "limit=inf: messages of any norm and weight are summed" in caplog.text
+    with pytest.raises(ArgumentError, match="limit must be"):
+        strategy_of(PLAN, limit=-1.0)
+
+
+@given(
+    st.lists(st.floats(0.2, 5.0), min_size=1, max_size=9),
+    st.lists(st.sampled_from([1e6, 3.4e38, 50.001]), max_size=4),
+    st.lists(st.just(0.0), max_size=3),
+    st.floats(1e-6, 1e6),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_honest_sizes_are_never_refused_and_others_are(
+    honest: list[float], false: list[float], zeros: list[float], unit: float
+) -> None:
+    """Sizes within five times of a middle; false ones are beyond ten times the largest of them."""
+    usual, few = UsualSize(10.0), len(honest) + len(false) < 3
+    low, high = min(honest) * unit, max(honest) * unit
+    sizes = [unit * size for size in honest + false + zeros]
+    if len(false) > len(honest):
+        return
+    bound = usual.bound(sizes)
+    median = sorted(size * unit for size in honest + false)[(len(honest) + len(false) - 1) // 2]
+    assert bound == (math.inf if few else pytest.approx(10 * median))
+    if few:
+        return
+    assert 10 * low <= bound <= 10 * high * (1 + 1e-9)
+    assert all(size > bound for size in [1e6 * unit * 5, 3.4e38])
+    # What is known holds for rounds with few messages, and follows them.
+    assert usual.bound([3.4e38]) <= 10 * high * (1 + 1e-9)
+    assert usual.bound([unit * honest[0], 3.4e38]) <= 10 * high * (1 + 1e-9)
+    assert usual.bound([]) == pytest.approx(10 * unit * honest[0])
+
+
+NEIGHBOURS = (0.9, 0.5)  # norms in clips, on both sides of a limit of 0.7
+
+
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_a_limit_below_the_clip_tells_nothing_about_a_client(trust: str) -> None:
+    """Where only the sum's noise hides it, it counts in all rounds, whatever its norm is."""
+    plan = FlowerPlan("gaussian", {"clip": 2.0, "noise_multiplier": 1.0, "trust": trust}, 3, 2)
+    seen = []
+    for norm in NEIGHBOURS:
+
+        def train(number: int, weights: Tensor, _: int, norm: float = norm) -> Tensor:
+            length = 2.0 * (norm if number == 0 else 0.3)
+            return weights + length * torch.nn.functional.normalize(torch.ones(DIM), dim=0)
+
+        network = network_of(plan, 3, train=train, trusted_server=True)
+        strategy = strategy_of(plan, limit=1.4, trusted_server=True)
+        strategy.start(network, FIRST, 5)
+        reports = strategy.reports
+        assert [len(report.present) for report in reports] == [3] * 5
+        seen.append([(str(report), report.refused, str(report.claim)) for report in reports])
+    assert seen[0] == seen[1]
+
+
+def test_what_counts_as_zeros_has_the_noise_of_its_share() -> None:
+    """Without it the sum would have less noise than its claim says.
+
+    Noise of 10 steps or more in 21 cells, of which all are 0 with a probability below 1e-20.
+    """
+    plan = FlowerPlan("gaussian", {"clip": 2.0, "noise_multiplier": 1.0, "trust": "distributed"}, 3)
+    state = strategy_of(plan, trusted_server=True)._state(FIRST)
+    claim = state.claim_of(3, 0)
+    about = state.context(0, bytes(16), claim)
+    assert about.substitute is not None
+    assert about.substitute().count_nonzero() > 0
+    central = strategy_of(CENTRAL)._state(FIRST)
+    zeros = central.context(0, bytes(16), central.claim_of(3, 0)).substitute
+    assert zeros is not None
+    assert zeros().count_nonzero() == 0  # the server adds it to the sum
+    for harmless in (PLAN, TOO_LONG["local"][0]):
+        state = strategy_of(harmless)._state(FIRST)
+        assert state.context(0, bytes(16), claim).substitute is None
 
 
 def test_without_a_key_a_draw_of_fingerprints_is_nobodys() -> None:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from diffsketch.flower import ClientAccount, FlowerPlan
-from diffsketch.methods.release import release_noise
+from diffsketch.flower import FlowerPlan
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy import CohortNoise, Noise, NoiseKey, ProvenClaim
+from diffsketch.privacy.accounting.account import Account
 from diffsketch.privacy.claim import Trust
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
@@ -81,9 +82,8 @@ class Runs(RuleBasedStateMachine):
             place = self.places[number]
             self.charged[place] += 1
             if self.proven:
-                text = (place / "account.json").read_text(encoding="utf-8")
-                account = ClientAccount.of_text(text, None)
-                assert account.serial >= self.charged[place]
+                account = Account.open(place / "account.json")
+                assert account.rounds >= self.charged[place]
             index = self.strategy._index - 1
             seed = KEY.seed(index)
             message = WireMessage.from_bytes(
@@ -151,8 +151,8 @@ def test_noise_that_follows_from_the_round_is_found(
 
     machine = machine_of(name, tmp_path)()
     if planted:
-        for side in ("client", "server"):
-            monkeypatch.setattr(f"diffsketch.flower.{side}.release_noise", repeating)
+        for name in ("flower.server", "methods.gate"):
+            monkeypatch.setattr(f"diffsketch.{name}.release_noise", repeating)
     machine.do_a_round()
     for number in range(NODES):
         machine.restart_a_node(number)

@@ -33,6 +33,7 @@ from diffsketch.flower.records import (
     moved,
 )
 from diffsketch.privacy import Budget
+from diffsketch.privacy.accounting.account import Account
 from paper import repaired
 from tests.flower.network import (
     CENTRAL,
@@ -62,6 +63,9 @@ SHARED = FlowerPlan("sketch-skellam", SKELLAM, cohort=3, min_replies=2)
 SUM = FlowerPlan(
     "sketch-skellam", SKELLAM, cohort=3, min_replies=2, secure_sum=True, identities=False
 )
+
+
+OPEN = FlowerPlan("sketch-gaussian", PRIVATE, open_doors=("evaluation", "metrics", "queries"))
 
 
 class Descent(FedAvg):
@@ -285,8 +289,8 @@ def test_metrics_stay_unless_they_are_named() -> None:
             kept.extend(one.content.metric_records["metrics"] for one in replies)
             return super().aggregate_train(server_round, replies)
 
-    named = network_of(GAUSSIAN, keep_metrics=("loss",))
-    result = strategy_of(GAUSSIAN, Watching).start(named, FIRST, 1)
+    named = network_of(OPEN, keep_metrics=("loss",))
+    result = strategy_of(OPEN, Watching).start(named, FIRST, 1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
     strategy_of(GAUSSIAN, Watching).start(network_of(GAUSSIAN), FIRST, 1)
     assert [dict(one) for one in kept] == [{"loss": 0.5, "num-examples": 3}, {"num-examples": 3}]
@@ -308,8 +312,8 @@ def test_two_models_in_a_message_are_refused() -> None:
 
 
 def rounds_in(path: Path) -> list[int]:
-    found: list[int] = json.loads(path.read_text())["accounts"]["rounds"]
-    return found
+    texts: dict[str, str] = json.loads(path.read_text())["accounts"]
+    return [Account.from_text(text).rounds for text in texts.values()]
 
 
 def test_a_round_is_on_record_before_anything_is_requested(tmp_path: Path) -> None:
@@ -349,7 +353,9 @@ def test_a_client_that_comes_back_at_its_budget_does_not_count(
     if others:
         network.join(1, GAUSSIAN, key=KEY, node_id=3)  # and a new client has come
     result = strategy.start(network, arrays, 2)
-    assert len(strategy.reports) == 3
+    # With others the run goes on without it, and ends where nobody is left.
+    assert len(strategy.reports) == (4 if others else 3)
+    assert strategy.reports[-1].selected == ((3,) if others else (2,))
     report = strategy.reports[2]
     assert report.present == ((3,) if others else ())
     assert report.void == ("" if others else "0 messages, and 1 are needed")
@@ -357,8 +363,25 @@ def test_a_client_that_comes_back_at_its_budget_does_not_count(
     assert sorted(rounds_in(path))[-1] == 3  # paid, since it was asked
     assert strategy.epsilon(1e-5).rounds == 3
     assert float(strategy.epsilon(1e-5)) > budget.epsilon
-    assert "above the budget" in strategy.ended
+    assert ("above the budget" in strategy.ended) == (not others)
     assert list(result.arrays) == (list(FIRST) if others else [])
+
+
+def test_clients_whose_budget_is_spent_are_left_out_and_the_others_go_on() -> None:
+    """Half of six in each round: each in at most two rounds, until too few are left.
+
+    A run that ended with the first client at its budget would end in the third or fourth round.
+    """
+    plan, budget = FlowerPlan("sketch-gaussian", PRIVATE, min_replies=2), Budget(3.5, 1e-5)
+    network, wrapped = network_of(plan, 6), fed_avg(fraction_train=0.5)
+    strategy = SketchStrategy(wrapped, plan, key=KEY, budget=budget)
+    strategy.start(network, FIRST, 60)
+    trained = [len(node.seen) for node in network.nodes.values()]
+    assert max(trained) == 2
+    assert sum(count < 2 for count in trained) <= 1  # not two are left with a round to pay
+    assert strategy.epsilon(1e-5).rounds == 2
+    assert float(strategy.epsilon(1e-5)) <= budget.epsilon
+    assert "1 of 3 nodes can pay" in strategy.ended or "0 of 3 nodes can pay" in strategy.ended
 
 
 def test_in_a_secure_sum_a_client_over_its_budget_has_dropped_out() -> None:

@@ -15,9 +15,8 @@ __all__ = ["Silent", "silence"]
 
 SENDERS = (
     "diffsketch.ddp.group",
-    "diffsketch.flower.client",
     "diffsketch.flower.server",
-    "diffsketch.methods.release",
+    "diffsketch.methods.gate",
 )
 """Where messages get their noise."""
 

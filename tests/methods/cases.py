@@ -113,10 +113,6 @@ def build_cases() -> dict[str, Case]:
     )
     dense_skellam = SkellamMean(dim=DIM, clip=2.0, noise_multiplier=0.5, cohort=WORKERS)
     levels = CpSgd(dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3)
-    rotated = CpSgd(
-        dim=DIM, cohort=WORKERS, clip=2.0, levels=64, trials=3200, delta=1e-3, rotate=True,
-        limit=2.0,
-    )  # fmt: skip
     paper = CpSgd(dim=DIM, cohort=WORKERS, claimed=5.0, bits=5)
     secure_sum, nobody = f"{CLIENT} distributed trust", f"{CLIENT} local trust"
     padding = float(SIGMA.square().mean())
@@ -163,7 +159,6 @@ def build_cases() -> dict[str, Case]:
             sketch_laplace, PROVEN, 2 * (2 * 256 * 2 / 20.0) ** 2, 0.25 * DIM / 20
         ),
         "cpsgd": Case(levels, f"proven: {secure_sum}", 3200 / 4, 0.25),
-        "cpsgd-rotated": Case(rotated, f"proven: {secure_sum}", 3200 / 4, 0.25),
         "cpsgd-paper": Case(paper, f"claimed: {secure_sum}", 9 / 4, 0.25),
         "sketch-gaussian": Case(local, f"proven: {nobody}", squared(local, 0.1), 0.25),
         "sketch-gaussian-central": Case(

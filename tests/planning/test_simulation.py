@@ -101,7 +101,7 @@ def test_noise_that_is_wrong_by_a_fifth_is_rejected(name: str, factor: float) ->
         ("gaussian", {"clip": 0.7, "noise_multiplier": 0.1}),
         ("gaussian", {"clip": 1.0, "noise_multiplier": 0.1, "bits": 7}),
         ("sketch-laplace", {"rows": 3, "cols": 30, "clip": 0.1, "per_round": 20.0}),
-        ("cpsgd", {"clip": 1.0, "limit": 0.1, "levels": 3, "trials": 4, "rotate": True}),
+        ("cpsgd", {"clip": 1.0, "limit": 0.1, "levels": 3, "trials": 4}),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import diffsketch.privacy
 from diffsketch.errors import ArgumentError
 from diffsketch.methods import GaussianMean
-from diffsketch.methods.release import check_release, release_noise
+from diffsketch.methods.gate import check_release, release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.claim import (
     Basis,

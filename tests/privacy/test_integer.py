@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.linalg import hadamard
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError
@@ -30,7 +29,6 @@ from diffsketch.privacy.clipping import (
     stochastic_round,
     wrap,
 )
-from diffsketch.privacy.mechanisms.binomial import rotate, rotate_back
 from diffsketch.privacy.mechanisms.integer import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
@@ -44,31 +42,6 @@ from diffsketch.sketch import CountSketch, SketchKey
 from diffsketch.sketch.hashing import Family, columns_and_signs
 from tests.helpers.refusals import refused
 from tests.privacy.laws import gaussian_law, laplace_law, skellam_law
-
-
-@settings(deadline=None)
-@given(dim=st.integers(1, 70), seed=st.integers(0, 2**31))
-def test_rotation(dim: int, seed: int) -> None:
-    vectors = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 3, dim)))
-    before = vectors.clone()
-    rotated = rotate(vectors, seed)
-    size = rotated.shape[-1]
-    assert size & (size - 1) == 0
-    assert dim <= size < 2 * dim
-    torch.testing.assert_close(rotated.norm(dim=-1), vectors.norm(dim=-1))
-    torch.testing.assert_close(rotate_back(rotated, seed, dim=dim), vectors)
-    assert torch.equal(vectors, before)
-
-
-def test_rotation_is_a_signed_hadamard_matrix() -> None:
-    matrix = rotate(torch.eye(8, dtype=torch.float64), 3).T.numpy()
-    signs = np.sign(matrix[0])
-    np.testing.assert_allclose(matrix, hadamard(8) * signs / math.sqrt(8))
-    assert set(signs) == {-1.0, 1.0}
-    assert not torch.equal(rotate(torch.eye(8), 3), rotate(torch.eye(8), 4))
-    # One coordinate's mass is spread evenly.
-    assert np.allclose(np.abs(matrix), 1 / math.sqrt(8))
-
 
 Vector = npt.NDArray[np.float64]
 

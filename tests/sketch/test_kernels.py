@@ -12,17 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from diffsketch import CountSketch, SketchKey
+from diffsketch import CountSketch, SketchKey, compiled
 from diffsketch.sketch.hashing import FAMILIES, Family, columns_and_signs
-from diffsketch.sketch.kernels import cpu, cpu_blocked, cpu_pairwise
+from diffsketch.sketch.kernels import cpu, cpu_blocked, cpu_pairwise, new_result
 from tests.sketch import reference
 
 SEED = SketchKey(bytes(range(32))).seed(3)
 SHAPES = [
-    (7850, 7, 22),  # short blocks, several copies of the table; two rows at a time
-    (40_001, 33, 7),  # pairs of rows in several parts, more of them than a word has bits
+    (7850, 7, 22),  # short blocks, several copies of the table
+    (40_001, 33, 7),  # several parts, more rows than a word has bits
     (8200, 2, 32),
-    (8000, 2, 32),  # too short for pairs of rows
     (1, 1, 1),
     (33, 2, 1),
     (100, 2, 13),  # blocks shorter than a vector
@@ -128,7 +127,11 @@ def test_what_is_not_finite_stays_in_its_cells() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dim", "rows", "cols"), SHAPES)
-def test_bits_do_not_depend_on_threads(dim: int, rows: int, cols: int, family: Family) -> None:
+def test_bits_do_not_depend_on_threads(
+    dim: int, rows: int, cols: int, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "SERIAL", 1)  # threads also where they are not worth it
+    monkeypatch.setattr(cpu, "_CACHE", 1 << 10)  # and memory of their own
     sketch = CountSketch(dim, rows, cols, family)
     vectors = random_vectors(3, dim)
     results = []
@@ -203,6 +206,34 @@ def test_large_outputs_are_written_whole() -> None:
         assert torch.equal(out[-1000:], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dim", "rows", "cols", "family"), [(7850, 7, 22, "pairwise"), (2_500_000, 2, 3000, "blocked")]
+)
+def test_half_precision_is_summed_in_float32(
+    dim: int, rows: int, cols: int, family: Family, dtype: torch.dtype
+) -> None:
+    """In one piece and in several, of one vector and of two."""
+    sketch, vectors = CountSketch(dim, rows, cols, family), random_vectors(2, dim).to(dtype)
+    tables = sketch.encode(vectors, SEED)
+    expected = sketch.encode(vectors.float(), SEED)
+    torch.testing.assert_close(tables, expected, rtol=1e-5, atol=1e-3)
+    assert torch.equal(sketch.encode(vectors[1], SEED), tables[1])
+    part = sketch.encode(vectors[0, 1000:], SEED, offset=1000)
+    part += sketch.encode(vectors[0, :1000], SEED, offset=0)
+    torch.testing.assert_close(part, expected[0], rtol=1e-5, atol=1e-3)
+
+
+def test_memory_for_results() -> None:
+    """From NumPy or not: whole lines of the cache, and ordinary tensors but for resizing."""
+    for shape, dtype in (((5,), torch.float32), ((3, 1 << 20), torch.float64), ((0,), torch.half)):
+        result = new_result(torch.empty(0, dtype=dtype), shape)
+        assert (result.shape, result.dtype, result.is_contiguous()) == (shape, dtype, True)
+        assert result.data_ptr() % 64 == 0
+        result.fill_(2)
+        assert result.sum() == 2 * result.numel()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strided_input(family: Family) -> None:
     sketch = CountSketch(1000, 3, 64, family)
@@ -251,7 +282,7 @@ def test_seeds_pickle_small() -> None:
 
 def test_residuals_take_any_piece() -> None:
     """More coordinates than a piece of the residual's, of every kind of loop; with a scale."""
-    for family, cols in (("blocked", 9001), ("blocked", 60), ("pairwise", 300), ("pairwise", 20)):
+    for family, cols in (("blocked", 9001), ("blocked", 7), ("blocked", 60), ("pairwise", 300)):
         sketch = CountSketch(200_001, 3, cols, family)  # type: ignore[arg-type]
         vector, memory = random_vectors(sketch.dim), random_vectors(sketch.dim, 1)[:, 0]
         table, found = sketch.encode(vector, SEED), memory.clone()

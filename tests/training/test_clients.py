@@ -88,8 +88,8 @@ def test_gaussian_rounds_of_different_noise_are_exact() -> None:
     assert float(accounts.epsilon(DELTA)) == pytest.approx(most, rel=1e-9)
     everyone = Account()  # negative control: not what all rounds together would cost
     for one in own:
-        for claim, rounds in one.spent:
-            everyone.charge(claim, rounds)
+        for spent, rounds in one.spent:
+            everyone.charge(spent, rounds)
     assert float(everyone.epsilon(DELTA)) > 1.5 * most
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from diffsketch.methods.base import Method, build_method
 from diffsketch.methods.client_noise import SketchGaussian
+from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.methods.plain import PlainSketch, Uncompressed
-from diffsketch.methods.release import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, PaperClaim, ProvenClaim, Relation, Trust
 from diffsketch.privacy.simulated_noise import CohortNoise, NoiseKey

@@ -51,7 +51,7 @@ from diffsketch.app.settings import (
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, nearest
 from diffsketch.files import csv_cell, leftovers, prepare_output, replace_file, replace_files
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 
 _HELP = "diffsketch compare --help"
 _PLAN, _FORMAT = "comparison.plan.json", "diffsketch comparison 1"

@@ -317,12 +317,10 @@ def _setting_text(name: str, value: Value) -> str:
 
     >>> _setting_text("per_round", 0.5), _setting_text("learning_rate", 0.01)
     ('epsilon 0.5 a round', 'learning rate 0.01')
-    >>> _setting_text("rounds", 500), _setting_text("rotate", True)
-    ('500 rounds', 'rotate')
+    >>> _setting_text("rounds", 500)
+    '500 rounds'
     """
     spoken = name.replace("_", " ")
-    if isinstance(value, bool):
-        return spoken if value else f"no {spoken}"
     if name in ("rounds", "workers", "samples"):
         return f"{value:,} {spoken}"
     shown = f"{value:g}" if isinstance(value, float) else str(value)

@@ -27,7 +27,7 @@ from diffsketch.app.settings import RunConfig
 from diffsketch.app.terminal import Interrupts, LastingConsole, print_line
 from diffsketch.errors import ArgumentError, DataError, DiffSketchError, MismatchError, check
 from diffsketch.methods.client_noise import SketchSkellam
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import BudgetExceeded
 from diffsketch.privacy.claim import Basis, Epsilon, Scope
 from diffsketch.training.models import unflatten

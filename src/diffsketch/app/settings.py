@@ -187,7 +187,6 @@ class RunConfig(Options):
     levels: int | None = _method("cpsgd: levels of a coordinate (k).", ge=2)
     trials: int | None = _method("cpsgd: trials of the binomial noise (m).", ge=1)
     limit: float | None = _method("cpsgd: range of a coordinate (X).", gt=0)
-    rotate: bool | None = _method("cpsgd: rotate vectors first.")
     correction: Literal["off", "shared", "drift"] = _method(
         "The paper's error correction (sgd); not private.", default="off"
     )
@@ -422,8 +421,8 @@ def with_task_defaults(config: RunConfig, *, fields: frozenset[str]) -> RunConfi
         unused["samples"] = "--task shakespeare"
     if config.top_k is not None:
         unused["momentum"] = "--top-k, which has --table-momentum"
-    # Tables and rotations depend on the round's hashes; other messages do not.
-    if not ("rows" in fields or config.rotate):
+    # Tables depend on the round's hashes; other messages do not.
+    if "rows" not in fields:
         unused["hashes"] = f"--method {config.method}"
     for name, value in config:
         if name in unused and value != RunConfig.model_fields[name].default:

@@ -35,7 +35,7 @@ from diffsketch.auditing.releases import KEY, PLANTS, RELEASES, Release, known_n
 from diffsketch.ddp.group import GroupMean
 from diffsketch.errors import ArgumentError, nearest
 from diffsketch.methods import Encoded, GaussianMean, SketchGaussian
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.accounting import events
 from diffsketch.privacy.accounting.events import epsilon_for
 from diffsketch.privacy.claim import NoClaim, Relation, Scope, Trust, Unit

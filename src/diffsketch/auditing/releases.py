@@ -2,7 +2,7 @@
 
 Clients encode, messages are summed as the method's trust says, the server publishes, and the
 adversary of that trust sees a single message, the modular sum, or what is published. Noise comes
-from `diffsketch.methods.release`, so from the operating system, and no seed repeats it. Methods
+from `diffsketch.methods.gate`, so from the operating system, and no seed repeats it. Methods
 that engines refuse to send are played with simulated noise, and their cases say so.
 
 Neighbours differ by all that a claim allows, and are beyond the clip, so that clipping is audited
@@ -45,7 +45,7 @@ from diffsketch.methods import (
     build_method,
     parse_settings,
 )
-from diffsketch.methods.release import release_noise
+from diffsketch.methods.gate import release_noise
 from diffsketch.privacy.accounting.calibration import PoissonSampler
 from diffsketch.privacy.claim import Claim, ProvenClaim, Relation, Trust, Unit
 from diffsketch.privacy.clipping import centre
@@ -156,7 +156,7 @@ class Release:
         title += f", {self.rounds} rounds" if self.rounds > 1 else ""
         title += ", simulated noise" if self.simulated else ""
         limit = None
-        if isinstance(method, CpSgd) and not method.rotate:
+        if type(method) is CpSgd:
             limit = partial(_binomial_limit, method, self.rounds)
         width = max(numbers * self.rounds * self.cohort_size, self.neighbours.first.numel())
         width += getattr(method, "padding", 0)
@@ -279,7 +279,7 @@ def _binomial_limit(method: CpSgd, rounds: int, _: SketchKey, delta: float) -> f
     Two binomial distributions, one moved by whole steps, `rounds` times over. The method's own
     theorem is far above it, so that an audit by the theorem alone would miss much.
     """
-    mechanism = method.mechanism(KEY.seed(0))
+    mechanism = method.mechanism
     draws, doubled = mechanism.cohort * mechanism.trials, method.relation is Relation.REPLACE
     shift = math.ceil(min(mechanism.clip, mechanism.limit) / mechanism.step * (1 + doubled) - 1e-6)
     half, far = draws // 2, 4 * math.isqrt(draws)  # eight standard deviations

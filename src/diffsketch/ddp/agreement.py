@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffsketch.errors import MismatchError
+from diffsketch.errors import ArgumentError, MismatchError
+
+LOGGER = logging.getLogger("diffsketch.ddp")
+"""Log of this rank alone: what others must not learn of."""
 
 CELLS_PER_RANK = 2
 _PIECE = 1 << 24  # values of a cell, from 1 on
@@ -72,6 +76,12 @@ def device_of(group: dist.ProcessGroup | None, like: Tensor | None = None) -> to
     if "cuda" in kinds:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(kinds[0])
+
+
+def check_started() -> None:
+    """Raise an `ArgumentError` unless this process is in a group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError("a process group is needed: call init_process_group before")
 
 
 def control_bytes(world: int) -> int:
@@ -144,16 +154,18 @@ def handshake(
     device: torch.device,
     failure: Exception | None = None,
     share: bytes = bytes(8 * _SHARE_WORDS),
+    party: str = "",
     doing: str = "start",
 ) -> bytes:
     """Compare settings with all processes of a group: one gather of a fixed size.
 
     A process that is going to raise a `failure` takes part all the same, so that the others learn
     of it at once: they raise a `MismatchError` that says what it was `doing`, as all do where
-    settings differ. Returns 32 bytes that follow from the shares of all, the same everywhere.
+    settings differ, or where two have an account of the same `party`. Returns 32 bytes that follow
+    from the shares of all, the same everywhere.
     """
-    words = [0 if failure is None else 1, *map(digest_of, settings.values())]
-    words += [0] * (1 + _MOST_SETTINGS - len(words))
+    words = [0 if failure is None else 1, digest_of(party), *map(digest_of, settings.values())]
+    words += [0] * (2 + _MOST_SETTINGS - len(words))
     shared = torch.frombuffer(bytearray(share), dtype=torch.int64)
     own = torch.cat([torch.tensor(words), shared]).to(device)
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
@@ -163,8 +175,14 @@ def handshake(
     table = torch.stack(gathered).cpu()
     if failed := table[:, 0].nonzero().flatten().tolist():
         raise MismatchError(f"{_ranks(failed)} failed to {doing}, see the error there")
+    parties = table[:, 1].tolist()
+    if party and (alike := [r for r, name in enumerate(parties) if parties.count(name) > 1]):
+        raise MismatchError(
+            f"each rank must have an account of its own, but {_ranks(alike)} opened copies of the "
+            "same one: account_file is the path of one party's file"
+        )
     rank = dist.get_rank(group)
-    for place, (name, value) in enumerate(settings.items(), start=1):
+    for place, (name, value) in enumerate(settings.items(), start=2):
         other = (table[:, place] != table[rank, place]).nonzero().flatten().tolist()
         if other:
             raise MismatchError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -17,10 +16,12 @@ from torch import Tensor
 
 from diffsketch.ddp.agreement import (
     CELLS_PER_RANK,
+    LOGGER,
     RankReport,
     RankStatus,
     SavedByState,
     check_reports,
+    check_started,
     control_cells,
     device_of,
     handshake,
@@ -28,18 +29,23 @@ from diffsketch.ddp.agreement import (
 )
 from diffsketch.ddp.weights import check_disjoint, local_part, sharded_kinds
 from diffsketch.errors import ArgumentError, MismatchError, check, difference
-from diffsketch.files import replace_file
 from diffsketch.methods.base import Method, check_out, is_finite
 from diffsketch.methods.feedback import ErrorFeedback
+from diffsketch.methods.gate import (
+    NonFiniteUpdate,
+    check_release,
+    release,
+    release_noise,
+    rounding_noise,
+)
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.methods.release import NonFiniteUpdate, check_release, release_noise, rounding_noise
-from diffsketch.privacy.accounting.account import Budget, Ledger
+from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.simulated_noise import Noise
 from diffsketch.sketch.hashing import HashSeed, SketchKey
 from diffsketch.sketch.rounding import LIMITS, WORD_BITS, SumPacking
-from diffsketch.training.clients import ACCOUNTS, EVERYONE, Participation
 
-_PROTOCOL = 2  # what ranks send each other; another number for another meaning
+_PROTOCOL = 3  # what ranks send each other; another number for another meaning
 
 
 Reports: TypeAlias = dict[int, RankReport | None]
@@ -51,51 +57,6 @@ class Scaler(Protocol):
 
     def get_scale(self) -> float:
         """Factor that losses are multiplied by."""
-
-
-class RankAccount:
-    """Rounds that one rank has sent under a claim, in a file that is opened, or made.
-
-    The file has a random name, in a file beside it, by which a state knows it again.
-
-    Guarantees (`tests/ddp/test_group_account.py`): rounds that were charged stay charged when
-    an older state is loaded; rounds of a state that the file lacks are charged; the budget is never
-    exceeded. Refuses claims that are not proven, and files with another budget or scope.
-    """
-
-    def __init__(self, path: Path, claim: Claim, budget: Budget | None) -> None:
-        if not isinstance(claim, ProvenClaim):
-            raise ArgumentError(
-                f"account_file must not be given where nothing is proven: got a claim that is "
-                f"{claim.basis} ({claim})"
-            )
-        self._claim, exists = claim, path.exists()
-        self.ledger = (
-            Ledger.open(path, claim.scope)
-            if exists
-            else Ledger.create(path, claim.scope, budget=budget)
-        )
-        name = path.with_suffix(".name")
-        if not exists or not name.exists():
-            replace_file(name, secrets.token_hex(8).encode())
-        self.name = name.read_text(encoding="ascii")
-        if self.ledger.budget != budget:
-            raise MismatchError(
-                f"budget must be that of {path}, {self.ledger.budget}, got {budget}"
-            )
-
-    def charge(self) -> None:
-        """Count one round, or refuse it. Send it only after this has returned."""
-        self.ledger.charge(self._claim)
-
-    def take_over(self, rounds: int, account: str) -> None:
-        """Count the rounds of a state that the file has not: it may be younger than the state.
-
-        A state whose account is another file, or none, counts in full.
-        """
-        missing = rounds - (self.ledger.rounds if account == self.name else 0)
-        if missing > 0:
-            self.ledger.charge(self._claim, missing)
 
 
 def check_group_options(
@@ -112,18 +73,13 @@ def check_group_options(
     NaN. A `GradScaler` would take that for success and raise its scale without end: then all
     gradients overflow, and noise is all that is left. So there the scale must stay what it is.
     """
-    check_release(method, claim)
+    check_release(method, claim, budget=budget)
     trust, proven = claim.scope.trust, isinstance(claim, ProvenClaim)
     if not (isinstance(claim, NoClaim) or trust is Trust.LOCAL or trusted_group):
         raise ArgumentError(
             f"trusted_group must be True for method={method.name!r}: its claim is under "
             f"{trust} trust, and an all-reduce shows messages and sums to all processes. With "
             "it, the claim is about those who see only what comes of the means"
-        )
-    if budget is not None and not proven:
-        raise ArgumentError(
-            "budget must not be given where nothing is proven: the epsilon of "
-            f"method={method.name!r} is {claim.basis} here ({claim})"
         )
     enabled = getattr(scaler, "is_enabled", None)
     if proven and callable(enabled) and enabled():
@@ -152,22 +108,31 @@ class GroupMean(SavedByState):
     comes of the means.
 
     *Vectors that are not finite.* Where the claim is proven, they count as zeros, with their noise,
-    and only their own rank is warned: anything else would tell about its data. Elsewhere all ranks
-    get NaN, as they would without compression, and error feedback forgets that round.
+    and only their own rank's log has it: anything else would tell about its data. Elsewhere all
+    ranks get NaN, as they would without compression, and error feedback forgets that round.
 
     *Errors.* A rank that fails before it sends takes part with zeros and says so; all ranks raise,
     and none waits. A round in which any rank has sent a message counts, and is paid for, even if it
     then fails.
 
-    *Noise* comes from the operating system, anew for every message (`diffsketch.methods.release`),
+    *The account.* What this rank's party has sent is counted, and paid for, before it is sent
+    (`Account`), in the file `account_file` if there is one. The file belongs to the party whose
+    data is averaged, not to a rank: keep it with the data, and give each rank the path of its own
+    party's file. Whatever ranks are swapped and whatever states are loaded, it never has less than
+    was sent. Without a file, a process knows its own rounds and those of the states that it loads,
+    and each rank must load its own.
+
+    *Noise* comes from the operating system, anew for every message (`diffsketch.methods.gate`),
     and is exact where the claim is proven; random roundings where nothing is claimed follow from
     the key. Under central trust rank 0 adds the server's to its own
     message. Going back to an older state repeats hashes, which are public, and never noise.
 
     Guarantees (`tests/ddp/test_group.py`): the means of a simulation with the same keys, to
     rounding; ranks that disagree raise together; a state that is loaded continues to the same bits;
-    the budget is never exceeded; with an `account_file`, rounds that were sent are counted whatever
-    state is loaded. `tests/ddp/test_never_twice.py`: no two messages share noise.
+    the budget is never exceeded. `tests/ddp/test_group_account.py`: an account never has less than
+    its party has sent. `tests/ddp/test_never_twice.py`: no two messages share noise.
+    `tests/ddp/test_non_interference.py`: under a proven claim, all that leaves beside noised cells
+    is the same whatever the vectors are.
 
     Args:
         method: How vectors become messages. Its cohort, if it has one, is the number of ranks.
@@ -181,9 +146,8 @@ class GroupMean(SavedByState):
         scaler: Of mixed precision: vectors are divided by its scale before they are encoded and
             means multiplied by it, so that clips mean what they say. Where the claim is proven, the
             scale has to stay what it is (`check_group_options`).
-        account_file: Where what was sent is counted before it is sent: rank `r` has
-            `account-r.json` beside an `account.json`. It is opened if it is there, and no state
-            that is loaded takes rounds out of it. For proven claims.
+        account_file: Path of the file with the account of this rank's party, which is made if there
+            is none. Two ranks with copies of one account are refused.
 
     Attributes:
         saturated: How many cells of this rank's last message were beyond the limit of cells with
@@ -211,10 +175,8 @@ class GroupMean(SavedByState):
         self._first = method  # the method of the first round: a clip may move
         self.rank, self.world = self._join(group)
         self._key, self._round_index = key, 0
-        self._name = secrets.token_hex(8)
-        self._sent = {self._name: 0}  # rounds, by the object that sent them
         self._feedback: ErrorFeedback | None = None
-        self._account: RankAccount | None = None
+        self._account, self._in_file = Account(), account_file is not None
         self._scaler, self._first_scale = scaler, 1.0 if scaler is None else None
         self._like: Tensor | None = None  # says where the group's tensors are
         self._limit_agreed, self._limit_round = False, -1  # of cells of few bits; last try
@@ -236,13 +198,11 @@ class GroupMean(SavedByState):
             check_group_options(
                 method, planned, budget=budget, trusted_group=trusted_group, scaler=scaler
             )
+            opened = Account if account_file is None else partial(Account.open, account_file)
+            self._account = opened(budget=budget, planned=planned)
+            check_release(method, planned, budget=self._account.budget)  # the file may have one
             if error_feedback:
                 self._feedback = ErrorFeedback(method, planned, immediate=immediate)
-            self._accounts = Participation(1, budget, planned)
-            if account_file is not None:
-                shared = Path(account_file)
-                own = shared.with_name(f"{shared.stem}-{self.rank}{shared.suffix}")
-                self._account = RankAccount(own, planned, budget)
             feedback = self._feedback
             memory = "False" if feedback is None else f"immediate={feedback.immediate!r}"
             compared = {
@@ -253,17 +213,15 @@ class GroupMean(SavedByState):
                 "budget": str(budget),
                 "trusted_group": str(trusted_group),
                 "scaler": "None" if scaler is None else "one",
-                "account_file": "None" if self._account is None else "one",
             }
         except Exception as error:  # the others must learn of it, or they would wait
             failure = error
-        self.agree(compared, failure=failure)
+        self._account.begin_series(self.agree(compared, failure=failure))
 
     @staticmethod
     def _join(group: Any) -> tuple[int, int]:
         """This process's rank in the group, and how many there are."""
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
+        check_started()
         return dist.get_rank(group), dist.get_world_size(group)
 
     @property
@@ -274,7 +232,16 @@ class GroupMean(SavedByState):
     @property
     def claim(self) -> Claim:
         """The weakest claim of all rounds so far. Before the first, what is planned."""
-        return self._accounts.claim or self.method.claim_for(self.world, self._key.seed(0))
+        return self._account.claim or self._next_claim
+
+    @property
+    def proven(self) -> bool:
+        """Whether what comes next is sent under a proven claim."""
+        return isinstance(self._next_claim, ProvenClaim)
+
+    @property
+    def _next_claim(self) -> Claim:
+        return self.method.claim_for(self.world, self._key.seed(self._round_index))
 
     @property
     def payload_bytes(self) -> int:
@@ -307,12 +274,8 @@ class GroupMean(SavedByState):
         return torch.int32 if few else torch.int64
 
     def epsilon(self, delta: float) -> Epsilon:
-        """Cost of the rounds for each rank, with the basis of that number.
-
-        With an account file it is what this rank's file says: all that it ever sent.
-        """
-        paid = self._accounts if self._account is None else self._account.ledger
-        return paid.epsilon(delta)
+        """Cost of all that this rank's account has, with the basis of that number."""
+        return self._account.epsilon(delta)
 
     def mean(self, vector: Tensor, *, layout: str = "", out: Tensor | None = None) -> Tensor:
         """An estimate `(dim,)`, float32, of the mean of the vectors of all ranks: one round.
@@ -344,8 +307,7 @@ class GroupMean(SavedByState):
         index, seed, feedback = self._round_index, self._key.seed(self._round_index), self._feedback
         try:  # all that can fail at this rank alone
             self._check_vectors(vector, out)
-            claim = self.method.claim_for(self.world, seed)
-            accounts = self._accounts.after(claim, EVERYONE)
+            claim = self._next_claim
             scale = self._next_scale(claim)
             own_vector = vector if scale == 1 else vector / scale
             mixed = own_vector if feedback is None else feedback.mixed(own_vector)
@@ -353,14 +315,12 @@ class GroupMean(SavedByState):
             self.fail(error, layout=layout, like=vector if isinstance(vector, Tensor) else None)
         self._agree_on_limit(own_vector)
         try:
-            message, status, finite = self._encode(mixed, seed, claim)
-            if self._account is not None:
-                self._account.charge()  # last: what comes now is sent
+            message, finite = self._released(mixed, seed, claim)
         except Exception as error:
             self.fail(error, layout=layout, like=vector)
-        # Before anything is sent: whatever happens then, this noise is used and this round paid.
-        self._round_index, self._accounts = index + 1, accounts
-        self._sent[self._name] += 1
+        self._round_index = index + 1  # whatever happens now, these hashes are used
+        told = not (finite or isinstance(claim, ProvenClaim))  # under a proof it would tell of data
+        status = RankStatus.NOT_FINITE if told else RankStatus.FINE
         own = RankReport.of(index, self._settings_of(seed, layout, scale), status)
         wait = self._send(message, own)
 
@@ -411,51 +371,60 @@ class GroupMean(SavedByState):
         self, status: RankStatus, layout: str, like: Tensor | None
     ) -> tuple[RankReport, Reports]:
         """Take part with zeros; if others did send, the round is used up."""
-        index, form = self._round_index, self.method.total_format
+        index = self._round_index
         self._agree_on_limit(None, like=like)
-        kind = torch.float32 if form.cells == "float32" else torch.int64
         place = device_of(self.group, self._like if like is None else like)
-        zeros = torch.zeros(form.shape, dtype=kind, device=place)
         settings = self._settings_of(self._key.seed(index), layout, 1.0)
         own = RankReport.of(index, settings, status)
-        _, reports = self._send(zeros, own)()
+        _, reports = self._send(self._zeros(place), own)()
         if any(one is None or one.status is not status for one in reports.values()):
             self._round_index = index + 1
         return own, reports
 
+    def _zeros(self, place: torch.device) -> Tensor:
+        """Cells that add nothing to a sum."""
+        form = self.method.total_format
+        kind = torch.float32 if form.cells == "float32" else torch.int64
+        return torch.zeros(form.shape, dtype=kind, device=place)
+
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
-    ) -> None:
-        """A `handshake` of the group, with its arguments: all ranks raise, or none."""
-        place = device_of(self.group)
-        handshake(self.group, settings, device=place, failure=failure, doing=doing)
+    ) -> str:
+        """A `handshake` of the group, with its arguments: all ranks raise, or none.
+
+        Returns the name of a new series of the account. All ranks have the same: so a state that
+        another one has saved counts no round twice.
+        """
+        common = handshake(
+            self.group, settings, device=device_of(self.group), failure=failure, doing=doing,
+            share=secrets.token_bytes(32), party=self._account.party,
+        )  # fmt: skip
+        return common.hex()
 
     def state_dict(self) -> dict[str, Any]:
-        """Round, budget and error feedback, as tensors, numbers and texts.
+        """Round, account and error feedback, as tensors, numbers and texts.
 
-        With error feedback every rank has to keep its own. The keys are not in it, and neither is
-        what is sent later: see `account_file`.
+        Every rank has to keep its own. The keys are not in it, and neither is what is sent later:
+        see `account_file`.
         """
         found: dict[str, Any] = {
             "settings": self._settings(),
             "round_index": self._round_index,
             "clip": self.method.round_clip or 0.0,
             "limit_agreed": self._limit_agreed,
-            "sent": json.dumps(self._sent),
-            "account": "" if self._account is None else self._account.name,
+            "account": self._account.to_text(),
         }
         if self._feedback is not None and self._feedback.memory is not None:
             found["memory"] = self._feedback.memory.clone()
-        return found | self._accounts.state(ACCOUNTS)
+        return found
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, failure: Exception | None = None
     ) -> None:
         """Continue where `state_dict` was called. All ranks must load theirs together.
 
-        If one of them cannot, all raise, and none has loaded anything. Going back to a state of its
-        own leaves all rounds counted that this object has sent. A state of another object is for
-        one that has sent nothing yet: their rounds add up, and neither knows the other's.
+        If one of them cannot, all raise, and none has loaded anything. No rounds are forgotten:
+        what the state has and this rank's account has not is added to it.
 
         Args:
             state: This rank's.
@@ -463,34 +432,20 @@ class GroupMean(SavedByState):
 
         Raises:
             MismatchError: The state belongs to other settings, to another rank's errors, or to
-                another round than those of other ranks; it has rounds of another object, and this
-                one has sent some of its own; or another rank failed.
-            BudgetExceeded: The account file lacks rounds of the state, and the budget has no room.
+                another round than those of other ranks; or another rank failed.
         """
-        round_index, memory, known = 0, None, True
-        sent, accounts = self._sent, self._accounts
+        settings: dict[str, str] = {}
         try:
             if failure is None:
-                other, paid = self._checked_state(state)
-                round_index, memory = int(state["round_index"]), state.get("memory")
-                known = all(self._sent.get(name, 0) >= rounds for name, rounds in other.items())
-                if not known:
-                    if own := sum(self._sent.values()):
-                        raise MismatchError(
-                            "the state must be loaded before this mean has sent anything, or be "
-                            "its own: it has rounds of another object, and this one has counted "
-                            f"{own}; make a new one"
-                        )
-                    if self._account is not None:
-                        self._account.take_over(int(paid.rounds.max()), str(state["account"]))
-                    sent, accounts = {**other, self._name: 0}, paid
+                account = self._checked_state(state)
+                settings = {"round_index": str(int(state["round_index"]))}
+                self._account.merge(account)
         except Exception as error:  # the others must learn of it, or they would wait
-            failure = error
-        settings = {} if failure is not None else {"round_index": str(round_index)}
+            failure, settings = error, {}
         self.agree(settings, failure=failure, doing="load its state")
         self._go_on_from(state)
-        self._sent, self._accounts = sent, accounts
         if self._feedback is not None:
+            memory = state.get("memory")
             self._feedback.memory = None if memory is None else memory.clone()
 
     def _go_on_from(self, state: Mapping[str, Any]) -> None:
@@ -499,32 +454,20 @@ class GroupMean(SavedByState):
         self.method = self._first.at_clip(state["clip"]) if state["clip"] else self._first
         self._limit_agreed, self._limit_round = bool(state["limit_agreed"]), -1
 
-    def _checked_state(self, state: Mapping[str, Any]) -> tuple[dict[str, int], Participation]:
-        """Rounds by the object that sent them, and the accounts, of a state that belongs here."""
+    def _checked_state(self, state: Mapping[str, Any]) -> Account:
+        """The account of a state that belongs here."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state must be a mapping, got {type(state).__name__}")
         if state.get("settings") != self._settings():
             why = difference(self._settings(), str(state.get("settings")))
             raise MismatchError(f"the state must be of the same mean, but {why}")
-        needed = (
-            "round_index",
-            "clip",
-            "limit_agreed",
-            "sent",
-            "account",
-            f"{ACCOUNTS}rounds",
-            f"{ACCOUNTS}claim",
-        )
+        needed = ("round_index", "clip", "limit_agreed", "account")
         if missing := [name for name in needed if name not in state]:
             raise MismatchError(f"the state must have {', '.join(missing)}")
         memory, shape = state.get("memory"), (self.method.dim,)
         if memory is not None and tuple(memory.shape) != shape:
             raise MismatchError(f"memory must have the shape {shape}, got {tuple(memory.shape)}")
-        try:
-            sent = {str(name): int(rounds) for name, rounds in json.loads(state["sent"]).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise MismatchError(f"sent must be what a state has, got {error}") from error
-        return sent, self._accounts.restored(state, ACCOUNTS)
+        return Account.from_text(state["account"])
 
     def _check_vectors(self, vector: Tensor, out: Tensor | None) -> None:
         if not isinstance(vector, Tensor) or vector.dtype not in (torch.float32, torch.float64):
@@ -595,43 +538,42 @@ class GroupMean(SavedByState):
         method = self.method
         return method.mean_table(message, 1) if isinstance(method, RoundedTables) else message
 
-    def _encode(
-        self, vector: Tensor, seed: HashSeed, claim: Claim
-    ) -> tuple[Tensor, RankStatus, bool]:
-        """The message, with the server's noise at rank 0; its status; whether it is finite."""
-        method = self.method
+    def _released(self, vector: Tensor, seed: HashSeed, claim: Claim) -> tuple[Tensor, bool]:
+        """The message, paid for, with the server's noise at rank 0; whether the vector is finite.
+
+        Zeros for a vector that is not finite: with their noise where the claim is proven.
+        """
+        method, index, self.saturated = self.method, self._round_index, None
+        noise_of: Callable[[Sequence[int]], Noise] | None = None
         if isinstance(claim, NoClaim):
-            noise = rounding_noise(self._key, worker=self.rank, round_index=self._round_index)
+
+            def noise_of(_: Sequence[int]) -> Noise:
+                return rounding_noise(self._key, worker=self.rank, round_index=index)
+
+        charge = partial(self._account.charge, claim)
+        released = release(vector[None], method, seed, claim, charge=charge, noise_of=noise_of)
+        finite = bool(released.kept.all())
+        if released.encoded is None:
+            message = self._zeros(vector.device)
         else:
-            noise = release_noise(method, claim)
-        status, finite, self.saturated = RankStatus.FINE, True, None
-        try:
-            encoded = method.encode(vector, seed, noise)
+            encoded = released.encoded[0]
             message, self.saturated = encoded.messages, encoded.saturated
-            if self.saturated is not None and self.saturated.device.type == "cpu":  # no waiting
-                count, limit = int(self.saturated.sum()), method.round_clip
-                self._saturation.see(
-                    count, method.message_format.cell_count, limit=limit,
-                    index=self._round_index, whose=f" of rank {self.rank}",
-                )  # fmt: skip
-        except ArgumentError:
-            # Either the vector is not finite, or this fails for zeros too and is another error.
-            zeros = torch.zeros_like(vector, dtype=torch.float32)
-            message = method.encode(zeros, seed, noise).messages
-            finite, fate = False, "counts as zeros, with its noise"
-            if not isinstance(claim, ProvenClaim):
-                status, message = RankStatus.NOT_FINITE, torch.zeros_like(message)
-                fate = "makes the mean NaN on all ranks"
-            warnings.warn(
-                f"round {self._round_index}: NaN or infinite values in the vector of rank "
-                f"{self.rank}, which {fate}",
-                NonFiniteUpdate,
-                stacklevel=3,
-            )
-        central = method.central_noise(noise) if self.rank == 0 else None
+        if self.saturated is not None and self.saturated.device.type == "cpu":  # no waiting
+            self._saturation.see(
+                int(self.saturated), method.message_format.cell_count, limit=method.round_clip,
+                index=index, whose=f" of rank {self.rank}",
+            )  # fmt: skip
+        if not finite:
+            what = f"round {index}: NaN or infinite values in the vector of rank {self.rank}"
+            if isinstance(claim, ProvenClaim):  # a warning could be an error, which others see
+                LOGGER.warning("%s, which counts as zeros, with its noise", what)
+            else:
+                text = f"{what}, which makes the mean NaN on all ranks"
+                warnings.warn(text, NonFiniteUpdate, stacklevel=3)
+        central = method.central_noise(release_noise(method, claim)) if self.rank == 0 else None
         if central is not None:
             message = message + central.to(message.device)
-        return message, status, finite
+        return message, finite
 
     def _send(self, message: Tensor, own: RankReport) -> Callable[[], tuple[Tensor, Reports]]:
         """Begin the round's one collective.
@@ -699,8 +641,7 @@ def all_reduce_mean(
         MismatchError: Ranks disagree, or the tensors have another number of coordinates.
     """
     if isinstance(mean, Method):
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError("a process group is needed: call init_process_group before")
+        check_started()
         # Hashes that no other round has: from bytes of all ranks.
         share = secrets.token_bytes(32)
         key = SketchKey(handshake(group, {}, device=device_of(group), share=share))

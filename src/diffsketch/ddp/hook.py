@@ -5,9 +5,10 @@
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,9 +16,18 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from diffsketch.ddp.agreement import SavedByState, control_bytes, digest_of, fail_together
-from diffsketch.ddp.group import GroupMean, Scaler
-from diffsketch.ddp.weights import sharded_kinds, trained
+from diffsketch.ddp.agreement import (
+    LOGGER,
+    SavedByState,
+    check_started,
+    control_bytes,
+    device_of,
+    digest_of,
+    fail_together,
+    handshake,
+)
+from diffsketch.ddp.group import GroupMean, Scaler, all_reduce_mean
+from diffsketch.ddp.weights import named_digest, sharded_kinds, trained
 from diffsketch.errors import ArgumentError, MismatchError, check_between, check_whole
 from diffsketch.methods.base import Method, build_method, settings_of
 from diffsketch.privacy.accounting.account import Budget
@@ -27,25 +37,30 @@ from diffsketch.sketch.hashing import SketchKey
 # A bucket's future and buffer, and its gradients with the place of each in the vector.
 _Pending: TypeAlias = tuple[Future[Tensor], Tensor, list[tuple[Tensor, int]]]
 
+Module = TypeVar("Module", bound=nn.Module)
+
 _NAMED = 3  # parameters that an error lists
 
 _USED = "all ranks learn, exactly, which parameters a rank's data has used"
 _USE_ALL = "leave it off, and use every parameter in every step (add 0 times those left over)"
+_WRAP = "write DistributedDataParallel(diffsketch.ddp.same_weights(module))"
+# With a digest, a name on the list of what DDP leaves alone, which DDP copies as it wraps a module:
+# so a model shows that its weights were compared before, and which they were.
+_COMPARED = "diffsketch compared "
+
 # What DDP may send besides the hook: whether it does, what that is, and what to do instead.
+#
+# It sends three things more. Wrapping gathers the shapes of parameters, and broadcasts rank 0's
+# weights, which `check_wrapping` finds to be those that all ranks had. The second forward pass
+# tells all ranks in which order rank 0's gradients came in the first backward pass: the model's own
+# order, as long as its graph does not depend on data. In a `guard` that is not sent.
 _CHANNELS: tuple[tuple[Callable[[Any], Any], str, str], ...] = (
     (
-        lambda ddp: (
-            ddp.modules_buffers
-            and (
-                ddp.broadcast_buffers  # the older name
-                if getattr(ddp, "forward_sync_buffers", None) is None
-                else ddp.forward_sync_buffers
-            )
-        ),
-        "broadcast_buffers of DistributedDataParallel sends rank 0's buffers, such as means of "
-        "BatchNorm, to all ranks",
-        "wrap with broadcast_buffers=False (forward_sync_buffers=False from PyTorch 2.13 on), "
-        "or use layers without buffers (GroupNorm)",
+        # The buffers that DDP has broadcast when it wrapped the module, and will in forward passes,
+        # if options of whatever name say so.
+        lambda ddp: ddp.modules_buffers,
+        "DistributedDataParallel sends rank 0's buffers, such as means of BatchNorm, to all ranks",
+        f"{_WRAP}, which leaves each rank its own, or use layers without buffers (GroupNorm)",
     ),
     (
         lambda ddp: any(isinstance(one, nn.SyncBatchNorm) for one in ddp.modules()),
@@ -97,8 +112,51 @@ def check_averaged(model: nn.Module) -> None:
             )
 
 
-def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
-    """Raise an `ArgumentError` if ranks would send what the method's claim is not about.
+def same_weights(module: Module, group: dist.ProcessGroup | None = None) -> Module:
+    """Prepare a module for DDP under a claim; all ranks call it, right before it is wrapped.
+
+        model = DistributedDataParallel(same_weights(module))
+
+    DDP gives all ranks the weights and buffers of rank 0. Here ranks compare their weights, so that
+    nothing is told by sending them; and buffers, such as means of BatchNorm, are put on the list of
+    what DDP leaves alone, so that each rank keeps its own. Also call it before a framework
+    (Lightning, Accelerate) wraps the module, and again before it is wrapped anew.
+
+    Ranks compare by digests, which are no secret: do not give it weights of private data.
+
+    Returns:
+        The module.
+
+    Raises:
+        ArgumentError: It is no module, or is wrapped already. The other ranks raise as well.
+        MismatchError: Weights differ, or another rank failed. All ranks raise.
+    """
+    check_started()
+    failure: Exception | None = None
+    digest = ""
+    try:
+        if not isinstance(module, nn.Module) or isinstance(module, DistributedDataParallel):
+            raise ArgumentError(
+                f"module must be one that is not wrapped yet, got {type(module).__name__}: {_WRAP}"
+            )
+        digest = named_digest(dict(module.named_parameters()))
+    except Exception as error:  # the others must learn of it, or they would wait
+        failure = error
+    handshake(
+        group, {"weights": digest}, device=device_of(group), failure=failure,
+        doing="compare its weights",
+    )  # fmt: skip
+    before = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    names = {name for name in before if not name.startswith(_COMPARED)}
+    # All names of a buffer that has several: they may part later.
+    names |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(module, [*names, _COMPARED + digest])
+    return module
+
+
+def check_wrapping(model: nn.Module, method: str) -> None:
+    """Raise an `ArgumentError` unless wrapping a model in DDP has told, and will tell, nothing.
 
     Guarantees (`tests/ddp/test_ddp_claims.py`): each of the ways is refused, and a model that sends
     nothing else is not. A model that is not wrapped yet is refused: nothing can be seen there.
@@ -109,6 +167,18 @@ def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
             "is made: what DDP sends beside the hook decides whether its claim holds, got "
             f"{type(model).__name__}"
         )
+    check_nothing_else_is_sent(model, method)
+    digest = named_digest(dict(model.module.named_parameters()))
+    if _COMPARED + digest not in model.parameters_to_ignore:
+        raise ArgumentError(
+            f"the claim of method={method!r} does not cover all that is sent: "
+            "DistributedDataParallel gave rank 0's weights to all ranks, and nothing says that "
+            f"they had them before; {_WRAP}, and go on before weights change"
+        )
+
+
+def check_nothing_else_is_sent(model: nn.Module, method: str) -> None:
+    """Raise an `ArgumentError` if DDP would send what the method's claim is not about."""
     for sends, what, instead in _CHANNELS:
         if sends(model):
             raise ArgumentError(
@@ -124,9 +194,12 @@ class HookState(SavedByState):
     `gradient_as_bucket_view` and 16-bit parameters give what a single flat vector gives; errors
     are raised by `backward` on all ranks, and none waits.
 
-    A method that claims something needs the model as DDP has wrapped it, and is refused if DDP
-    sends more of a rank's data than the hook does (`tests/ddp/test_ddp_claims.py`): when the
-    state is made, and again in each step.
+    A method that claims something needs the model as DDP has wrapped it, after `same_weights`, and
+    is refused if DDP sends more of a rank's data than the hook does
+    (`tests/ddp/test_ddp_claims.py`): when the state is made, and again in each step.
+
+    An error of your own code, in a forward or backward pass, ends this rank's process, which other
+    ranks see, and it may depend on data: use `guard`.
 
     It cannot be pickled, and so neither can a model that it is registered with: save the module's
     `state_dict` and this one's.
@@ -150,7 +223,6 @@ class HookState(SavedByState):
         self._vector: Tensor | None = None
         self._pending: list[_Pending] = []  # buckets whose result is still to come
         self._failure: Exception | None = None
-        self._model: weakref.ref[nn.Module] | None = None
         failure: Exception | None = None
         settings: dict[str, str] = {}
         try:
@@ -163,6 +235,7 @@ class HookState(SavedByState):
     def _place(self, model: nn.Module) -> None:
         """Give every parameter its place, if the model can be averaged."""
         check_averaged(model)
+        self._model = weakref.ref(model)  # the model has the state already
         self._parameters = trained(model)
         self._places: dict[int, int] = {}
         begin = 0
@@ -177,9 +250,9 @@ class HookState(SavedByState):
             )
         shapes = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()]
         self._layout = f"{digest_of(chr(10).join(shapes)):016x}"
-        if not isinstance(self.claim, NoClaim):
-            check_nothing_else_is_sent(model, self.mean.method.name)
-            self._model = weakref.ref(model)  # the model has the state already
+        self._claims = not isinstance(self.claim, NoClaim)
+        if self._claims:
+            check_wrapping(model, self.mean.method.name)
 
     @property
     def claim(self) -> Claim:
@@ -227,7 +300,7 @@ class HookState(SavedByState):
 
     def _check_model(self) -> None:
         """Raise unless the model is still one whose claim holds, and the hook is that model's."""
-        if self._model is None:
+        if not self._claims:
             return
         model = self._model()
         hooks = getattr(model, "_comm_hooks", ())
@@ -237,6 +310,59 @@ class HookState(SavedByState):
                 "that its state was made for: another one may send what the claim does not cover"
             )
         check_nothing_else_is_sent(model, self.mean.method.name)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Make one step, and let no error in it tell other ranks of this one's data.
+
+            with state.guard():
+                loss_of(model(inputs), labels).backward()
+            optimizer.step()
+
+        Gradients are averaged when the block ends, by the same mean as in the hook, which is left
+        out here: DDP itself sends nothing. A parameter without a gradient counts as zeros. All
+        ranks make a step in a guard, or none.
+
+        An error in the block, under a proven claim, goes to this rank's log (`diffsketch.ddp`), and
+        its gradient counts as zeros, with noise, and is paid for: other ranks see a step like any
+        other. Under other claims all ranks raise. What is no `Exception`, such as an interrupt,
+        ends the process, which others see.
+
+        Guarantees (`tests/ddp/test_ddp.py`): a step is that of the hook.
+        `tests/ddp/test_non_interference.py`: all that is sent beside noised cells is the same,
+        whatever the block does.
+
+        Raises:
+            ArgumentError: The model is not in DDP, or has a `static_graph`. All ranks raise.
+            MismatchError: As for the hook.
+            BudgetExceeded: As for the hook.
+        """
+        model: Any = self._model()
+        parameters = list(self._parameters.values())
+        try:  # what does not depend on data
+            self._check_model()
+            if not isinstance(model, DistributedDataParallel) or model.static_graph:
+                raise ArgumentError(
+                    "a guard needs a state that was made for a model in DistributedDataParallel, "
+                    f"without static_graph, got {type(model).__name__}"
+                )
+        except Exception as error:
+            self.mean.fail(error, like=parameters[0])
+        try:
+            with model.no_sync():  # an error would leave DDP in the middle of a step
+                yield
+            gradients = [
+                torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
+                for each in parameters
+            ]
+        except Exception as error:
+            if not self.mean.proven:
+                self.mean.fail(error, like=parameters[0])
+            LOGGER.exception("the step counts as zeros, with its noise, since its code raised")
+            gradients = [torch.zeros_like(each) for each in parameters]
+        all_reduce_mean(gradients, self.mean)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def _copied(self, bucket: Any, buffer: Tensor) -> list[tuple[Tensor, int]]:
         """Copy the gradients to their places."""
@@ -354,7 +480,7 @@ def sketch_state(
     """The state of `sketch_hook` for a model. All processes must make it, at the same point.
 
     Args:
-        model: The module; for a method that claims something, wrapped in DDP.
+        model: The module; for a method that claims something, wrapped in DDP after `same_weights`.
         method: A name of `diffsketch.methods.METHODS`, or a method.
         seed: A number that the hashes follow from; the same on all ranks, and no secret.
         key: Or a secret that they follow from.
@@ -381,7 +507,7 @@ def sketch_state(
     try:
         check_averaged(model)
         secret = key_from(seed, key)
-        started = dist.is_available() and dist.is_initialized()  # or the group will say so
+        started = dist.is_available() and dist.is_initialized()  # or the mean will say so
         cohort = dist.get_world_size(group) if started else 1
         method = method_from(
             method, settings, compression, cohort=cohort, control=control_bytes(cohort),

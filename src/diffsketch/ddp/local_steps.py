@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffsketch.ddp.agreement import SavedByState, control_bytes, device_of, fail_together
+from diffsketch.ddp.agreement import (
+    LOGGER,
+    SavedByState,
+    check_started,
+    control_bytes,
+    device_of,
+    fail_together,
+)
 from diffsketch.ddp.group import GroupMean
 from diffsketch.ddp.hook import (
-    check_nothing_else_is_sent,
+    check_wrapping,
     keeps_own_gradients,
     key_from,
     method_from,
@@ -44,7 +52,7 @@ from diffsketch.errors import (
     difference,
 )
 from diffsketch.methods.base import Method, is_finite, settings_of
-from diffsketch.methods.release import NonFiniteUpdate
+from diffsketch.methods.gate import NonFiniteUpdate
 from diffsketch.privacy.accounting.account import Budget
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim
 from diffsketch.sketch.hashing import SketchKey
@@ -110,8 +118,9 @@ class LocalSteps(SavedByState):
     *Privacy.* The unit of a client's claim is a silo: all that its rank, or its machine with DDP,
     has seen. The clip and the noise are of the difference of weights, whatever the steps between
     did. Refused where that is not all that is sent, or a silo would send more than one message:
-    DDP or SyncBatchNorm between silos, shards, fragments. A model that others average behind this
-    object's back cannot be seen here.
+    DDP without `same_weights` or SyncBatchNorm between silos, shards, fragments. A model that
+    others average behind this object's back cannot be seen here. An error of your own code ends
+    this rank's process, which other silos see, and it may depend on data: use `guard`.
 
     *Ranks that are late.* With a `StoreGroup` as `group`, an outer step needs only `min_ranks` of
     them: the mean is over those that are there in time. One that was left out takes over the
@@ -197,8 +206,8 @@ class LocalSteps(SavedByState):
                 raise ArgumentError(f"method must be a name or a Method, got {kind}")
             if error_feedback is None:
                 error_feedback = "sketch" in (method, getattr(method, "name", None))
-            if not isinstance(group, StoreGroup) and not dist.is_initialized():
-                raise ArgumentError("a process group is needed: call init_process_group before")
+            if not isinstance(group, StoreGroup):
+                check_started()
             self._weights = LocalWeights(model, alone=keeps_own_gradients(model))
             self._inside = self._weights.inside
             self._sends = not self._weights.replicas or dist.get_rank(self._inside[0]) == 0
@@ -315,6 +324,40 @@ class LocalSteps(SavedByState):
                     if not self._delay:
                         self._apply(one)
 
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Make one step, and let no error in it tell other silos of this one's data.
+
+            with local.guard():
+                loss_of(model(inputs), labels).backward()
+                optimizer.step()
+
+        When the block ends, `step` is called. An error in the block, under a proven claim, goes to
+        this rank's log (`diffsketch.ddp`), and the step counts like any other: the next exchange
+        sends what the weights are then, clipped and with noise. Under other claims it is raised,
+        and with the next exchange by all ranks. What is no `Exception`, such as an interrupt, ends
+        the process, which others see. So does any error where a silo has several ranks, as they
+        wait for each other.
+
+        Guarantees (`tests/ddp/test_non_interference.py`): all that is sent beside noised cells is
+        the same, whatever the block does.
+        """
+        model: Any = self._weights.model
+        try:
+            # An error in a backward pass would leave DDP in the middle of a step.
+            with model.no_sync() if keeps_own_gradients(model) else nullcontext():
+                yield
+        except Exception as error:
+            steps_to = {(each.offset - self.steps - 1) % self._every: each.mean
+                        for each in self._fragments}  # fmt: skip
+            coming = steps_to[min(steps_to)]
+            if coming is None:  # another rank of the silo sends
+                raise
+            if not coming.proven:
+                coming.fail(error)
+            LOGGER.exception("step %d counts with the weights as they are", self.steps + 1)
+        self.step()
+
     def finish(self) -> None:
         """Exchange all weights now, so that all ranks have the same. They call it together.
 
@@ -379,9 +422,11 @@ class LocalSteps(SavedByState):
 
         The optimizer and the model's buffers must be loaded as well, as they were at that moment,
         before or after. Trained weights are loaded here: making this object has given all ranks
-        those of rank 0. With a `StoreGroup`, a rank loads for itself, and takes over what it has
-        missed since; it may load the state of another rank, and then has no error feedback of its
-        own.
+        those of rank 0, or, where something is claimed, they had the same already (the first ones,
+        or `global_weights`; those of a rank between exchanges are its own).
+
+        With a `StoreGroup`, a rank loads for itself, and takes over what it has missed since; it
+        may load the state of another rank, and then has no error feedback of its own.
 
         Raises:
             MismatchError: The state belongs to other settings, another model or another rank, or
@@ -449,7 +494,7 @@ class LocalSteps(SavedByState):
             ranks = [dist.get_world_size(group) for group in self._inside]
             raise ArgumentError(f"model must not be sharded: {what}, got shards on {ranks} ranks")
         if keeps_own_gradients(model):
-            check_nothing_else_is_sent(model, method.name)
+            check_wrapping(model, method.name)
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) and module.process_group not in self._inside:
                 raise ArgumentError(

@@ -18,6 +18,7 @@ of first vectors where cells have few bits, `finished/RANK` says that a rank wil
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,7 +30,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from diffsketch.ddp.agreement import RankReport, RankStatus, digest_of
 from diffsketch.ddp.group import GroupMean, Reports
 from diffsketch.errors import ArgumentError, MismatchError, check, check_positive, check_whole
-from diffsketch.privacy.claim import NoClaim, ProvenClaim, Trust
+from diffsketch.privacy.accounting.account import Account
+from diffsketch.privacy.claim import NoClaim, Trust
 from diffsketch.wire.formats import WireError
 from diffsketch.wire.message import SERVER, Message
 
@@ -176,8 +178,13 @@ class StoreMean(GroupMean):
 
     def agree(
         self, settings: Mapping[str, str], *, failure: Exception | None = None, doing: str = "start"
-    ) -> None:
-        """Compare settings with the ranks that are there; a state is loaded by each for itself."""
+    ) -> str:
+        """Compare settings with the ranks that are there; a state is loaded by each for itself.
+
+        Returns the name of a new series of the account, which no earlier life of this rank has
+        counted in. All ranks have the same in their first lives, and so on: so a state that another
+        one has saved counts no round of this run twice.
+        """
         if failure is None:
             claim = self.method.claim_for(self.world, self._key.seed(0))
             if not isinstance(claim, NoClaim) and claim.scope.trust is not Trust.LOCAL:
@@ -190,6 +197,9 @@ class StoreMean(GroupMean):
             self._peers.agree(settings, failure=failure)
         elif failure is not None:
             raise failure
+        store = self._peers.store
+        run = store.compare_set("series", "", secrets.token_hex(8)).decode()
+        return f"{run}-{store.add(f'series/{self.rank}', 1)}"
 
     @property
     def awaited(self) -> bool:
@@ -268,22 +278,31 @@ class StoreMean(GroupMean):
     ) -> None:
         """Continue where `state_dict` was called: each rank for itself, whenever it likes.
 
-        From the state of another rank, only what all have in common is taken.
+        From the state of another rank, only what all have in common is taken; and its account, if
+        that may be this party's from a time when it had another number: a copy of this one, or one
+        without a file.
+
+        Raises:
+            ArgumentError: The state is of another rank, which does not know what this one has sent,
+                and there is no `account_file` that does.
         """
         other = isinstance(state, Mapping) and state.get("rank", self.rank) != self.rank
         if failure is None and other:
-            if isinstance(self.claim, ProvenClaim) and self._account is None:
+            if self.proven and not self._in_file:
                 raise ArgumentError(
                     "account_file must be given to go on from the state of another rank, which "
                     "does not know what this one has sent"
                 )
+            account = Account.from_text(state["account"])
+            if account.party == self._account.party or not state["in_file"]:
+                self._account.merge(account)
             self._go_on_from(state)
             return
         super().load_state_dict(state, failure=failure)
 
     def state_dict(self) -> dict[str, Any]:
-        """Round, budget and error feedback, and whose they are."""
-        return {**super().state_dict(), "rank": self.rank}
+        """Round, account and error feedback, and whose they are."""
+        return {**super().state_dict(), "rank": self.rank, "in_file": self._in_file}
 
     def _common_size(self, size: float | None, like: Tensor | None) -> float | None:  # noqa: ARG002
         """The mean or largest of the ranks that are there in time, by whoever proposes first."""

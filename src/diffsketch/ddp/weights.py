@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diffsketch.ddp.agreement import digest_of
 from diffsketch.errors import ArgumentError, MismatchError
+from diffsketch.sketch.kernels import new_result
 
 _CHUNK = 1 << 16  # words that are mixed at a time, in a processor's cache
 _GOLDEN = -7046029254386353131  # odd: 2**64 over the golden ratio, as a signed number
@@ -114,6 +115,17 @@ def bits_digest(tensors: Sequence[Tensor]) -> int:
     return total
 
 
+def named_digest(parameters: Mapping[str, nn.Parameter]) -> str:
+    """Text that tells apart parameters of which a name, a shape, a type or any bit differs."""
+    lines = []
+    for name, parameter in parameters.items():
+        held: Any = parameter.detach()  # not `local_part`: frozen ones may be whole on all ranks
+        local = held.to_local() if hasattr(held, "to_local") else held
+        shape = tuple(parameter.shape)
+        lines.append(f"{name} {shape} {parameter.dtype} {bits_digest([local]):x}")
+    return f"{digest_of(chr(10).join(lines)):016x}"
+
+
 @dataclass(frozen=True)
 class WeightSlice:
     """Coordinates `begin` to `end` of one parameter, and where they are in a fragment."""
@@ -209,19 +221,19 @@ class LocalWeights:
             for (name, one), part in zip(self.parameters.items(), parts, strict=True)
         ]
         self.layout = f"{digest_of(chr(10).join(shapes)):016x}"
-        frozen = []
-        for name, one in trained(model, trained=False).items():
-            held: Any = one.detach()  # not `local_part`: frozen ones may be whole on all ranks
-            own = held.to_local() if hasattr(held, "to_local") else held
-            frozen.append(f"{name} {tuple(one.shape)} {one.dtype} {bits_digest([own]):x}")
-        self.frozen = f"{digest_of(chr(10).join(frozen)):016x}"
+        self.frozen = named_digest(trained(model, trained=False))
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, as long as somebody has it."""
+        return self._model()
 
     def check_unchanged(self) -> None:
         """Raise a `MismatchError` if the model trains a parameter that has no place here.
 
         Not for sharded models, whose modules hold other objects while they are gathered.
         """
-        model = self._model()
+        model = self.model
         if model is None or (self.inside and not self.replicas):
             return
         known = {id(one) for one in self.parameters.values()}
@@ -284,7 +296,7 @@ class CommonWeights:
 
     def new_vector(self, fragment: int) -> Tensor:
         """Memory for a number for each weight of a fragment."""
-        return torch.empty_like(self._moments[fragment])
+        return new_result(self._moments[fragment], self._moments[fragment].shape)
 
     def difference(self, fragment: int) -> Tensor:
         """The common weights of a fragment, as the model had them, less what they are now."""

@@ -6,7 +6,6 @@ Two lines in any app of Flower's Message API (flwr >= 1.41):
     strategy = SketchStrategy(FedAvg(...), plan, key=key)          in the server's
 """
 
-from diffsketch.flower.accounts import ClientAccount
 from diffsketch.flower.aggregation import RoundReport
 from diffsketch.flower.client import sketch_mod
 from diffsketch.flower.plan import (
@@ -21,7 +20,6 @@ from diffsketch.flower.secure import SecureAggregation, SecureClientAggregation
 from diffsketch.flower.server import SketchStrategy
 
 __all__ = [
-    "ClientAccount",
     "FlowerPlan",
     "RoundReport",
     "SecureAggregation",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any
 
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.flower.plan import FlowerPlan
@@ -45,6 +48,37 @@ _UNFIT = {
 }  # fmt: skip
 
 
+_ENOUGH = 3  # sizes of which one that is false does not move the median
+
+
+class UsualSize:
+    """The usual size of what clients send in a round, and a bound on what is far beyond it.
+
+    It is the lower median of the round, which half of the clients together cannot raise. Zeros do
+    not count; where fewer than three others are left, it is that of the last round before.
+
+    Guarantees (`tests/flower/test_hostile.py`): clients whose sizes are within the multiple of the
+    median are never refused; others are, from the first round on that has three messages.
+
+    Args:
+        multiple: Of the median, that nothing may exceed.
+    """
+
+    def __init__(self, multiple: float) -> None:
+        self._multiple, self._usual = multiple, math.inf
+
+    def bound(self, sizes: Iterable[float]) -> float:
+        """Bound for a round with these sizes; infinite if nothing is known yet."""
+        positive = [size for size in sizes if size > 0]
+        if len(positive) >= _ENOUGH:
+            self._usual = median_low(positive)
+        bound = self._multiple * self._usual
+        # Of few messages, those within the bound say where the next round's should be.
+        within = [size for size in positive if size <= bound < math.inf]
+        self._usual = median_low(within) if within else self._usual
+        return bound
+
+
 @dataclass(frozen=True, eq=False)
 class RoundContext:
     """A round that is aggregated."""
@@ -55,6 +89,10 @@ class RoundContext:
     fingerprint: bytes | None  # of the round's hashes; None if the server has no key
     nonce: bytes  # sixteen random bytes of the round
     limit: float = math.inf  # of a message's norm, besides the method's own of honest ones
+    usual: UsualSize | None = None  # of messages' norms, where these may bound each other
+    # What takes the place of a message that is too long, where its refusal would tell about data
+    # that only the sum's noise hides; None where it is refused.
+    substitute: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +103,10 @@ class AggregationResult:
     present: frozenset[int]  # nodes whose message is in it
     refused: Mapping[int, str]  # nodes whose message is not, and why
     void: str = ""  # why there is no total, where a sum was begun and failed
+
+
+class _TooLongError(WireError):
+    """A message is whole, and longer than that of an honest client."""
 
 
 def plain_sum(
@@ -79,8 +121,9 @@ def plain_sum(
     are as frequent, it refuses all.
 
     Guarantees (`tests/flower/test_hostile.py`): bytes that are not a message of the round by the
-    node they came from change nothing but a count; nor do messages that are longer than honest
-    clients make them (`Method.check_honest`).
+    node they came from change nothing but a count. Messages that are longer than honest clients
+    make them (`Method.check_honest`), or far longer than the others, are refused as well; or, with
+    a `substitute`, count as zeros, and nobody can tell them from others.
     """
     method, refused, headers = about.method, dict[int, str](), dict[int, Header]()
     for node, data in parts.items():
@@ -92,21 +135,39 @@ def plain_sum(
             refused[node] = str(error)
     fingerprint = about.fingerprint
     if fingerprint is None:
-        fingerprint = most_common(one.fingerprint for one in headers.values())
-    inbox = Inbox(
-        method.message_format,
-        round_index=about.round_index,
-        fingerprint=fingerprint,
-        senders=parts,
-        total_format=method.total_format,
-        check=lambda one: method.check_honest(
-            one.cells, limit=about.limit * (weights or {}).get(one.sender, 1)
-        ),
-    )
-    for node, data in parts.items():
+        fingerprint = most_common(header.fingerprint for header in headers.values())
+    place: dict[str, Any] = {"round_index": about.round_index, "fingerprint": fingerprint}
+    good = {node: data for node, data in parts.items() if node not in refused}
+    usual, substituted = _usual_bound(good, about, place, weights or {}), set[int]()
+
+    def check(message: WireMessage) -> None:
+        if message.sender in substituted:
+            return
+        weight = (weights or {}).get(message.sender, 1)
+        norm = method.norm_of(message.cells) / weight
+        if not norm <= usual:
+            raise _TooLongError(
+                f"message has a norm of {norm:.4g}, far beyond the others': at most {usual:.4g} is "
+                "taken, a multiple of the median (SketchStrategy(limit=...) sets it)"
+            )
         try:
-            if node not in refused:
+            method.check_honest(message.cells, limit=about.limit * weight)
+        except WireError as error:
+            raise _TooLongError(str(error)) from error
+
+    layout, total_layout = method.message_format, method.total_format
+    inbox = Inbox(layout, **place, senders=parts, total_format=total_layout, check=check)
+    for node, data in good.items():
+        try:
+            try:
                 inbox.add(data)
+            except _TooLongError as error:
+                if about.substitute is None:
+                    raise
+                _LOG.debug("node %d counts as zeros: %s", node, error)
+                substituted.add(node)
+                zeros = WireMessage(layout, about.substitute(), **place, sender=node)
+                inbox.add(zeros.to_bytes())
         except WireError as error:
             refused[node] = str(error)
     try:
@@ -114,6 +175,25 @@ def plain_sum(
     except WireError as error:  # a sum that does not fit: somebody sent what nobody may
         return AggregationResult(None, frozenset(), dict.fromkeys(parts, str(error)))
     return AggregationResult(total, frozenset(inbox.heard), refused)
+
+
+def _usual_bound(
+    parts: Mapping[int, bytes],
+    about: RoundContext,
+    place: Mapping[str, Any],
+    weights: Mapping[int, int],
+) -> float:
+    """Bound of the norm of a message, over its weight, that the others of the round give."""
+    if about.usual is None:
+        return math.inf
+    norms = []
+    for node, data in parts.items():
+        try:
+            message = WireMessage.from_bytes(data, about.method.message_format, **place)
+        except WireError:  # refused with the reason when it is added
+            continue
+        norms.append(about.method.norm_of(message.cells) / weights.get(node, 1))
+    return about.usual.bound(norms)
 
 
 def most_common(fingerprints: Iterable[bytes]) -> bytes:
@@ -220,6 +300,7 @@ class OpenRound:
     contents: dict[int, Message] = field(default_factory=dict)  # messages of these replies
     refused: dict[int, str] = field(default_factory=dict)  # nodes that do not count, and why
     weight: str = ""  # name of the metric that clients count by; empty if they count alike
+    metrics: WireMessage | None = None  # sum of the plan's metrics
     bytes_up: int = 0
 
     def add(self, message: Message) -> Reply | None:

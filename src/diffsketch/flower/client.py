@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.flower import records
-from diffsketch.flower.accounts import ClientAccount, ClientLedger
-from diffsketch.flower.plan import FlowerPlan, find_client_key, find_sketch_key
+from diffsketch.flower.accounts import open_account, refusing, sign_statement
+from diffsketch.flower.plan import CLOSED_DOOR, FlowerPlan, find_client_key, find_sketch_key
 from diffsketch.flower.records import (
     MOST_WEIGHT,
     NO_MODEL,
@@ -37,10 +39,11 @@ from diffsketch.flower.records import (
     Request,
 )
 from diffsketch.flower.secure import ClientContext, SecureClientAggregation
+from diffsketch.methods import Method
 from diffsketch.methods.feedback import ErrorFeedback
+from diffsketch.methods.gate import release
 from diffsketch.methods.plain import RoundedTables
-from diffsketch.methods.release import release_noise
-from diffsketch.privacy.accounting.account import Budget
+from diffsketch.privacy.accounting.account import Account, Budget
 from diffsketch.privacy.claim import Claim, ProvenClaim
 from diffsketch.sketch import SketchKey
 from diffsketch.wire import Message as WireMessage
@@ -60,19 +63,21 @@ class ClientMemory:
     version: int = NO_MODEL
     model: ArrayRecord | None = None
     answered: int = -1  # the last round that a message was sent for
-    account: ClientAccount | None = None  # None if nothing is known of it
+    account: Account | None = None  # None if nothing is known of it
     own: ArrayRecord | None = None  # arrays that the client keeps to itself, as its app left them
     # With error feedback: its memory, and the last round with the table that counts as sent then.
     unsent: ArrayRecord | None = None
 
     @classmethod
-    def read(cls, context: Context, series: bytes, budget: Budget | None) -> ClientMemory:
+    def read(cls, context: Context, series: bytes) -> ClientMemory:
         """Read what is known. From another series only the account counts."""
         values: Any = context.state.config_records.get(_VALUES)
         if values is None:
             return cls(series)
         text = str(values["account"])
-        account = ClientAccount.of_text(text, budget) if text else None
+        account = Account.from_text(text) if text else None
+        if account is not None and values["node"] != context.node_id:
+            account.begin_series()  # a copy of another node's memory, which may go on with its own
         if values["series"] != series:
             return cls(series, account=account)
         found = context.state.array_records
@@ -85,6 +90,7 @@ class ClientMemory:
         context.state[_VALUES] = ConfigRecord(
             {
                 "series": self.series,
+                "node": context.node_id,
                 "version": self.version,
                 "answered": self.answered,
                 "account": "" if self.account is None else self.account.to_text(),
@@ -103,22 +109,27 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
 
     It gives the app the model where it expects it, takes the arrays of the app's reply, and sends
     the method's message of their difference: new less old, as one float32 vector. The arrays
-    themselves never leave. With `none` and `sketch`, which promise no privacy, metrics pass, and
-    clients count by their examples if the strategy says so. With other methods metrics do not leave
-    either, which nothing would make private (`keep_metrics` names those that may), and all clients
-    count alike, as a weight by the number of examples would tell it.
+    themselves never leave. With `none` and `sketch`, which promise no privacy, everything else
+    passes: metrics, evaluation, errors of the app; and clients count by their examples if the
+    strategy says so.
+
+    *With other methods* nothing leaves but the message, with its noise, and the plan's `metrics`,
+    with theirs. All clients count alike, as a weight by the number of examples would tell it.
+    Evaluation, other metrics and replies to messages of other kinds are refused, unless the plan
+    opens the door (`FlowerPlan.open_doors`). Where the claim is proven, or was before a door was
+    opened, an app that raises, or replies with an error, with nothing, with arrays of another shape
+    or with values that are not finite counts as zeros, with noise, like any other: to sit the round
+    out would tell about the data. Its error is in the client's own log.
 
     *Its own account.* A client pays for every message in an account of its own
-    (`diffsketch.flower.accounts`), and sends nothing that its budget does not allow, whatever
-    the server says. It answers a round once, and only for the plan that it has itself.
+    (`diffsketch.flower.accounts`), and sends nothing that its budget does not allow. It answers a
+    round once, and only for the plan that it has itself.
 
-    *Vectors that are not finite* count as zeros, with their noise, where the claim is proven, since
-    anything else would tell about the data; elsewhere the client sits the round out.
-
-    Guarantees (`tests/flower/test_client.py`): no array and no other metric is in a reply;
-    requests of another version, plan, key or round are refused and say why; the budget holds
-    against a server that forgets, over restarts; with error feedback nothing is lost, whichever
-    rounds count.
+    Guarantees (`tests/flower/test_client.py`): requests of another version, plan, key or round are
+    refused and say why; the budget holds against a server that forgets, over restarts; with error
+    feedback nothing is lost, whichever rounds count. `tests/flower/test_non_interference.py`: under
+    a proven claim all that a server sees of a client, but for noised cells and the time that it
+    takes, is the same whatever its data are, and whatever the server asks.
 
     Args:
         plan: The method; or a function that makes it from the context, for settings in the run's
@@ -131,7 +142,8 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
             memory and what the server keeps, if there is a client's key (`find_client_key`).
         importance: Factor of the vector before it is encoded, for means in which clients count
             differently. It must not depend on the data.
-        keep_metrics: Names of metrics that are sent as they are. No claim is about them.
+        keep_metrics: Names of metrics that are sent as they are. With a private method the plan
+            needs `open_doors=("metrics",)` for that; its own `metrics` are private.
         trusted_server: Whether the server is trusted not to look at single messages where a claim
             is under distributed trust. It is then about those who see only what is published.
         aggregation: The client's side of a secure sum. Without, a plan with `secure_sum` has
@@ -168,13 +180,41 @@ class sketch_mod:  # noqa: N801 - written like Flower's own mods, which are func
         check_positive("importance", self.importance)
         object.__setattr__(self, "keep_metrics", frozenset(self.keep_metrics))
         object.__setattr__(self, "keep_local", records.local_names(self.keep_local))
+        if isinstance(self.plan, FlowerPlan):
+            self.check_plan(self.plan)
+
+    def check_plan(self, plan: FlowerPlan) -> None:
+        """Raise an `ArgumentError` if metrics are to leave by a door that the plan has closed."""
+        if self.keep_metrics and not plan.opens("metrics"):
+            raise ArgumentError(
+                "keep_metrics must be empty, as nothing would make these metrics private, got "
+                f"{', '.join(sorted(self.keep_metrics))}: FlowerPlan(metrics=...) sends means with "
+                "noise; FlowerPlan(open_doors=('metrics',)) sends them as they are, and then the "
+                "claim is not proven"
+            )
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message, as Flower calls mods."""
         kind = message.metadata.message_type.partition(".")[0]
-        if kind not in (MessageType.TRAIN, MessageType.EVALUATE):
+        session = _Session(message, context, self)
+        if kind in (MessageType.TRAIN, MessageType.EVALUATE):
+            return session.answer(call_next, kind == MessageType.TRAIN)
+        if session.plan.opens("queries"):
             return call_next(message, context)
-        return _Session(message, context, self).answer(call_next, kind == MessageType.TRAIN)
+        reason = (
+            f"messages of the kind {kind!r} do not reach the app: {CLOSED_DOOR.format('queries')}"
+        )
+        return Message(Error(_PRECONDITION, reason), reply_to=message)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """Result of an app's training: zeros, where it has failed."""
+
+    vector: Tensor  # to be sent
+    weight: int = 0  # by which it counts; 0 if clients count alike
+    metrics: Mapping[str, object] = field(default_factory=dict)  # all that the app reports
+    kept: Mapping[str, MetricRecord] = field(default_factory=dict)  # to be sent as they are
 
 
 class _Session:
@@ -183,20 +223,21 @@ class _Session:
     def __init__(self, message: Message, context: Context, options: sketch_mod) -> None:
         self._message, self._context, self._options = message, context, options
         plan, config = options.plan, context.node_config
-        self._plan = plan if isinstance(plan, FlowerPlan) else plan(context)
+        self.plan = plan if isinstance(plan, FlowerPlan) else plan(context)
+        options.check_plan(self.plan)
         key, node = options.key, message.metadata.dst_node_id
         if key is None:
             key = find_sketch_key(config, run_id=context.run_id)
-        self._client = ClientContext(context, self._plan, key, node)
+        self._client = ClientContext(context, self.plan, key, node)
         self._aggregation = options.aggregation
-        if self._aggregation is None and self._plan.secure_sum:
+        if self._aggregation is None and self.plan.secure_sum:
             self._aggregation = SecureClientAggregation()
         self._instructions = message.content.config_records.get(SUM_RECORD)
         self._member = str(config.get("partition-id", context.node_id))
         self._memory = ClientMemory(b"")
         found = options.account_file or config.get("diffsketch-account")
-        path = Path(str(found)) if found else None
-        self._ledger = ClientLedger(self._member, options.budget, find_client_key(config), path)
+        self._path = Path(str(found)) if found else None
+        self._own_key = find_client_key(config)
 
     def answer(self, call_next: ClientAppCallable, train: bool) -> Message:
         """Reply to the message, whatever is wrong with it."""
@@ -210,6 +251,8 @@ class _Session:
             reason = "the server does not use SketchStrategy, and this client sends nothing without"
             return Message(Error(_PRECONDITION, reason), reply_to=self._message)
         try:
+            if not train and not self.plan.opens("evaluation"):
+                raise Refusal("evaluation", CLOSED_DOOR.format("evaluation"))
             self._begin(Request.of(record))
             return self._trained(call_next) if train else self._evaluated(call_next)
         except (Refusal, WireError) as error:
@@ -223,7 +266,7 @@ class _Session:
     def _begin(self, request: Request) -> None:
         """Check the request against the client's own plan and key, and catch up with the model."""
         self._request, client, local = request, self._client, self._options.keep_local
-        self._memory = ClientMemory.read(self._context, request.series, self._options.budget)
+        self._memory = ClientMemory.read(self._context, request.series)
         key = client.require_key()
         if request.key_check not in (b"", key.seed(0).fingerprint):
             raise Refusal("key", "the server's key is another one than this client's")
@@ -234,7 +277,7 @@ class _Session:
         except ArgumentError as error:
             raise Refusal("model", str(error)) from error
         client.check_plan(request.plan, dim, local)
-        method = self._plan.build(dim)
+        method = self.plan.build(dim)
         if request.clip or method.round_clip is not None:
             # The server may say what it likes: noise is in proportion to the clip, and the claim
             # is the same for each. The plan, which has to agree, says whether the clip moves.
@@ -256,8 +299,7 @@ class _Session:
         if request.digest and records.digest_of(model) != request.digest:
             self._memory = ClientMemory(request.series, account=self._memory.account)
             raise Refusal("model", "the model after catching up is not the server's")
-        self._memory = replace(self._memory, model=model, version=request.version)
-        self._memory.write(self._context)
+        self._remember(model=model, version=request.version)
 
     def _base_model(self) -> tuple[ArrayRecord, int]:
         """The dense model of the message, or the last one that this client had; its version."""
@@ -280,52 +322,117 @@ class _Session:
         return reply
 
     def _trained(self, call_next: ClientAppCallable) -> Message:
-        """Let the app train, and send the message of what it has learnt."""
-        request, seed, aggregation = self._request, self._seed, self._aggregation
+        """Let the app train, and send the message of what it has learnt.
+
+        Whatever is refused before the app is called follows from the request, the plan and the
+        account. After it, where the claim is proven, nothing depends on what the app has done.
+        """
+        request, aggregation = self._request, self._aggregation
         if request.round_index <= self._memory.answered:
             raise Refusal("answered", f"round {request.round_index} was already answered")
-        claim = self._plan.claim_for(self._method, self._plan.min_replies, seed)
-        if request.weight and not self._plan.is_bare:
+        claim = self.plan.claim_for(self._method, self.plan.min_replies, self._seed)
+        if request.weight and not self.plan.is_bare:
             raise Refusal("weight", "a weight would tell how many examples this client has")
         feedback = self._feedback(claim) if self._options.error_feedback else None
         trusted = self._options.trusted_server or aggregation is not None
         records.check_trust(claim, trusted_server=trusted)
         if aggregation is not None:
             aggregation.check(self._instructions, request.round_index, client=self._client)
-        self._ledger.after(claim, request, remembered=self._memory.account)
-        reply = call_next(self._for_app(), self._context)
-        if reply.has_error():
-            return reply
-        weight, vector = self._weight(reply), self._vector(reply)
-        cells = self._encoded(vector * weight if weight else vector, claim, feedback)
+        account = open_account(
+            claim, request, member=self._member, remembered=self._memory.account,
+            key=self._own_key, path=self._path, budget=self._options.budget,
+        )  # fmt: skip
+        self._remember(account=account)  # what it has met: the server may not show it again
+        with refusing():
+            account.check(claim)
+        outcome = self._outcome(call_next, isinstance(claim, ProvenClaim))
+        if isinstance(outcome, Message):
+            return outcome
+        with refusing():  # as another process may have charged the file meanwhile
+            data, metrics = self._released(outcome, claim, feedback, account)
+        statement = b"" if self._own_key is None else sign_statement(account, self._own_key)
+        reply = Reply(
+            request.nonce, self._member, self._memory.version, message=data, statement=statement,
+            weight=outcome.weight, metrics=metrics,
+        )  # fmt: skip
+        # Anew: nothing of the app's own reply passes but the metrics that may.
+        content = RecordDict({RECORD: reply.to_record(), **outcome.kept})
+        return Message(content, reply_to=self._message)
+
+    def _outcome(self, call_next: ClientAppCallable, proven: bool) -> _Outcome | Message:
+        """Call the app; where something is proven, whatever it does counts as an outcome."""
+        try:
+            reply = call_next(self._for_app(), self._context)
+            if reply.has_error() and not proven:
+                return reply
+            found = reply.content.metric_records
+            return _Outcome(
+                self._vector(reply),
+                self._weight(reply),
+                {name: value for record in found.values() for name, value in record.items()},
+                self._kept_metrics(found),
+            )
+        except KeyboardInterrupt:  # of whoever runs the node
+            raise
+        except BaseException as error:
+            if not proven:
+                raise
+            _LOG.exception("the app has failed (%s): its vector counts as zeros", error)
+            return _Outcome(torch.zeros(self._method.dim))
+
+    def _kept_metrics(self, found: Mapping[str, MetricRecord]) -> dict[str, MetricRecord]:
+        """Metrics that are sent as they are."""
+        bare, named = self.plan.is_bare, self._options.keep_metrics
+        kept = {
+            name: MetricRecord({key: record[key] for key in record if bare or key in named})
+            for name, record in found.items()
+        }
+        return {name: record for name, record in kept.items() if record}
+
+    def _released(
+        self, outcome: _Outcome, claim: Claim, feedback: ErrorFeedback | None, account: Account
+    ) -> tuple[bytes, bytes]:
+        """Charge, and make the messages: of the vector, and of the plan's metrics."""
+        method, seed, vector = self._method, self._seed, outcome.vector * (outcome.weight or 1)
+        mixed = vector if feedback is None else feedback.mixed(vector)
+        charge = partial(account.charge, claim)
+        released = release(mixed[None], method, seed, claim, charge=charge)
+        if released.encoded is None:
+            raise Refusal("not-finite", "the vector has NaN or infinite values")
+        cells = released.encoded.messages[0]
+        if not bool(released.kept):
+            _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")
+        elif feedback is not None:
+            table = method.mean_table(cells, 1) if isinstance(method, RoundedTables) else cells
+            table = feedback.keep(vector, mixed, table, seed)
+            number = torch.tensor(self._request.round_index)
+            self._keep_unsent(memory=feedback.memory, table=table, round=number)
         # Before anything is sent: whatever becomes of the reply, it is paid for.
-        account = self._ledger.charge(claim, request, remembered=self._memory.account)
-        self._memory = replace(self._memory, answered=request.round_index, account=account)
-        self._memory.write(self._context)
-        wire = WireMessage(
-            self._method.message_format,
+        self._remember(answered=self._request.round_index, account=account)
+        wire = self._wire(method, cells)
+        if self._aggregation is not None:
+            masked = self._aggregation.protect(wire, self._instructions, client=self._client)
+            return masked, b""
+        if (second := self.plan.metric_method) is None:
+            return wire.to_bytes(), b""
+        values = self.plan.scaled_metrics(outcome.metrics)[None]
+        encoded = release(values, second, seed, claim, charge=None).encoded
+        assert encoded is not None  # noqa: S101 (for the type checker: values are finite)
+        return wire.to_bytes(), self._wire(second, encoded.messages[0]).to_bytes()
+
+    def _wire(self, method: Method, cells: Tensor) -> WireMessage:
+        return WireMessage(
+            method.message_format,
             cells,
-            round_index=request.round_index,
-            fingerprint=seed.fingerprint,
+            round_index=self._request.round_index,
+            fingerprint=self._seed.fingerprint,
             sender=self._client.node,
         )
-        if aggregation is None:
-            data = wire.to_bytes()
-        else:
-            data = aggregation.protect(wire, self._instructions, client=self._client)
-        statement = b"" if self._ledger.key is None else account.statement(self._ledger.key)
-        version = self._memory.version
-        own = Reply(
-            request.nonce, self._member, version, message=data, statement=statement, weight=weight
-        )
-        content = RecordDict({RECORD: own.to_record()})
-        for name, record in reply.content.metric_records.items():
-            named = self._options.keep_metrics
-            kept = {key: record[key] for key in record if self._plan.is_bare or key in named}
-            if kept:
-                content[name] = MetricRecord(kept)
-        reply.content = content
-        return reply
+
+    def _remember(self, **changes: Any) -> None:
+        """Change the memory, and write it."""
+        self._memory = replace(self._memory, **changes)
+        self._memory.write(self._context)
 
     def _for_app(self) -> Message:
         """The message as the app expects it, with the client's own arrays in the model."""
@@ -336,8 +443,8 @@ class _Session:
             parts[self._request.arrays] = ArrayRecord(
                 {name: own.get(name, one) for name, one in memory.model.items()}
             )
-        self._message.content = RecordDict(parts)
-        return self._message
+        # With metadata of its own: what the app does to them must not be in the reply.
+        return Message(content=RecordDict(parts), metadata=copy.copy(self._message.metadata))
 
     def _vector(self, reply: Message) -> Tensor:
         """New less old. Arrays that the client keeps to itself are remembered."""
@@ -353,7 +460,10 @@ class _Session:
         own = {name: one for name, one in ordered.items() if records.is_local(name, local)}
         if own:
             self._memory = replace(self._memory, own=ArrayRecord(own))
-        change = records.flat(ordered, local) - records.flat(model, local)
+        new, old = records.flat(ordered, local), records.flat(model, local)
+        if new.shape != old.shape:
+            raise Refusal("app", f"the app must reply with {len(old)} floating-point values")
+        change = new - old
         return change if self._options.importance == 1 else change * self._options.importance
 
     def _weight(self, reply: Message) -> int:
@@ -390,23 +500,3 @@ class _Session:
         found = {name: Array(one.numpy()) for name, one in parts.items() if one is not None}
         arrays = ArrayRecord(found)
         self._memory = replace(self._memory, unsent=arrays)
-
-    def _encoded(self, vector: Tensor, claim: Claim, feedback: ErrorFeedback | None) -> Tensor:
-        method, noise = self._method, release_noise(self._method, claim)
-        mixed = vector if feedback is None else feedback.mixed(vector)
-        try:
-            cells = method.encode(mixed, self._seed, noise).messages
-        except ArgumentError:
-            # Either the vector is not finite, or this fails for zeros too and is another error.
-            zeros = method.encode(torch.zeros_like(vector), self._seed, noise).messages
-        else:
-            if feedback is not None:
-                table = method.mean_table(cells, 1) if isinstance(method, RoundedTables) else cells
-                table = feedback.keep(vector, mixed, table, self._seed)
-                number = torch.tensor(self._request.round_index)
-                self._keep_unsent(memory=feedback.memory, table=table, round=number)
-            return cells
-        if not isinstance(claim, ProvenClaim):
-            raise Refusal("not-finite", "the vector has NaN or infinite values")
-        _LOG.warning("NaN or infinite values in the vector: it counts as zeros, with its noise")
-        return zeros

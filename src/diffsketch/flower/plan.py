@@ -8,19 +8,33 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError, DataError, check, check_whole
 from diffsketch.methods import METHODS, Method, PlainSketch, Uncompressed, build_method
 from diffsketch.methods.base import parse_settings, settings_of
+from diffsketch.methods.client_noise import ClientNoise
 from diffsketch.methods.forecast import Plannable, Vectors
-from diffsketch.privacy.claim import Claim, ProvenClaim, Trust, Unit
+from diffsketch.privacy.accounting import events
+from diffsketch.privacy.claim import Claim, OpenClaim, ProvenClaim, Trust, Unit
+from diffsketch.privacy.mechanisms.integer import SkellamMechanism
 from diffsketch.secure_sum import SigningIdentity, default_threshold
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
 
 _HONEST_SERVER = ", against a server that follows the protocol,"
+DOORS = ("evaluation", "metrics", "queries")
+"""What clients may send without noise beside their messages, if the plan says so."""
+CLOSED_DOOR = (
+    "a reply would leave without noise, and the plan is private. Measure on public data at the "
+    "server (evaluate_fn), or give FlowerPlan(metrics=...), which releases means with noise; "
+    "FlowerPlan(open_doors=('{}',)) opens the door, and then the claim is not proven"
+)
 MAKE_A_KEY = (
     "`diffsketch key sketch.key` makes one; then set DIFFSKETCH_KEY_FILE=/path/of/sketch.key for "
     "every SuperNode, and for the SuperLink if the server is to have the model"
@@ -50,6 +64,18 @@ class FlowerPlan:
             other from somewhere else than the server (`SecureClientAggregation`). With False a
             claim under distributed trust is one against a server that follows the protocol, and
             says so: it could be between any two members.
+        open_doors: What clients send without noise beside the messages of a private method, which
+            is closed otherwise: "evaluation" (replies to requests for it), "metrics" (those that
+            `sketch_mod(keep_metrics=...)` names), "queries" (replies to messages of other kinds).
+            The claim is then an `OpenClaim`: no longer proven, and it names the doors.
+        metrics: Names of numbers in the app's replies to training, with their bounds. Their means
+            over the clients are released with noise, and charged with the rest of the round: what
+            is beyond a bound counts as the bound, what is missing or no number as their middle. For
+            Gaussian and Skellam noise, without a secure sum.
+        metric_noise: Standard deviation of that noise, in sensitivities of all `k` metrics
+            together. The mean over `n` clients of one whose bounds are `w` apart is right to
+            `metric_noise * w * sqrt(k) / n` (a standard deviation; times `sqrt(n)` under local
+            trust, half of it for add-or-remove).
 
     Guarantees (`tests/flower/test_secure.py`): the claim of any number from `min_replies` to
     `cohort` is at least the planned one; any threshold of a plan withstands `corrupt`; both sides
@@ -71,6 +97,9 @@ class FlowerPlan:
     secure_sum: bool = False
     corrupt: int = 0
     identities: bool = True
+    open_doors: tuple[str, ...] = ()
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    metric_noise: float | None = None
     _built: dict[int, Method] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,6 +125,68 @@ class FlowerPlan:
         known = settings_of(self.method)
         unknown = [name for name in self.settings if name not in known]
         check(not unknown, "settings", f"be of {', '.join(known) or 'nothing'}", unknown)
+        self._check_doors()
+        self._check_metrics()
+
+    def _check_doors(self) -> None:
+        doors = self.open_doors
+        good = not isinstance(doors, str) and all(door in DOORS for door in doors)
+        check(good, "open_doors", f"be a tuple of {', '.join(DOORS)}", doors)
+        object.__setattr__(self, "open_doors", tuple(sorted(set(doors))))
+        if doors and self.is_bare:
+            raise ArgumentError(
+                f"open_doors must be empty for method={self.method!r}, which promises no privacy "
+                f"and has none closed, got {doors}"
+            )
+
+    def _check_metrics(self) -> None:
+        metrics = {name: (float(low), float(high)) for name, (low, high) in self.metrics.items()}
+        object.__setattr__(self, "metrics", metrics)
+        for name, (low, high) in metrics.items():
+            wanted = f"be two finite numbers for {name!r}, the lower one first"
+            check(-math.inf < low < high < math.inf, "metrics", wanted, (low, high))
+        if bool(metrics) != (self.metric_noise is not None):
+            raise ArgumentError(
+                f"metric_noise must be given with metrics, and only then, got {self.metric_noise}"
+            )
+        if not metrics:
+            return
+        if self.secure_sum or not issubclass(METHODS[self.method], ClientNoise):
+            raise ArgumentError(
+                "metrics must be empty but for methods with Gaussian or Skellam noise and no "
+                f"secure_sum, got method={self.method!r} and secure_sum={self.secure_sum}: measure "
+                "on public data at the server (evaluate_fn), or plan with local or central trust"
+            )
+        _ = self.metric_method  # checks the noise
+
+    @cached_property
+    def metric_method(self) -> Method | None:
+        """Method of the second, small message: metrics as a vector with entries in [-1, 1]."""
+        kind, count = METHODS[self.method], len(self.metrics)
+        if not count or not issubclass(kind, ClientNoise):
+            return None
+        alike = {name: self.settings[name] for name in ("trust", "relation") if name in
+                 self.settings}  # fmt: skip
+        settings = {**alike, "clip": math.sqrt(count), "noise_multiplier": self.metric_noise}
+        name = "skellam" if kind.law is SkellamMechanism else "gaussian"
+        return build_method(name, dim=count, cohort=self.cohort, settings=settings)
+
+    def scaled_metrics(self, reported: Mapping[str, object]) -> Tensor:
+        """Clip the metrics to their bounds, and map these to -1 and 1."""
+        scaled = []
+        for name, (low, high) in self.metrics.items():
+            value = reported.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                value = (low + high) / 2
+            scaled.append(2 * (min(max(value, low), high) - low) / (high - low) - 1)
+        return torch.tensor(scaled)
+
+    def restored_metrics(self, mean: Tensor) -> dict[str, float]:
+        """Map means of scaled metrics back; with their noise they may be beyond the bounds."""
+        return {
+            name: low + (high - low) * (value + 1) / 2
+            for (name, (low, high)), value in zip(self.metrics.items(), mean.tolist(), strict=True)
+        }
 
     @classmethod
     def parse(cls, method: str, settings: str, **options: Any) -> FlowerPlan:
@@ -132,6 +223,10 @@ class FlowerPlan:
         """True for methods that promise no privacy at all: vectors and tables as they are."""
         return issubclass(METHODS[self.method], Uncompressed | PlainSketch)
 
+    def opens(self, door: str) -> bool:
+        """Whether clients may send this without noise: always, where nothing is promised."""
+        return self.is_bare or door in self.open_doors
+
     def threshold(self, members: int) -> int:
         """Compute how many members of a secure sum must stay to the end.
 
@@ -149,11 +244,24 @@ class FlowerPlan:
         return min(max(default_threshold(members), self._least(members)), self.min_replies)
 
     def claim_for(self, method: Method, present: int, seed: HashSeed) -> Claim:
-        """Claim of a round with so many messages, without the noise of the corrupt."""
+        """Claim of a round with `present` messages, without the noise of the corrupt.
+
+        It is about all that clients send: messages and metrics together, and open doors.
+        """
         claim = method.claim_for(present - self.corrupt, seed)
+        if not isinstance(claim, ProvenClaim):
+            return claim
         trusting = self.secure_sum and not self.identities
-        if trusting and isinstance(claim, ProvenClaim) and claim.scope.trust is Trust.DISTRIBUTED:
-            return replace(claim, mechanism=claim.mechanism.rstrip(",") + _HONEST_SERVER)
+        if trusting and claim.scope.trust is Trust.DISTRIBUTED:
+            claim = replace(claim, mechanism=claim.mechanism.rstrip(",") + _HONEST_SERVER)
+        if self.metric_method is not None:
+            metrics = self.metric_method.claim_for(present, seed)
+            assert isinstance(metrics, ProvenClaim)  # noqa: S101 (for the type checker)
+            event = events.composed(claim.event, metrics.event)
+            mechanism = f"{claim.mechanism} (of metrics: {metrics.mechanism})"
+            claim = replace(claim, event=event, mechanism=mechanism)
+        if self.open_doors:
+            return OpenClaim(claim.scope, claim.event, claim.mechanism, self.open_doors)
         return claim
 
     def describe(self, dim: int, keep_local: Collection[str] = ()) -> str:
@@ -163,6 +271,8 @@ class FlowerPlan:
             how = ", secure sum with identities" if self.identities else ", secure sum"
         how += f", corrupt={self.corrupt}" if self.corrupt else ""
         how += f", without {', '.join(sorted(keep_local))}" if keep_local else ""
+        how += f", open for {', '.join(self.open_doors)}" if self.open_doors else ""
+        how += f", metrics={self.metrics} with {self.metric_noise}" if self.metrics else ""
         return f"{self.build(dim)}, min_replies={self.min_replies}{how}"
 
     def _least(self, members: int) -> int:

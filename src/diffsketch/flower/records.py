@@ -273,7 +273,7 @@ class ModelHistory:
 
 _WEIGHT = struct.Struct("<Q")
 MOST_WEIGHT = 1 << 40  # of a message
-PROTOCOL = 4  # another number for another meaning of the records; both sides refuse any other
+PROTOCOL = 5  # another number for another meaning of the records; both sides refuse any other
 RECORD = "diffsketch"  # name of our record in a message
 SUM_RECORD = "diffsketch.sum"  # name of the record of a secure sum's own exchanges
 NO_MODEL = -1  # version of a model that is not there
@@ -351,6 +351,7 @@ class Reply(_Record):
     message: bytes = b""  # the method's, on the wire
     statement: bytes = b""  # the client's account, authenticated with a key of its own
     weight: int = 0  # factor of the vector in the message, where the request has a metric for it
+    metrics: bytes = b""  # message of the plan's metrics, on the wire
     limits: ClassVar[dict[str, int]] = {
         "member": 200, "code": 40, "reason": 2000, "statement": 1 << 16,
     }  # fmt: skip

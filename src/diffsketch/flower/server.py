@@ -8,11 +8,15 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
 
 from diffsketch.errors import ArgumentError, MismatchError, check_positive
 from diffsketch.files import prepare_output, replace_file
@@ -24,11 +28,13 @@ from diffsketch.flower.aggregation import (
     OpenRound,
     RoundContext,
     RoundReport,
+    UsualSize,
     check_strategy,
     mean_metrics,
     plain_sum,
 )
 from diffsketch.flower.plan import (
+    CLOSED_DOOR,
     MAKE_A_KEY,
     FlowerPlan,
     find_identities,
@@ -38,10 +44,11 @@ from diffsketch.flower.plan import (
 )
 from diffsketch.flower.records import NO_MODEL, RECORD, SUM_RECORD, Refusal, Reply, Request
 from diffsketch.flower.secure import SecureAggregation
+from diffsketch.methods import Method
 from diffsketch.methods.base import is_finite
-from diffsketch.methods.release import check_release, release_noise
+from diffsketch.methods.gate import check_release, release, release_noise
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
-from diffsketch.privacy.claim import Claim, Epsilon, ProvenClaim
+from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, Trust
 from diffsketch.secure_sum import VoidError
 from diffsketch.sketch import SketchKey
 from diffsketch.sketch.hashing import HashSeed
@@ -55,6 +62,8 @@ _TOO_NOISY = (
     "a round's mean of %d vectors, as long as the clip, has a predicted relative error of %.3g: "
     "above 1 it is worse than no update. `diffsketch plan` finds settings for a budget"
 )
+_FAR = 10.0  # times the median norm of messages: honest ones differ by their data, by a few times
+_FAR_WEIGHT = 100.0  # times the median weight: numbers of examples differ more than norms do
 _OVER_BUDGET = "budget: it is a client whose budget was spent when it was asked as an unknown node"
 
 
@@ -72,6 +81,7 @@ class ServerState:
         keep_local: frozenset[str],
         weight: str,
         weighted: bool | None,
+        limit: float | None,
     ) -> None:
         self._key, self._series = key, secrets.token_bytes(8)
         self.counted: dict[int, int] = {}  # last round that a node's message is in
@@ -80,17 +90,18 @@ class ServerState:
         self._clips: dict[int, float] = {}  # of rounds that were published
         self._plan, self._text = plan, plan.describe(dim, keep_local)
         planned = self.claim_of(plan.min_replies, 0)
-        check_release(self.method, planned)
-        name = self.method.name
+        check_release(self.method, planned, budget=budget)
         try:
             records.check_trust(planned, trusted_server=trusted)
         except Refusal as error:
-            raise ArgumentError(f"method={name!r}: {error}") from error
-        if budget is not None and not isinstance(planned, ProvenClaim):
-            raise ArgumentError(
-                "budget must not be given where nothing is proven: the epsilon of "
-                f"method={name!r} is {planned.basis} here ({planned})"
-            )
+            raise ArgumentError(f"method={self.method.name!r}: {error}") from error
+        # Where only the sum's noise hides a client, whom the server refuses must not depend on it.
+        private_sum = not isinstance(planned, NoClaim) and planned.scope.trust is not Trust.LOCAL
+        self._substitutes = private_sum and not plan.secure_sum
+        self._limit = math.inf if limit is None else limit
+        bounded = limit is None and not private_sum
+        self._usual_norm = UsualSize(_FAR) if bounded else None
+        self._usual_weight = UsualSize(_FAR_WEIGHT) if bounded else None
         self.alike = _why_alike(plan, weighted)
         self.weight = "" if self.alike else weight  # metric that clients count by
         self.registry = ClientRegistry(budget, planned)
@@ -100,6 +111,49 @@ class ServerState:
         """Claim of a round with so many messages, without the noise of the corrupt."""
         seed = _ANY_SEED if self._key is None else self._key.seed(round_index)
         return self._plan.claim_for(self.method, present, seed)
+
+    def context(self, round_index: int, nonce: bytes, claim: Claim) -> RoundContext:
+        """Context of a round whose messages are still to come."""
+        method = self.method
+        return RoundContext(
+            self._plan, method, round_index, self.fingerprint(round_index), nonce,
+            self._limit, self._usual_norm,
+            partial(_zeros, method, claim) if self._substitutes else None,
+        )  # fmt: skip
+
+    def metric_context(
+        self, about: RoundContext, method: Method, *, claim: Claim, fingerprint: bytes
+    ) -> RoundContext:
+        """The same for the messages of the plan's metrics, with the hashes of the others."""
+        substitute = about.substitute and partial(_zeros, method, claim)
+        return replace(
+            about, method=method, fingerprint=fingerprint, limit=math.inf, usual=None,
+            substitute=substitute,
+        )  # fmt: skip
+
+    def far_weights(self, weights: Mapping[int, int]) -> dict[int, str]:
+        """Nodes whose weights are far beyond the others', and why they are refused."""
+        if self._usual_weight is None:
+            return {}
+        bound = self._usual_weight.bound(weights.values())
+        return {
+            node: f"weight must be at most {bound:.4g} here, {_FAR_WEIGHT:g} times the median, "
+            f"got weight={weight}"
+            for node, weight in weights.items() if weight > bound
+        }  # fmt: skip
+
+    def affordable(self, nodes: list[int], round_index: int) -> tuple[Claim, list[int]]:
+        """Nodes that can pay a round, and what it claims; if too few can, those who could."""
+        least = self._plan.min_replies
+        while True:
+            # A secure sum fails with fewer: so whatever comes of the round, this is affordable.
+            most = self.method.most_messages or len(nodes)
+            present = least if self._plan.secure_sum else max(min(len(nodes), most), 1)
+            claim = self.claim_of(present, round_index)
+            able = self.registry.affordable(claim, nodes)
+            if len(able) == len(nodes) or len(able) < least:
+                return claim, able
+            nodes = able  # fewer share the noise: what each pays may be more
 
     def fingerprint(self, round_index: int) -> bytes | None:
         """Fingerprint of a round's hashes, if the server can know it."""
@@ -184,6 +238,13 @@ class ServerState:
         self.registry.update(node, member=reply.member, version=version, statement=reply.statement)
 
 
+def _zeros(method: Method, claim: Claim) -> Tensor:
+    """Message of a vector of zeros, with the noise that a client adds to its own."""
+    released = release(torch.zeros(1, method.dim), method, _ANY_SEED, claim, charge=None)
+    assert released.encoded is not None  # noqa: S101 (for the type checker: zeros are finite)
+    return released.encoded.messages[0]
+
+
 def _why_alike(plan: FlowerPlan, weighted: bool | None) -> str:
     """Say why clients count alike; empty if they count by their examples."""
     if weighted is False:
@@ -222,6 +283,10 @@ class SketchStrategy(Strategy):
     a plan with `secure_sum` and is refused without, unless `trusted_server` says that it will not
     look. Under a secure sum the server sees nothing but the sum.
 
+    *What clients are asked for.* To train; and to evaluate, as the wrapped strategy wants it, with
+    `none` and `sketch` or where the plan opens that door. The plan's `metrics` come to the wrapped
+    strategy as means with noise.
+
     *Void rounds.* With fewer than `plan.min_replies` messages, or if a secure sum fails, or the sum
     is beyond float32, or the model would not be finite, nothing is published and the model stays.
     That is logged as an error; and the round is paid for by whoever was asked for a message, since
@@ -232,14 +297,17 @@ class SketchStrategy(Strategy):
     server's bits; whoever is asked has paid before, even if the server then dies.
     `tests/flower/test_hostile.py`: replies of another round, node, method or version, repeated or
     damaged ones change nothing but a count, and the mean is that of the others; nor do messages
-    that are too long.
+    that are too long, or weights that are too large. `tests/flower/test_non_interference.py`: what
+    a trusted server reports does not depend on a client's data.
 
     Args:
         strategy: Your own: FedAvg, FedAdam, ... It gets one reply that stands for all; one that
             needs those of single clients, such as Krum or a median, is refused (`check_strategy`).
         plan: The method; clients have the same.
         key: The clients' common key, for a server that decodes.
-        budget: Budget at which to stop. Only proven claims can be within one.
+        budget: Most that a client may spend. One who cannot pay a further round is not asked, and
+            the run ends when fewer than `plan.min_replies` can. Only proven claims can be within
+            one, and those whose doors were opened.
         aggregation: The secure sum, for a plan with `secure_sum`. If nothing is given, its
             identities are looked up (`find_identities`), where the plan has them.
         trusted_server: As for `sketch_mod`.
@@ -247,10 +315,14 @@ class SketchStrategy(Strategy):
             before any request is sent. Without one, they are of one run, and so are `epsilon` and
             the budget.
         keep_local: As for `sketch_mod`: the server's own stay as they are in the first model.
-        limit: Largest norm of a message. Longer ones are refused, as are those that no honest
-            client sends by the method's own clip and noise (`Method.honest_norm`); for methods
-            without a clip, such as bare sketches, this is the only bound. Under a secure sum it is
-            the sum that is looked at.
+        limit: Largest norm of a message, over its weight. Longer ones are refused, as are those
+            that no honest client sends by the method's own clip and noise (`Method.honest_norm`).
+            If not given, it is ten times the median norm of the round's messages, and weights are
+            bounded by a hundred times their median (`UsualSize`); `math.inf` is for no bound.
+            Where only the noise of the sum hides a client, that is, under central trust or with a
+            `trusted_server`, there is no median, and messages that are too long count as zeros:
+            whom a server refuses is seen, and would depend on data. Under a secure sum it is the
+            sum that is looked at.
         weighted: Whether clients count by their examples; if not given, with `none` and `sketch`.
 
     Raises:
@@ -272,7 +344,9 @@ class SketchStrategy(Strategy):
         weighted: bool | None = None,
     ) -> None:
         check_strategy(strategy)
-        if limit is not None:
+        if limit == math.inf:
+            _LOG.warning("limit=inf: messages of any norm and weight are summed")
+        elif limit is not None:
             check_positive("limit", limit)
         if aggregation is None and plan.secure_sum:
             known = find_identities() if plan.identities else None
@@ -293,7 +367,7 @@ class SketchStrategy(Strategy):
         self.strategy, self.plan = strategy, plan
         self.reports: list[RoundReport] = []
         self.ended = ""
-        self._key, self._budget, self._limit = key, budget, math.inf if limit is None else limit
+        self._key, self._budget, self._limit = key, budget, limit
         self._aggregation = aggregation
         self._trusted = trusted_server or aggregation is not None
         self._record = None if record_file is None else Path(record_file)
@@ -303,7 +377,12 @@ class SketchStrategy(Strategy):
         self._started: ServerState | None = None
         self._round: OpenRound | None = None
         self._totals: list[tuple[int, bytes]] = []
-        self._evaluation_bytes = [0, 0]
+        self._evaluation_bytes, self._told_closed = [0, 0], False
+        if self._weight in plan.metrics:
+            raise ArgumentError(
+                f"metrics must not have {self._weight!r}, by which the wrapped strategy weighs "
+                f"clients, got {', '.join(plan.metrics)}"
+            )
 
     @property
     def bytes_up(self) -> int:
@@ -400,26 +479,16 @@ class SketchStrategy(Strategy):
         state.history.replace(arrays)
         model = state.history.arrays
         messages = list(self.strategy.configure_train(server_round, model, config, grid))
-        messages = state.select(messages)
-        nodes = tuple(one.metadata.dst_node_id for one in messages)
-        if not nodes:
-            return []
         index, nonce = self._index, secrets.token_bytes(16)
-        # A secure sum fails with fewer: so whatever comes of the round, this is affordable.
-        claim = state.claim_of(self.plan.min_replies if self.plan.secure_sum else len(nodes), index)
-        try:
-            state.registry.check_budget(claim, nodes)
-        except BudgetExceeded as error:
-            self.ended = str(error)
-            _LOG.error("no further round: %s", self.ended)
+        claim, messages = self._paying(state, state.select(messages), grid)
+        nodes = tuple(message.metadata.dst_node_id for message in messages)
+        if not nodes:
             return []
         found = predicted_error(state.method, claim, len(nodes)) if index == 0 else None
         if found is not None and found > 1:
             _LOG.warning(_TOO_NOISY, len(nodes), found)
         self._index += 1
-        about = RoundContext(
-            self.plan, state.method, index, state.fingerprint(index), nonce, self._limit
-        )
+        about = state.context(index, nonce, claim)
         exchange = Exchange(grid, timeout=self._timeout)
         instructions, left = dict[int, ConfigRecord](), dict[int, str]()
         if self._aggregation is not None:
@@ -443,6 +512,29 @@ class SketchStrategy(Strategy):
         self._write_record(state)
         return messages
 
+    def _paying(
+        self, state: ServerState, messages: list[Message], grid: Grid
+    ) -> tuple[Claim, list[Message]]:
+        """The round's claim, and messages to nodes that can pay for it; none, if too few can."""
+        nodes, least = [message.metadata.dst_node_id for message in messages], self.plan.min_replies
+        claim, able = state.affordable(nodes, self._index)
+        if len(able) == len(nodes):
+            return claim, messages
+        if len(able) >= least:
+            spent = len(nodes) - len(able)
+            _LOG.info("%d of %d nodes are left out: their budget is spent", spent, len(nodes))
+            return claim, [one for one in messages if one.metadata.dst_node_id in able]
+        why = f"{len(able)} of {len(nodes)} nodes can pay, and {least} are needed"
+        if len(state.affordable(list(grid.get_node_ids()), self._index)[1]) >= least:
+            _LOG.warning("no round with the nodes that were selected: %s", why)
+            return claim, []
+        try:
+            state.registry.check_budget(claim, nodes)
+        except BudgetExceeded as error:
+            self.ended = f"{why}: {error}"
+            _LOG.error("no further round: %s", self.ended)
+        return claim, []
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -452,19 +544,18 @@ class SketchStrategy(Strategy):
             return None, None
         state, registry = self._state(), self._state().registry
         for message in replies:
-            reply = current.add(message)
-            if reply is not None:
-                state.update(message.metadata.src_node_id, reply)
+            answer = current.add(message)
+            if answer is not None:
+                state.update(message.metadata.src_node_id, answer)
         over = registry.over_budget(current.claim)
-        parts = {
-            node: reply.message
-            for node, reply in current.replies.items()
+        paid = {
+            node: reply for node, reply in current.replies.items()
             if not reply.code and node not in over
-        }
-        if self._aggregation is None:
-            result = plain_sum(parts, current.about, current.weights)
-        else:
-            result = self._aggregation.total(parts, current.about, exchange=current.exchange)
+        }  # fmt: skip
+        weights = {node: weight for node, weight in current.weights.items() if node in paid}
+        current.refused.update(state.far_weights(weights))
+        parts = {node: each for node, each in paid.items() if node not in current.refused}
+        result = self._summed(state, current, parts)
         current.refused.update(result.refused)
         current.refused.update(dict.fromkeys(over, _OVER_BUDGET))
         # All who were asked pay, for what so few messages leave of the claim.
@@ -482,11 +573,43 @@ class SketchStrategy(Strategy):
         self._log(current.report(result.present, claim, void))
         return arrays, metrics
 
+    def _summed(
+        self, state: ServerState, current: OpenRound, replies: Mapping[int, Reply]
+    ) -> AggregationResult:
+        """Sum the messages; and the plan's metrics, of the same nodes."""
+        parts, about = {node: each.message for node, each in replies.items()}, current.about
+        if self._aggregation is not None:
+            return self._aggregation.total(parts, about, exchange=current.exchange)
+        result = plain_sum(parts, about, current.weights)
+        method = self.plan.metric_method
+        if method is None or result.total is None:
+            return result
+        metrics = plain_sum(
+            {node: replies[node].metrics for node in result.present},
+            state.metric_context(about, method, claim=current.claim,
+                                 fingerprint=result.total.fingerprint),
+        )  # fmt: skip
+        current.metrics = metrics.total
+        if metrics.refused:  # both are of the same nodes, or their claim would be of neither
+            good = {node: parts[node] for node in metrics.present}
+            again = plain_sum(good, replace(about, usual=None))
+            result = replace(again, refused={**result.refused, **metrics.refused})
+        return result
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make the strategy's own messages, with what each node needs instead of the arrays."""
+        """Make the strategy's own messages, with what each node needs instead of the arrays.
+
+        None with a private plan, unless it opens that door: clients would refuse.
+        """
         state = self._state(arrays)
+        if not self.plan.opens("evaluation"):
+            would = getattr(self.strategy, "fraction_evaluate", 1.0) > 0
+            if would and not self._told_closed:
+                _LOG.info("clients are not asked to evaluate: %s", CLOSED_DOOR.format("evaluation"))
+            self._told_closed = True
+            return []
         state.history.replace(arrays)
         model = state.history.arrays
         messages = list(self.strategy.configure_evaluate(server_round, model, config, grid))
@@ -530,6 +653,7 @@ class SketchStrategy(Strategy):
                 keep_local=self._local,
                 weight=self._weight,
                 weighted=self._weighted,
+                limit=self._limit,
             )
             if self._record is not None and self._record.exists():
                 self._started.registry.load_text(self._record.read_text(encoding="utf-8"))
@@ -568,6 +692,8 @@ class SketchStrategy(Strategy):
         published = records.weighted_total(total.to_bytes(), whole)
         contents = [current.contents[node].content for node in nodes]
         metrics = mean_metrics(contents, weights, current.weight)
+        if private := self._private_metrics(current):
+            metrics = MetricRecord({**(metrics or {}), **private})
         new, plain = None, None
         if self._key is not None:
             mean, _ = records.decode_total(published, index, method=state.method, key=self._key)
@@ -592,6 +718,15 @@ class SketchStrategy(Strategy):
         state.advance(total)
         state.counted.update(dict.fromkeys(nodes, index))
         return new, metrics, ""
+
+    def _private_metrics(self, current: OpenRound) -> dict[str, float]:
+        """Means of the plan's metrics over those whose messages count, with their noise."""
+        method, total = self.plan.metric_method, current.metrics
+        if method is None or total is None:
+            return {}
+        noised = method.publish(total.cells, release_noise(method, current.claim))
+        mean = method.decode(noised, _ANY_SEED, count=total.count)
+        return self.plan.restored_metrics(mean)
 
     def _log(self, report: RoundReport) -> None:
         self.reports.append(report)

@@ -11,9 +11,9 @@ from diffsketch.methods.base import (
 )
 from diffsketch.methods.client_noise import GaussianMean, SkellamMean, SketchGaussian, SketchSkellam
 from diffsketch.methods.cpsgd import CpSgd
+from diffsketch.methods.gate import PrivateMean, private_mean, release, release_noise
 from diffsketch.methods.paper import DiffSketch, RawLaplace, SketchLaplace
 from diffsketch.methods.plain import PlainSketch, TableMethod, Uncompressed
-from diffsketch.methods.release import PrivateMean, private_mean, release, release_noise
 
 __all__ = [
     "METHODS",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffsketch.errors import ArgumentError, check, check_positive, check_whole
+from diffsketch.errors import ArgumentError, check_positive, check_whole
 from diffsketch.methods.base import FALSE_REFUSAL, Encoded, register
 from diffsketch.methods.forecast import (
     Plannable,
@@ -48,10 +47,9 @@ _DEVIATIONS = 4.5  # of a coordinate, within the range of a plan
 class CpSgd(Plannable):
     """Agarwal et al.'s cpSGD, the paper's baseline with whole numbers.
 
-    The vector is clipped to norm `clip`, rotated if asked, its coordinates are clipped to
-    `[-limit, limit]` and rounded at random to one of `levels` levels, and a binomial number of
-    `trials` fair trials is added to each. The mean is the sum, less the noise's mean, over the
-    number of workers.
+    The vector is clipped to norm `clip`, its coordinates are clipped to `[-limit, limit]` and
+    rounded at random to one of `levels` levels, and a binomial number of `trials` fair trials is
+    added to each. The mean is the sum, less the noise's mean, over the number of workers.
 
     Under distributed trust the noise of all workers together hides one client, if there is enough
     of it; `claim_for` says what is proven, and that nothing is where the theorem's condition fails.
@@ -75,8 +73,6 @@ class CpSgd(Plannable):
         delta: That the claim is made for.
         claimed: An epsilon of the paper's table.
         bits: To choose from the paper's table.
-        rotate: Spread the vector over all coordinates by a random rotation, which the round's
-            seed gives; messages then are as long as the next power of two.
         relation: Which data sets are neighbours.
 
     >>> CpSgd(dim=7850, cohort=10, claimed=5.0).wire_bytes
@@ -93,7 +89,6 @@ class CpSgd(Plannable):
     delta: float = 1e-5
     claimed: float | None = None
     bits: int | None = None
-    rotate: bool = False
     relation: RelationName = Relation.REPLACE
 
     name: ClassVar[str] = "cpsgd"
@@ -107,22 +102,23 @@ class CpSgd(Plannable):
         check_positive("limit", self.limit)
         if self.clip is not None:
             check_positive("clip", self.clip)
-        check(isinstance(self.rotate, bool), "rotate", "be true or false", self.rotate)
-        object.__setattr__(self, "relation", self._unrotated.relation)
+        object.__setattr__(self, "relation", self.mechanism.relation)
+
+    @property
+    def cells(self) -> int:
+        """Numbers of a message."""
+        return self.dim
 
     @cached_property
-    def _unrotated(self) -> BinomialMechanism:
-        """The mechanism but for a round's rotation, with levels and trials as given or claimed."""
+    def mechanism(self) -> BinomialMechanism:
+        """The mechanism that clips and adds noise, with levels and trials as given or claimed."""
         levels, trials = self.levels, self.trials
         if self.claimed is not None:
             wanted = (self.claimed, self.bits, levels, trials)
-            fitting = [
-                row
-                for row in PAPER_SETTINGS
-                if all(value in (None, right) for value, right in zip(wanted, row, strict=True))
-            ]
-            if fitting:
-                levels, trials = fitting[0].levels, fitting[0].trials
+            for row in PAPER_SETTINGS:
+                if all(value in (None, its) for value, its in zip(wanted, row, strict=True)):
+                    levels, trials = row.levels, row.trials
+                    break
             else:
                 rows = (f"{s.claimed:g} {s.bits} {s.levels} {s.trials}" for s in PAPER_SETTINGS)
                 raise ArgumentError(
@@ -139,17 +135,9 @@ class CpSgd(Plannable):
         check_whole("trials", trials, least=1)
         clip = self.limit * math.sqrt(self.dim) if self.clip is None else self.clip
         return BinomialMechanism(
-            self.dim, clip, self.limit, levels, trials, self.cohort, self.delta,
-            rotation_seed=0 if self.rotate else None, relation=self.relation, claimed=self.claimed,
+            self.cells, clip, self.limit, levels, trials, self.cohort, self.delta,
+            relation=self.relation, claimed=self.claimed,
         )  # fmt: skip
-
-    def mechanism(self, seed: HashSeed) -> BinomialMechanism:
-        """Return the mechanism of a round, which clips, rotates and adds noise."""
-        if not self.rotate:
-            return self._unrotated
-        digest = hashlib.blake2b(key=seed.value, digest_size=8, person=b"ds-cpsgd-rotate")
-        rotation = int.from_bytes(digest.digest(), "little")
-        return replace(self._unrotated, rotation_seed=rotation)
 
     @property
     def most_messages(self) -> int | None:
@@ -159,47 +147,45 @@ class CpSgd(Plannable):
     @cached_property
     def message_format(self) -> MessageFormat:
         """As the total, under a secure sum; the paper's, if its claim is all that there is."""
-        sent = self._unrotated
+        sent = self.mechanism
         bits = sent.bits if isinstance(self._claim, PaperClaim) else sent.sum_bits
-        return self._format((sent.length,), "unsigned", bits)
+        return self._format((self.cells,), "unsigned", bits)
 
     def sum_bits(self, count: int) -> int:  # noqa: ARG002
         """Bits of a number of the sum of the cohort, which does not wrap."""
-        return self._unrotated.sum_bits
+        return self.mechanism.sum_bits
 
     @cached_property
     def _claim(self) -> Claim:
         return self._claim_of(self.cohort)
 
     def _claim_for(self, present: int, seed: HashSeed) -> Claim:  # noqa: ARG002
-        # The same for every rotation.
         return self._claim if present == self.cohort else self._claim_of(present)
 
     def _claim_of(self, present: int) -> Claim:
-        claim = self._unrotated.claim_for(present)
+        claim = self.mechanism.claim_for(present)
         if not isinstance(claim, PaperClaim):
             return claim
-        size = f"messages of {self._unrotated.bits} bits that leave no room for a secure sum"
+        size = f"messages of {self.mechanism.bits} bits that leave no room for a secure sum"
         return replace(claim, source=f"{claim.source}, with {size},")
 
     def honest_norm(self, count: int = 1, *, failure: float = FALSE_REFUSAL) -> float:
-        """Bound by clip, rounding and the noise of `count`; rotating changes no norm."""
-        return self._unrotated.largest_norm(count, failure)
+        """Bound by clip, rounding and the noise of `count` workers."""
+        return self.mechanism.largest_norm(count, failure)
 
     def norm_of(self, total: Tensor, count: int = 1) -> float:
         """Norm of the numbers that the cells stand for, less the noise's mean."""
-        return float(torch.linalg.vector_norm(self._unrotated.centred(total, count)))
+        return float(torch.linalg.vector_norm(self.mechanism.centred(total, count)))
 
     def after_clipping(self, vectors: Tensor) -> Tensor:
-        """Return the vectors clipped to a norm, and to the range of coordinates unless rotated."""
-        clipped = clip_norm(vectors, self._unrotated.clip)
-        return clipped if self.rotate else clip_coordinates(clipped, self.limit)
+        """Return the vectors clipped to a norm, and to the range of coordinates."""
+        return clip_coordinates(clip_norm(vectors, self.mechanism.clip), self.limit)
 
-    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:
-        return Encoded(self.mechanism(seed).release(batch, noise))
+    def _encode(self, batch: Tensor, seed: HashSeed, noise: Noise) -> Encoded:  # noqa: ARG002
+        return Encoded(self.mechanism.release(batch, noise))
 
     def _decode(self, total: Tensor, seed: HashSeed, count: int, *, out: Tensor | None) -> Tensor:  # noqa: ARG002
-        return self.mechanism(seed).decode(total, count).float()
+        return self.mechanism.decode(total, count).float()
 
     @classmethod
     def planned(
@@ -221,9 +207,9 @@ class CpSgd(Plannable):
         return {"trials": max(1, math.ceil(level))}
 
     def forecast(self, vectors: Vectors) -> RelativeError:
-        """Error of one round; rotations leave dense vectors as they are."""
-        mechanism, count = self._unrotated, vectors.count
-        cell = min(vectors.norm, mechanism.clip) / math.sqrt(mechanism.length) / mechanism.step
+        """Predict the error of one round."""
+        mechanism, count = self.mechanism, vectors.count
+        cell = min(vectors.norm, mechanism.clip) / math.sqrt(mechanism.dim) / mechanism.step
         rounding = mechanism.step**2 * rounding_variance(cell) / count
         return replace(
             clipped_coordinates(vectors, self.limit),

@@ -38,7 +38,9 @@ MAX_SCALE = 2.0**50  # of whole numbers, which then stay far within int64
 MAX_BLOCKS = 1 << 14  # of a table: its cost is then below that of a few thousand draws
 _TAIL = 46.0  # 2 exp(-46) < 2**-64: where distributions are cut off
 _GUIDE_BITS = 16  # of a random word that tell the block at once, in most cases
-_GUIDE_FROM = 1 << 14  # draws that make up for the cost of the guide
+# Draws from which on the guide beats a search: 4 us against 5 for these, 20 against 700 for 16,000.
+# To make it takes 1 ms, but once for a law: runs draw from it in each round, for every device.
+_GUIDE_FROM = 1 << 9
 
 
 def count_cells(shape: tuple[int, ...]) -> int:
@@ -89,11 +91,12 @@ class BlockSearch:
     @cached_property
     def _guide(self) -> npt.NDArray[np.int16]:
         """The block for the first bits of a word, or -1 if more bits are needed."""
-        rest = np.uint64(64 - _GUIDE_BITS)
-        firsts = np.arange(1 << _GUIDE_BITS, dtype=np.uint64) << rest
-        low = np.searchsorted(self.limits, firsts, side="right")
-        high = np.searchsorted(self.limits, firsts | np.uint64((1 << int(rest)) - 1), side="right")
-        return np.where(low == high, low, -1).astype(np.int16)
+        # The limits at or below the last word that begins with some bits, counted for all bits at
+        # once; a limit among the words that begin so, other than the first of them, is undecided.
+        firsts = (self.limits >> np.uint64(64 - _GUIDE_BITS)).view(np.int64)
+        guide = np.bincount(firsts, minlength=1 << _GUIDE_BITS).cumsum()
+        guide[firsts[self.limits << np.uint64(_GUIDE_BITS) != 0]] = -1
+        return guide.astype(np.int16)
 
 
 class Noise(ABC):

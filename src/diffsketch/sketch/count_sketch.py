@@ -19,7 +19,7 @@ from diffsketch.sketch.hashing import (
     HashSeed,
     SketchLayout,
 )
-from diffsketch.sketch.kernels import kernels_for
+from diffsketch.sketch.kernels import INPUT_TYPES, kernels_for, new_result
 
 Combine: TypeAlias = Literal["median", "mean"]
 
@@ -86,8 +86,8 @@ class CountSketch:
         gradient flows through: the table is made of the vector's values.
 
         Args:
-            vector: `(dim,)` or `(batch, dim)`; float32 or float64, on CUDA also float16 and
-                bfloat16, which are summed in float32.
+            vector: `(dim,)` or `(batch, dim)`; float32, float64, or float16 and bfloat16, which
+                are summed in float32.
             seed: The round's hashes, from `SketchKey.seed`.
             offset: If given, `vector` holds only the coordinates from `offset` on, as many as it
                 is long; the others count as zero. Tables of a vector's parts add up to its table.
@@ -98,8 +98,8 @@ class CountSketch:
                 f"vector must be a tensor (dim,) or (batch, dim), got {_describe(vector)}"
             )
         kernels = kernels_for(vector.device)
-        if vector.dtype not in kernels.INPUT_TYPES:
-            allowed = ", ".join(str(kind).removeprefix("torch.") for kind in kernels.INPUT_TYPES)
+        if vector.dtype not in INPUT_TYPES:
+            allowed = ", ".join(str(kind).removeprefix("torch.") for kind in INPUT_TYPES)
             raise ArgumentError(f"vector must be one of {allowed}, got {_describe(vector)}")
         if vector.layout != torch.strided:
             raise ArgumentError(f"vector must be dense, got a {vector.layout} tensor")
@@ -148,7 +148,7 @@ class CountSketch:
             if offset is not None:
                 raise ArgumentError("offset needs out, whose length says how many to estimate")
             lead = table.shape[:1] if table.dim() == 3 else ()
-            out = table.new_empty((*lead, self.dim))
+            out = new_result(table, (*lead, self.dim))
         else:
             _check_out(out, table)
             if offset is None:

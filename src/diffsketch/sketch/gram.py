@@ -100,7 +100,7 @@ def _count_runs(
     """`counts[pair, a, b]`: runs that start at column a of a row and b of another, with signs."""
     for first in range(start, stop, _CHUNK):
         count = min(_CHUNK, stop - first)
-        hash_blocks(first, count, runs, cols, 0, words, 0, codes.shape[1], 0, 1, codes, signs)
+        hash_blocks(first, count, runs, cols, 0, words, 0, codes.shape[1], 0, codes, signs)
         _count_pairs(codes, count, counts)
 
 

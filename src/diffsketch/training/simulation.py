@@ -23,8 +23,8 @@ from diffsketch.errors import (
     difference,
 )
 from diffsketch.methods.base import Method
+from diffsketch.methods.gate import NonFiniteUpdate, check_budget, release
 from diffsketch.methods.plain import RoundedTables, SaturationWatch
-from diffsketch.methods.release import NonFiniteUpdate, check_budget, release
 from diffsketch.privacy.accounting.account import Budget, BudgetExceeded
 from diffsketch.privacy.claim import Claim, Epsilon, NoClaim, ProvenClaim, SimulatedClaim
 from diffsketch.privacy.simulated_noise import SERVER_NOISE, CohortNoise, Noise, NoiseKey

@@ -115,7 +115,7 @@ def prices_of(claim: ProvenClaim) -> dict[str, float]:
     return prices
 
 
-def epsilon_of(prices: Prices, delta: float) -> float:
+def _epsilon_of(prices: Prices, delta: float) -> float:
     """Epsilon of releases with these prices: in closed form where all of them are Gaussian."""
     parts: list[events.Event] = []
     for name, price in prices.items():
@@ -157,7 +157,7 @@ class Allowance:
             price <= self._within.get(name, 0.0) for name, price in prices.items()
         ):
             return
-        budget, total = self.budget, epsilon_of(prices, self.budget.delta)
+        budget, total = self.budget, _epsilon_of(prices, self.budget.delta)
         if not total <= budget.epsilon:
             more = "1 more round" if asked == 1 else f"{asked:,} more rounds"
             raise BudgetExceeded(
@@ -170,7 +170,7 @@ class Allowance:
         """Larger prices that are within the budget: up to twice these, by less near the end."""
         while self._share * releases >= 1:  # less than one more release, nothing is gained
             ahead = _times(prices, 1 + self._share)
-            if epsilon_of(ahead, budget.delta) <= budget.epsilon:
+            if _epsilon_of(ahead, budget.delta) <= budget.epsilon:
                 self._share = min(1.0, 2 * self._share)
                 return ahead
             self._share /= 4
@@ -226,7 +226,7 @@ def stated_epsilon(claim: Claim | None, prices: Prices, rounds: int, delta: floa
         scope = Scope(Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
         return Epsilon(0.0, delta, 0, Basis.PROVEN, scope)
     if isinstance(claim, ProvenClaim):
-        return claim.stated(epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
+        return claim.stated(_epsilon_of(prices, delta) if rounds else 0.0, delta, rounds)
     if rounds == 0:
         value = math.inf if isinstance(claim, NoClaim) else 0.0
         return Epsilon(value, delta, 0, claim.basis, claim.scope)
@@ -245,7 +245,8 @@ class Account:
     it has met. Copies that have not met cannot know of each other.
 
     Args:
-        budget: Where to stop; without one, it only counts.
+        budget: Where to stop; without one, it only counts. Accounts of many parties with one
+            budget may share an `Allowance`, so that what one was found to afford is known to all.
         planned: What a release is expected to claim: what an account without any is about.
 
     >>> from diffsketch.privacy.claim import Relation, Trust, Unit
@@ -259,10 +260,12 @@ class Account:
     1
     """
 
-    def __init__(self, budget: Budget | None = None, *, planned: Claim | None = None) -> None:
+    def __init__(
+        self, budget: Budget | Allowance | None = None, *, planned: Claim | None = None
+    ) -> None:
         self.party = secrets.token_hex(8)
         self.planned = planned
-        self._allowance = Allowance(budget)
+        self._allowance = budget if isinstance(budget, Allowance) else Allowance(budget)
         self._counts: _Counts = {}
         self._claims: dict[str, tuple[Claim, Prices]] = {}  # by text; parsed and priced once
         self._weakest_of: tuple[frozenset[str], Claim | None] = frozenset(), None  # the last asked
@@ -278,6 +281,7 @@ class Account:
         *,
         budget: Budget | None = None,
         planned: Claim | None = None,
+        first: Account | None = None,
         wait: float = 10.0,
     ) -> Account:
         """Open the account in a file, which is made if there is none.
@@ -286,6 +290,8 @@ class Account:
             path: The file. It belongs to the party whose data is released: keep it with the data.
             budget: Where to stop; the file's if not given.
             planned: As for a new account.
+            first: What a file that is made begins with: what is known of the party from elsewhere.
+                An existing file is left as it is (`merge` and `resume` add to it).
             wait: Seconds to wait for another process that is charging.
 
         Raises:
@@ -301,7 +307,7 @@ class Account:
             raise DataError(f"{path} cannot be written ({error})") from error
         with account._locked():
             if not account._path.exists():
-                account._write(account._counts)
+                account._write(account._counts if first is None else first._counts)
         account._refresh()
         return account
 
@@ -381,7 +387,7 @@ class Account:
         def fits(rounds: int) -> bool:
             names = {*spent, *more}
             total = {name: spent.get(name, 0) + rounds * more.get(name, 0) for name in names}
-            return epsilon_of(total, budget.delta) <= budget.epsilon
+            return _epsilon_of(total, budget.delta) <= budget.epsilon
 
         low, high = 0, 1
         while high < _MOST_ROUNDS and fits(high):
@@ -411,8 +417,22 @@ class Account:
             self._refresh()
             counts = _merged(self._counts, other._counts)
             self._weakest(_totals(counts))
-            self._write(counts)
+            if counts != self._counts:
+                self._write(counts)
             self._counts = counts
+
+    def resume(self, copy: Account) -> None:
+        """Merge a copy, and count on in its series, for a party whose process ended in between.
+
+        If more of that series is known than the copy has, somebody else has gone on with it: then
+        a new one begins.
+
+        Raises:
+            MismatchError: They are about different things.
+        """
+        self.merge(copy)
+        if self._counts.get(copy.series, {}) == copy._counts.get(copy.series, {}):
+            self.begin_series(copy.series)
 
     def to_text(self) -> str:
         """Serialise as JSON with a checksum, as in the file."""
@@ -420,7 +440,11 @@ class Account:
 
     @classmethod
     def from_text(
-        cls, text: str | bytes, *, budget: Budget | None = None, planned: Claim | None = None
+        cls,
+        text: str | bytes,
+        *,
+        budget: Budget | Allowance | None = None,
+        planned: Claim | None = None,
     ) -> Account:
         """Read what `to_text` gave: a copy, which counts in the series that the text was cut at.
 

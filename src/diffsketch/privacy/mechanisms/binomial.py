@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,47 +27,6 @@ from diffsketch.privacy.claim import (
 from diffsketch.privacy.clipping import clip_coordinates, clip_norm, stochastic_round
 from diffsketch.privacy.mechanisms.integer import noise_norm
 from diffsketch.privacy.simulated_noise import Noise
-
-
-def power_of_two(dim: int) -> int:
-    """The least power of two that is `dim` or more."""
-    check_whole("dim", dim, least=1)
-    return 1 << (dim - 1).bit_length()
-
-
-def rotate(vectors: Tensor, seed: int) -> Tensor:
-    """Vectors `(..., dim)` under a random rotation that spreads their mass over all entries.
-
-    Padded with zeros to a power of two, multiplied by signs from the seed, then by the orthonormal
-    Hadamard matrix: norms are kept, and `rotate_back` undoes it. The rotation is public.
-    """
-    size = power_of_two(vectors.shape[-1])
-    padded = torch.nn.functional.pad(vectors, (0, size - vectors.shape[-1]))
-    return _hadamard(padded * _signs(size, seed).to(padded))
-
-
-def rotate_back(rotated: Tensor, seed: int, *, dim: int) -> Tensor:
-    """The first `dim` entries of the vectors that `rotate` turned into `rotated`."""
-    size = rotated.shape[-1]
-    if size != power_of_two(dim):
-        raise MismatchError(f"expected {power_of_two(dim)} entries for dim={dim}, got {size}")
-    return (_hadamard(rotated) * _signs(size, seed).to(rotated))[..., :dim]
-
-
-def _hadamard(values: Tensor) -> Tensor:
-    """The orthonormal Hadamard transform of the last dimension, by butterflies."""
-    shape, half = values.shape, 1
-    while half < shape[-1]:
-        pairs = values.reshape(*shape[:-1], -1, 2, half)
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
-        values = torch.stack((first + second, first - second), dim=-2).reshape(shape)
-        half *= 2
-    return values / math.sqrt(shape[-1])
-
-
-def _signs(size: int, seed: int) -> Tensor:
-    bits = np.random.Generator(np.random.PCG64(seed)).integers(0, 2, size)
-    return torch.from_numpy(1 - 2 * bits)
 
 
 class PaperSetting(NamedTuple):
@@ -102,19 +60,16 @@ class Shift(NamedTuple):
 class BinomialMechanism:
     """Vectors of norm `clip`, on `levels` levels in `[-limit, limit]`, plus Bin(trials, 1/2).
 
-    Steps are `s = 2 limit / (levels - 1)` wide. A vector is clipped to norm `clip`, rotated if
-    there is a `rotation_seed`, its coordinates are clipped to `[-limit, limit]` and rounded at
-    random to a level; binomial noise is added.
+    Steps are `s = 2 limit / (levels - 1)` wide. A vector is clipped to norm `clip`, its coordinates
+    are clipped to `[-limit, limit]` and rounded at random to a level; binomial noise is added.
 
-    Agarwal et al., Theorem 1, with `v = trials * cohort / 4` the variance of the noise in
-    the sum: if `v >= max(23 ln(10 d / delta), 2 Dinf)`, a whole-number shift whose norms are at
-    most D1, D2 and Dinf (in steps) is hidden with delta and
+    Agarwal et al., Theorem 1, for fair trials, with `v = trials * cohort / 4` the variance of the
+    noise in the sum: if `v >= max(23 ln(10 d / delta), 2 Dinf)`, a whole-number shift whose norms
+    are at most D1, D2 and Dinf (in steps) is hidden with delta and
 
         epsilon = D2 sqrt(2 ln(1.25 / delta)) / sqrt(v)
-            + (D2 c sqrt(ln(10 / delta)) + D1 / 3) / (v (1 - delta / 10))
-            + Dinf 2/3 (ln(1.25 / delta) + ln(20 d / delta) ln(10 / delta)) / v,
-
-    with `c = 7 sqrt(2) / 4`: theirs for fair trials.
+            + (D2 7/4 sqrt(2 ln(10 / delta)) + D1 / 3) / (v (1 - delta / 10))
+            + Dinf (2/3 ln(1.25 / delta) + 2/3 ln(20 d / delta) ln(10 / delta)) / v.
 
     The shift. Let `r = clip / s` (twice that for `replace`), the largest distance in steps before
     rounding. If both neighbours are rounded with the same random numbers, each coordinate of the
@@ -147,7 +102,6 @@ class BinomialMechanism:
         trials: `m` in the paper.
         cohort: Members of the secure sum.
         delta: The delta of the claim.
-        rotation_seed: Public, and the same for all members of a sum.
         relation: Which data sets are neighbours; for add-or-remove a member's vector becomes zero.
         claimed: An epsilon that a paper states for these numbers, to be shown as its claim where
             nothing is proven.
@@ -164,7 +118,6 @@ class BinomialMechanism:
     trials: int
     cohort: int
     delta: float
-    rotation_seed: int | None = None
     relation: RelationName = Relation.REPLACE
     claimed: float | None = None
 
@@ -184,11 +137,6 @@ class BinomialMechanism:
     def step(self) -> float:
         """Between two levels."""
         return 2 * self.limit / (self.levels - 1)
-
-    @property
-    def length(self) -> int:
-        """Numbers in a message: `dim`, or the next power of two with a rotation."""
-        return self.dim if self.rotation_seed is None else power_of_two(self.dim)
 
     @property
     def bits(self) -> int:
@@ -213,16 +161,15 @@ class BinomialMechanism:
     def claim_for(self, present: int) -> ProvenClaim | PaperClaim | NoClaim:
         """The claim of one round, for `delta`, if only `present` members contributed."""
         check_whole("present", present, least=1, most=self.cohort)
-        scope = self._scope
-        variance = present * self.trials / 4
+        scope, variance = self._scope, present * self.trials / 4
         proven = [
-            _theorem(shift, variance, self.delta - shift.failure, self.length)
+            _theorem(shift, variance, self.delta - shift.failure, self.dim)
             for shift in self.shifts()
         ]
         if any(value < math.inf for value in proven):
             text = f"binomial noise of variance {variance:.4g} steps squared in a sum of {present}"
             return ProvenClaim(scope, events.approximate(min(proven), self.delta), text)
-        least = _least_variance(self.shifts()[0], self.delta, self.length)
+        least = _least_variance(self.shifts()[0], self.delta, self.dim)
         reason = (
             f"the theorem needs noise of variance {least:.4g} in the sum, and {present} members "
             f"give {variance:.4g}"
@@ -234,33 +181,33 @@ class BinomialMechanism:
 
     def shifts(self) -> tuple[Shift, Shift]:
         """Two bounds on how far a member moves the sum: one for certain, one nearly so."""
-        root, values = math.sqrt(self.length), self._scope.relation.values
+        root, values = math.sqrt(self.dim), self._scope.relation.values
         r = self.clip / self.step * values
         span = (self.levels - 1) * values / 2
         largest = float(math.ceil(min(r, span)))
         failure = self.delta / 2
         log = math.log(3 / failure)
-        variance = min(self.length / 4, root * r)
+        variance = min(self.dim / 4, root * r)
         tail = log / 3 + math.sqrt(log**2 / 9 + 2 * variance * log)
-        l1, l2 = root * r + self.length, r + root
+        l1, l2 = root * r + self.dim, r + root
         likely1 = root * r + min(tail, root * math.sqrt(log / 2))
         likely2 = math.sqrt(r**2 + r * math.sqrt(2 * log) + variance + tail)
         return (
-            Shift(min(l1, self.length * largest), min(l2, root * largest), largest, 0.0),
+            Shift(min(l1, self.dim * largest), min(l2, root * largest), largest, 0.0),
             Shift(min(l1, likely1), min(l2, likely2), largest, failure),
         )
 
     def centred(self, total: Tensor, count: int) -> Tensor:
         """A sum of `count` messages in units of the data (float64), its noise around 0."""
-        expected = count * self.trials * 0.5
+        expected = count * self.trials / 2
         return (total.double() - expected) * self.step - count * self.limit
 
     def largest_norm(self, count: int, failure: float) -> float:
         """Norm of such a sum, but with probability `failure`: rounding moves a number by a step."""
-        root = math.sqrt(self.length)
+        root = math.sqrt(self.dim)
         clipped = min(self.clip + root * self.step, root * self.limit)
         # By Hoeffding's lemma a trial is sub-Gaussian with a parameter of 1/4.
-        noise = noise_norm(self.length, count * self.trials / 4, failure)
+        noise = noise_norm(self.dim, count * self.trials / 4, failure)
         return count * clipped + self.step * noise
 
     def release(self, vectors: Tensor, noise: Noise) -> Tensor:
@@ -268,8 +215,6 @@ class BinomialMechanism:
         if vectors.dim() < 1 or vectors.shape[-1] != self.dim:
             raise MismatchError(f"expected vectors of {self.dim}, got {tuple(vectors.shape)}")
         clipped = clip_norm(vectors.detach().to("cpu", torch.float64), self.clip)
-        if self.rotation_seed is not None:
-            clipped = rotate(clipped, self.rotation_seed)
         places = (clip_coordinates(clipped, self.limit) + self.limit) / self.step
         levels = stochastic_round(places.clamp(0, self.levels - 1), noise)
         added = noise.binomial(tuple(levels.shape), self.trials, 0.5)
@@ -278,12 +223,9 @@ class BinomialMechanism:
     def decode(self, total: Tensor, count: int) -> Tensor:
         """The mean (float64) of `count` messages from their sum."""
         check_whole("count", count, least=1, most=self.cohort)
-        if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.length:
-            raise MismatchError(f"expected int64 sums of {self.length}, got {tuple(total.shape)}")
-        mean = self.centred(total, count) / count
-        if self.rotation_seed is None:
-            return mean
-        return rotate_back(mean, self.rotation_seed, dim=self.dim)
+        if total.dtype != torch.int64 or total.dim() < 1 or total.shape[-1] != self.dim:
+            raise MismatchError(f"expected int64 sums of {self.dim}, got {tuple(total.shape)}")
+        return self.centred(total, count) / count
 
 
 def _least_variance(shift: Shift, delta: float, dim: int) -> float:
@@ -295,9 +237,8 @@ def _theorem(shift: Shift, variance: float, delta: float, dim: int) -> float:
     if not variance >= _least_variance(shift, delta, dim):
         return math.inf
     log = math.log(10 / delta)
-    # For fair trials; each as the paper's formula gives it for p = 1/2.
-    b, e, c = 2 / 3 * 0.5, 4 / 3 * 0.5, math.sqrt(2) * 1.75
     main = shift.l2 * math.sqrt(2 * math.log(1.25 / delta) / variance)
-    second = (shift.l2 * c * math.sqrt(log) + shift.l1 * b) / (variance * (1 - delta / 10))
-    third = 2 / 3 * math.log(1.25 / delta) + e * math.log(20 * dim / delta) * log
+    second = shift.l2 * 7 / 4 * math.sqrt(2 * log) + shift.l1 / 3
+    second /= variance * (1 - delta / 10)
+    third = 2 / 3 * (math.log(1.25 / delta) + math.log(20 * dim / delta) * log)
     return main + second + shift.largest * third / variance

@@ -6,22 +6,27 @@ and the products of a sketch's matrix with itself.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diffsketch.errors import ArgumentError
 from diffsketch.sketch.hashing import HashSeed, SketchLayout
 
-__all__ = ["Kernels", "kernels_for"]
+__all__ = ["INPUT_TYPES", "Kernels", "kernels_for", "new_result"]
+
+INPUT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+_HUGE = 1 << 22  # bytes from which on NumPy asks for huge pages
+_LINE = 64  # bytes of a line of the cache: results that begin with one can be written past it
 
 
 class Kernels(Protocol):
     """The functions of a kernel module, for contiguous tensors."""
-
-    INPUT_TYPES: tuple[torch.dtype, ...]
 
     def encode(
         self, vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
@@ -88,3 +93,17 @@ def kernels_for(device: torch.device) -> Kernels:
 
         return gpu
     raise ArgumentError(f"device must be a CPU or CUDA device, got {device.type}")
+
+
+def new_result(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory for a result of this shape, uninitialised, of the type and on the device of `like`.
+
+    For large arrays NumPy asks Linux for huge pages, and PyTorch does not: to be given memory in
+    pages of 4 KB takes ten times as long as the query that fills it.
+    """
+    size = math.prod(shape) * like.itemsize
+    if like.device.type != "cpu" or size < _HUGE:
+        return like.new_empty(shape)
+    memory = np.empty(size + _LINE, np.uint8)
+    skip = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[skip : skip + size]).view(like.dtype).view(shape)

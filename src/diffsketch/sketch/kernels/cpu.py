@@ -16,23 +16,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diffsketch.compiled import SERIAL, compiled, run_tasks, threads_for
+from diffsketch.compiled import compiled, run_tasks, threads_for
 from diffsketch.sketch.hashing import MAX_ROWS, HashSeed, SketchLayout
 from diffsketch.sketch.kernels import cpu_blocked, cpu_pairwise
 from diffsketch.sketch.kernels.cpu_lanes import BYTES, adder, combiner
 
 Array: TypeAlias = npt.NDArray[np.float32 | np.float64]
 
-INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
-
 _SPARE = 1 << 18  # bytes of partial tables that are always allowed; else 0.8% of the vector
+_LONG = 1 << 15  # coordinates from which on a vector is cut into parts
 _MAX_PARTS = 8
 _SHORT_ROW = 1024  # columns up to which consecutive blocks get in each other's way
 _SHORT_ROWS = 16  # up to which short vectors have loops of their own
+_SHORT_BLOCK = 512  # up to which queries gain more from padded tables than memory is worth
 _COPIES = 4  # partial tables that then take turns; a power of two
-_JOINT_COLS = 32  # columns up to which two rows of the pairwise family share a table of pairs
-_SPREAD = 1 << 14  # bytes of a wide table for short vectors: half of a small first-level cache
-_MANY = 1 << 18  # numbers in short vectors below which one thread does them
+_CACHE = 1 << 15  # bytes of a first-level cache
+_APART = 1 << 20  # bytes between tables to which two threads add at random places
+# Numbers that count as one of `compiled.SERIAL`. With five rows a second thread began to gain at
+# 20,000 coordinates that are looked up one by one, and at 50,000 (encode) to 131,000 in blocks.
+_COUNT_AS_ONE = {"pairwise": 4, "blocked": 20}
 _STREAM = 1 << 24  # bytes of output from which on it is written past the caches
 _PIECE = 1 << 16  # coordinates whose estimates stay in the caches
 _PLACES = np.arange(MAX_ROWS) * (2 * cpu_pairwise.PIECE)
@@ -44,7 +46,7 @@ _SAMPLE = 1 << 14  # numbers that tell where the largest begin
 class _Plan(NamedTuple):
     """Loops that encode a vector, the number of parts, and of partial tables in each."""
 
-    kind: Literal["short", "long", "joint", "pairwise"]
+    kind: Literal["short", "long", "pairwise"]
     parts: int
     copies: int
     width: int  # columns of partial tables
@@ -61,9 +63,7 @@ def _plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
 
 def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     rows, cols, block = layout.rows, layout.cols, layout.geometry.block
-    serial, is_pairwise, width = length < SERIAL, layout.family == "pairwise", cols
-    if is_pairwise and rows > 1 and cols <= _JOINT_COLS and length >= 8 * cols**2:
-        return _Plan("joint", 1, 0, cols) if serial else _Plan("joint", _MAX_PARTS, 1, cols)
+    serial, is_pairwise, width = length < _LONG, layout.family == "pairwise", cols
     if is_pairwise:
         copies = cpu_pairwise.COPIES if cols <= _SHORT_ROW // 16 else 1
     else:
@@ -79,8 +79,15 @@ def _make_plan(length: int, layout: SketchLayout, itemsize: int) -> _Plan:
     return _Plan("pairwise" if is_pairwise else "long", parts, copies, width)
 
 
+def _threads(numbers: int, layout: SketchLayout) -> int:
+    """Number of threads that are worth starting for vectors of this many numbers in all."""
+    return threads_for(numbers * layout.rows // _COUNT_AS_ONE[layout.family])
+
+
 def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int) -> Tensor:
     """Tables of vectors `(..., length)`, which start at coordinate `offset`."""
+    if vectors.itemsize == 2:
+        return _encode_halves(vectors, seed, layout, offset)
     source = vectors.numpy()
     length = source.shape[-1]
     # NumPy's arrays are made and handed over faster than torch's: it shows for small vectors.
@@ -93,7 +100,7 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     if plan.kind == "short":
         short = _short(seed, layout, offset, length, source.itemsize)
         _run_short(
-            cpu_blocked.encode_short, batch, threads_for(batch.size), tables,
+            cpu_blocked.encode_short, batch, _threads(batch.size, layout), tables,
             offset % short.block, *short.encode, scratch=short.encode_scratch,
         )  # fmt: skip
         return torch.from_numpy(out)
@@ -109,9 +116,19 @@ def encode(vectors: Tensor, seed: HashSeed, *, layout: SketchLayout, offset: int
     return torch.from_numpy(out)
 
 
+def _encode_halves(vectors: Tensor, seed: HashSeed, layout: SketchLayout, offset: int) -> Tensor:
+    """Tables of float16 or bfloat16, made float32 in pieces that take no more than a table does."""
+    size = max(_STRETCH, layout.rows * layout.cols)
+    pieces = (piece.float().contiguous() for piece in torch.split(vectors, size, -1))
+    table = encode(next(pieces), seed, layout=layout, offset=offset)
+    for index, piece in enumerate(pieces, 1):
+        table += encode(piece, seed, layout=layout, offset=offset + index * size)
+    return table
+
+
 def _run_short(kernel: Any, batch: Array, threads: int, *arguments: Any, scratch: int) -> bool:
     """Run a loop over a batch of short vectors; False if, on one thread, it returns that."""
-    if threads == 1 or batch.size < _MANY:
+    if threads == 1:
         return kernel(0, 1, batch, *arguments, np.empty(scratch, batch.dtype)) is not False
     tasks = min(len(batch), 4 * threads)
     run_tasks(
@@ -131,7 +148,7 @@ def _encode_long(
     if copies:
         tables = np.zeros((items, parts * copies, rows, width), out.dtype)
     words, dtype = seed.words_for(rows), out.dtype
-    threads = threads_for(batch.size if kind == "long" else batch.size * rows)
+    threads = _threads(batch.size, layout)
     shares = -(-threads // (items * parts))
     if kind == "long":
         bands = 1
@@ -145,20 +162,22 @@ def _encode_long(
             scratch=lambda: _codes(cpu_blocked.BATCH, rows),
         )  # fmt: skip
     else:
-        shares = 1 if kind == "joint" else min(shares, rows)
-        joint = rows // 2 * 2 * cols**2 + cpu_pairwise.COPIES * cols if kind == "joint" else 0
+        shares = min(shares, rows)
+        share = max(1, copies) * -(-rows // shares) * cols
+        # Two cores that write to lines of the same megabyte, each its own, slow each other down to
+        # less than the speed of one, unless the lines stay in their first-level caches.
+        # To copy a table that is not small beside the vector would take longer.
+        private = threads > 1 and share * dtype.itemsize > _CACHE and 8 * share <= batch.shape[1]
         run_tasks(
             cpu_pairwise.encode, items * parts * shares, threads,
-            batch, offset, tables, tables.reshape(-1), parts, shares, words,
-            scratch=lambda: (_bits(), _aligned(cpu_pairwise.WIDTH + joint, dtype)),
+            batch, offset, tables, parts, shares, words,
+            scratch=lambda: (
+                _bits(), _aligned(cpu_pairwise.WIDTH, dtype),
+                np.empty(share + _APART // dtype.itemsize if private else 0, dtype),
+            ),
         )  # fmt: skip
     if copies:
-        out[...] = tables[:, 0, :, :cols]
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look at the cells
-            for part in range(1, parts * copies):
-                out += tables[:, part, :, :cols]
-            for part in range(parts * copies):  # what lies past the end of a row is for its start
-                out[..., : width - cols] += tables[:, part, :, cols:]
+        cpu_blocked.add_tables(tables, out, width - cols)
 
 
 def query(
@@ -179,14 +198,17 @@ def query(
     if not result.size:
         return not validate or bool(cpu_blocked.all_finite(table))
     result = result.reshape(-1, result.shape[-1])
-    return _estimate(table, seed, result, layout, offset, mean, threads_for(result.size), validate)
+    threads = _threads(result.size, layout)
+    return _estimate(table, seed, result, layout, offset, mean, threads, validate)
 
 
 def _padded(table: Array, result_bytes: int, layout: SketchLayout) -> Array:
     """Tables whose rows repeat their start, so that no block goes around the end, if they may."""
     pad = max(min(layout.geometry.block, cpu_blocked.QUERY_CHUNK), BYTES // table.itemsize)
     size = layout.rows * (layout.cols + pad) * table.itemsize
-    if size * len(table) > max(_SPARE, result_bytes // 125):
+    # Short blocks would have to look for the end of the row too often.
+    spare = 8 * _SPARE if layout.geometry.block <= _SHORT_BLOCK else _SPARE
+    if size * len(table) > max(spare, result_bytes // 125):
         return table
     whole, rest = divmod(pad, layout.cols)
     return np.concatenate((table, *[table] * whole, table[..., :rest]), axis=-1)
@@ -197,10 +219,10 @@ def _estimate(
     threads: int, validate: bool,
 ) -> bool:  # fmt: skip
     """Write estimates, unless the tables are to be validated and not finite: then False."""
-    (items, length), rows, size, dtype = result.shape, layout.rows, table.itemsize, table.dtype
+    (items, length), rows, size = result.shape, layout.rows, table.itemsize
     # Padded tables are those of a long vector, of which this is a piece.
     kind = "long" if table.shape[2] > layout.cols else _plan(length, layout, size).kind
-    if validate and (kind != "short" or (threads > 1 and result.size >= _MANY)):
+    if validate and (kind != "short" or threads > 1):
         if not cpu_blocked.all_finite(table):
             return False
         validate = False
@@ -210,32 +232,40 @@ def _estimate(
             cpu_blocked.query_short, result, threads, table, offset % short.block, *short.query,
             combiner(rows, size, mean=mean).address, validate, scratch=short.query_scratch,
         )  # fmt: skip
-    cols, block, runs = layout.cols, layout.geometry.block, layout.geometry.runs
-    words, parts = seed.words_for(rows), 1 if threads == 1 else -(-4 * threads // items)
-    if kind == "long":
-        table = table if table.shape[2] > cols else _padded(table, result.nbytes, layout)
-        lanes, place = BYTES // size, result.ctypes.data - offset * size
-        aligned = place % BYTES == 0 and (items == 1 or length * size % BYTES == 0)
-        aligned &= block * size % BYTES == 0
-        combine = combiner(rows, size, mean=mean, stream=aligned and result.nbytes >= _STREAM)
-        run_tasks(
-            cpu_blocked.query_long, items * parts, threads,
-            table, result, offset, parts, cols, block, runs, words, combine.address,
-            scratch=lambda: (
-                *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
-                np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
-                np.empty(1, np.uint32),
-            ),
-        )  # fmt: skip
-    else:
-        combine = combiner(rows, size, mean=mean, lanewise=True, paired=kind == "joint")
-        joint = rows // 2 * 2 * cols**2 if kind == "joint" else 0
-        run_tasks(
-            cpu_pairwise.query, items * parts, threads,
-            table.reshape(-1), result, offset, parts, cols, words, combine.address, _PLACES,
-            scratch=lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE + joint, dtype)),
-        )  # fmt: skip
+    if kind == "long" and table.shape[2] == layout.cols:
+        table = _padded(table, result.nbytes, layout)
+    place, row = result.ctypes.data - offset * size, length * size if items > 1 else 0
+    aligned = (place | row | layout.geometry.block * size) % BYTES == 0
+    stream = aligned and result.nbytes >= _STREAM
+    kernel, arguments, scratch = _query_loop(layout, seed, table.dtype, mean, stream=stream)
+    parts = 1 if threads == 1 else -(-4 * threads // items)
+    run_tasks(
+        kernel, items * parts, threads, table, result, offset, parts, *arguments, scratch=scratch
+    )
     return True
+
+
+def _query_loop(
+    layout: SketchLayout, seed: HashSeed, dtype: np.dtype[Any], mean: bool, *, stream: bool = False
+) -> tuple[Any, tuple[Any, ...], Callable[[], tuple[Any, ...]]]:
+    """The loop that estimates parts of long vectors, its last arguments, and its scratch."""
+    rows, words, size = layout.rows, seed.words_for(layout.rows), dtype.itemsize
+    if layout.family == "pairwise":
+        combine = combiner(rows, size, mean=mean, lanewise=True)
+        return (
+            cpu_pairwise.query, (words, combine.address, _PLACES),
+            lambda: (_bits(), np.empty((rows + 1) * cpu_pairwise.PIECE, dtype)),
+        )  # fmt: skip
+    block, runs, lanes = layout.geometry.block, layout.geometry.runs, BYTES // size
+    combine = combiner(rows, size, mean=mean, stream=stream)
+    return (
+        cpu_blocked.query_long, (layout.cols, block, runs, words, combine.address),
+        lambda: (
+            *_codes(cpu_blocked.BATCH, rows), np.empty((2, rows), np.int64),
+            np.empty((rows, lanes), dtype), _aligned(min(block, 4096) + lanes, dtype),
+            np.empty(1, np.uint32),
+        ),
+    )  # fmt: skip
 
 
 def add_residual(
@@ -243,40 +273,17 @@ def add_residual(
     scale: float, mean: bool,
 ) -> bool:  # fmt: skip
     """Add `scale` times what a table's estimates miss of a vector, piece by piece."""
-    total, whole, factor = out.numpy(), vector.numpy(), out.numpy().dtype.type(scale)
-    estimate = _estimator(table.numpy()[None], seed, layout, mean, _PIECE, 1)
-
-    def add_piece(task: int, scratch: Array) -> None:
-        estimates = estimate(task * _PIECE, scratch)
-        some = slice(task * _PIECE, task * _PIECE + len(estimates))
-        _add_missed(total[some], whole[some], estimates, factor)
-
+    total, cells, size = out.numpy(), table.numpy()[None], min(_PIECE, layout.dim)
+    if layout.family == "blocked":
+        cells = _padded(cells, total.nbytes, layout)
+    _, arguments, scratch = _query_loop(layout, seed, total.dtype, mean)
+    kernel = (cpu_blocked if layout.family == "blocked" else cpu_pairwise).add_residual
     run_tasks(
-        add_piece, -(-layout.dim // _PIECE), threads_for(layout.dim),
-        scratch=lambda: (_aligned(_PIECE, total.dtype),),
+        kernel, -(-layout.dim // _PIECE), _threads(layout.dim, layout),
+        cells, total, vector.numpy(), total.dtype.type(scale), *arguments,
+        scratch=lambda: (*scratch(), _aligned(size, total.dtype)),
     )  # fmt: skip
     return True
-
-
-def _estimator(
-    table: Array, seed: HashSeed, layout: SketchLayout, mean: bool, piece: int, threads: int
-) -> Callable[[int, Array], Array]:
-    """Function that estimates up to `piece` coordinates from one on, to fill `scratch`."""
-    if layout.dim > piece and _plan(piece, layout, table.itemsize).kind == "long":
-        table = _padded(table, layout.dim * table.itemsize, layout)
-
-    def estimate(start: int, scratch: Array) -> Array:
-        found: Array = scratch[: layout.dim - start]
-        _estimate(table, seed, found[None], layout, start, mean, threads, False)
-        return found
-
-    return estimate
-
-
-@compiled(fastmath={"contract"})  # type: ignore[untyped-decorator]
-def _add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
-    for i in range(out.size):
-        out[i] += scale * (vector[i] - estimates[i])
 
 
 def top_k(
@@ -299,8 +306,15 @@ def _top_k(
 
     Estimates are made stretch by stretch and only those above the limit are kept.
     """
-    dim, threads = layout.dim, threads_for(layout.dim)
-    estimate = _estimator(table, seed, layout, mean, _STRETCH, threads)
+    dim, threads = layout.dim, _threads(layout.dim, layout)
+    if dim > _STRETCH and layout.family == "blocked":
+        table = _padded(table, dim * table.itemsize, layout)
+
+    def estimate(start: int, scratch: Array) -> Array:
+        values: Array = scratch[: dim - start]
+        _estimate(table, seed, values[None], layout, start, mean, threads, False)
+        return values
+
     scratch = _aligned(min(dim, _STRETCH), table.dtype)
     places = np.empty((-(-len(scratch) // _PIECE), _PIECE), np.int32)
     found = np.empty(len(places), np.int64)
@@ -469,21 +483,17 @@ def _short(seed: HashSeed, layout: SketchLayout, offset: int, length: int, items
         rows, cols, block = layout.rows, layout.cols, layout.geometry.block
         first, lanes = offset // block, BYTES // itemsize
         count = (offset + length - 1) // block + 1 - first
-        signs = np.empty((2, count), np.uint32)
-        hashed = first, count, layout.geometry.runs, cols, block, seed.words_for(rows), 0, rows
-        codes, encode_codes = (np.zeros((count + 1, rows), np.int64) for _ in range(2))
-        width = cols + max(block, lanes)
-        cpu_blocked.hash_blocks(*hashed, width, 1, codes, signs)
+        signs, codes = np.empty((2, count), np.uint32), np.empty((count, rows), np.int64)
+        width, copies = cols + max(block, lanes), _plan(length, layout, itemsize).copies
+        words = seed.words_for(rows)
+        cpu_blocked.hash_blocks(
+            first, count, layout.geometry.runs, cols, block, words, 0, rows, width, codes, signs
+        )
         # For results: blocks that are there in part, and a vector that goes beyond the last.
         border = (count if offset % block else lanes) * block + width
-        # With few columns, an encode first adds to a wide table.
-        spread, plan = rows * cols * block * itemsize <= _SPREAD, _plan(length, layout, itemsize)
-        where = (cols * block, block) if spread else (cols + block, 1)
-        cpu_blocked.hash_blocks(*hashed, *where, encode_codes, signs)
-        scratch = plan.copies * rows * plan.width + lanes + spread * rows * cols * block
-        add = adder(rows, itemsize)
+        add = adder(rows, itemsize).address
         short = _Short(
-            block, (block, plan.copies, spread, encode_codes, signs, add.address), scratch,
+            block, (block, copies, width, codes, signs, add), copies * rows * width,
             (block, width, codes, signs), rows * width + border,
         )  # fmt: skip
         if length == layout.dim:  # parts of a vector are too many to keep

@@ -35,11 +35,11 @@ def mix64(value: Any, first_key: Any, second_key: Any) -> Any:
 @compiled
 def hash_blocks(
     first: Any, count: Any, runs: Any, cols: Any, block: Any, words: Any, top: Any, rows: Any,
-    stride: Any, unit: Any, codes: Any, signs: Any,
+    stride: Any, codes: Any, signs: Any,
 ) -> None:  # fmt: skip
     """Codes and signs of `count` blocks from `first` on, in `rows` rows from `top` on.
 
-    A block that starts at column `c` of row `top + j` has its place at `j * stride + c * unit`.
+    A block that starts at column `c` of row `top + j` has its place at `j * stride + c`.
     """
     for k in range(count):
         h = mix64(uint64(first + k), words[0], words[1])
@@ -55,7 +55,7 @@ def hash_blocks(
                 h = mix64(uint64(run + k), first_key, second_key)
                 start = (((h >> uint64(32)) * wide) >> uint64(32)) + at
                 start -= wide if start >= wide else uint64(0)
-                codes[done + k, j] = ((begin + start * uint64(unit)) << uint64(1)) | (h & uint64(1))
+                codes[done + k, j] = ((begin + start) << uint64(1)) | (h & uint64(1))
             slot, run, done = slot + 1, 0, done + some
 
 
@@ -69,61 +69,54 @@ def all_finite(tables: Any) -> Any:
 
 
 @compiled
+def add_tables(tables: Any, out: Any, past: Any) -> None:
+    """Add partial tables `(items, tables, rows, width)` to those of the items, in their order.
+
+    `past` numbers that lie past the end of a row are for its start.
+    """
+    (items, parts, rows, _), cols = tables.shape, out.shape[2]
+    for item in range(items):
+        for j in range(rows):
+            for begin, count in ((0, cols), (cols, past)):
+                row = out[item, j, :count]
+                for p in range(parts):
+                    part = tables[item, p, j, begin : begin + count]
+                    for c in range(count):
+                        row[c] += part[c]
+
+
+@compiled
 def encode_short(
-    task: Any, tasks: Any, vectors: Any, out: Any, lead: Any, block: Any, copies: Any, spread: Any,
+    task: Any, tasks: Any, vectors: Any, out: Any, lead: Any, block: Any, copies: Any, width: Any,
     codes: Any, signs: Any, add: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """Tables of short vectors that begin `lead` coordinates into their first block.
 
     Blocks take turns on several tables with longer rows, in `scratch`: a load that overlaps a store
     made just before, as happens all the time in short rows, would have to wait for it.
-
-    With few columns, rows `spread` out first: they have a block of its own at each place that
-    blocks start at. So these are added to whole lines of the cache, and no load overlaps a store
-    made just before but one of the same line. `codes` end with that of the place 0, and `out` holds
-    zeros.
     """
-    (items, length), rows, cols = vectors.shape, out.shape[1], out.shape[2]
-    width, count, mask = cols + block, signs.shape[1], 0 if spread else copies - 1
-    skip = -address(scratch) % 64 // scratch.itemsize  # up to a line of the cache
-    base = skip + rows * cols * block if spread else skip
-    whole = 0 if lead or block % (64 // scratch.itemsize) else length // block
-    size, code_at, cells = (
-        scratch.itemsize,
-        address(codes),
-        address(scratch) + skip * scratch.itemsize,
-    )
+    (items, length), rows = vectors.shape, out.shape[1]
+    count, mask, whole = signs.shape[1], copies - 1, 0 if lead else length // block
+    tables = scratch[: copies * rows * width].reshape(1, copies, rows, width)
+    size, code_at = scratch.itemsize, address(codes)
     for item in range(items * task // tasks, items * (task + 1) // tasks):
-        for i in range(scratch.size):
-            scratch[i] = 0
+        scratch[:] = 0
         begin = address(vectors) + item * length * size
         call(
             add,
             (
-                cells, begin, code_at, whole, block, address(signs), address(signs[1]), mask,
-                rows * width, length * size,
+                address(scratch), begin, code_at, whole, block, address(signs), address(signs[1]),
+                mask, rows * width, length * size,
             ),
         )  # fmt: skip
         for k in range(whole, count):
             into = max(lead - k * block, 0)
             at = k * block - lead + into
-            some, to = min(block - into, length - at), skip + (k & mask) * rows * width + into
+            some, to = min(block - into, length - at), (k & mask) * rows * width + into
             step, start = signs[0, k], item * length + at
             phase = signs[1, k] + step * uint32(into)
             add_signed(scratch, to, codes, k * rows, rows, vectors, start, some, step, phase)
-        zero, still = count * rows, uint32(0)
-        if spread:
-            for j in range(rows):
-                for c in range(cols):
-                    to = base + ((c & (copies - 1)) * rows + j) * width + c
-                    start = skip + (j * cols + c) * block
-                    add_signed(scratch, to, codes, zero, 1, scratch, start, block, still, still)
-        for j in range(rows):  # what lies past the end of a row belongs to its start
-            to = (item * rows + j) * cols
-            for past, some in ((0, cols), (cols, block)):
-                for p in range(copies):
-                    start = base + (p * rows + j) * width + past
-                    add_signed(out, to, codes, zero, 1, scratch, start, some, still, still)
+        add_tables(tables, out[item : item + 1], block)
 
 
 @compiled
@@ -190,7 +183,7 @@ def encode_long(
             end -= end % chunk
         hashed, count = at // block, (end - 1) // block + 1 - at // block
         stride = width if whole else 0
-        hash_blocks(hashed, count, runs, cols, block, words, top, many, stride, 1, codes, signs)
+        hash_blocks(hashed, count, runs, cols, block, words, top, many, stride, codes, signs)
         turn = 0
         while at < end:
             k, into = at // block - hashed, at % block
@@ -244,7 +237,7 @@ def query_long(
         b, into, begin = base // block, base % block, base - offset
         if not hashed <= b < hashed + known:
             hashed, known = b, min(BATCH, (last * chunk - 1) // block + 1 - b)
-            hash_blocks(b, known, runs, cols, block, words, 0, rows, width, 1, codes, signs)
+            hash_blocks(b, known, runs, cols, block, words, 0, rows, width, codes, signs)
         k, to = b - hashed, address(out) + begin * size
         inside = begin >= 0 and begin + max(chunk, lanes) <= stop
         if chunk == block and width > cols and inside:
@@ -286,3 +279,29 @@ def query_long(
         if not inside:
             for i in range(max(0, -begin), min(chunk, length - begin)):
                 out[begin + i] = border[i]
+
+
+@njit(fastmath={"contract"})
+def add_missed(out: Any, vector: Any, estimates: Any, scale: Any) -> None:
+    """Add `scale` times what estimates miss of a vector."""
+    for i in range(out.size):
+        out[i] += scale * (vector[i] - estimates[i])
+
+
+@compiled
+def add_residual(
+    task: Any, tables: Any, out: Any, vector: Any, scale: Any, cols: Any, block: Any, runs: Any,
+    words: Any, combine: Any, codes: Any, signs: Any, scratch: Any, ends: Any, border: Any,
+    phase: Any, estimates: Any,
+) -> None:  # fmt: skip
+    """Add what the estimates of a piece of a vector miss of it; a piece is as long as `estimates`.
+
+    They are still in the caches when they are used.
+    """
+    first = task * estimates.size
+    part = estimates[: out.size - first]
+    query_long(
+        0, tables, part.reshape(1, part.size), first, 1, cols, block, runs, words, combine, codes,
+        signs, scratch, ends, border, phase,
+    )  # fmt: skip
+    add_missed(out[first : first + part.size], vector[first : first + part.size], part, scale)

@@ -56,17 +56,6 @@ class Lanes:
         place = self.builder.gep(array, [index])
         return self.builder.load(self.builder.bitcast(place, self.words.as_pointer()), align=4)
 
-    def load_pairs(self, array: Any, index: Any) -> list[Any]:
-        """The first numbers of pairs from `index` on, and the second."""
-        further = self.builder.add(index, _long(self.count))
-        both = [self.load(self.pointer(array, at)) for at in (index, further)]
-        return [
-            self.builder.shuffle_vector(
-                *both, ir.Constant(self.words, list(range(second, 2 * self.count, 2)))
-            )
-            for second in range(2)
-        ]
-
     def store(self, value: Any, pointer: Any, count: Any = None, *, stream: bool = False) -> None:
         """Write a vector, or its first `count` lanes.
 
@@ -193,62 +182,28 @@ def add_signed(
     return types.void(table, long, codes, long, long, source, *[long] * 2, word, word), codegen
 
 
-def _columns(builder: Any, start: Any, step: Any, cols: Any) -> Any:
-    """Columns of 16 coordinates: upper halves of `start + step * i`, brought to `[0, cols)`."""
-    lanes = Lanes(builder, 4)
-    wide = ir.VectorType(I64, GROUP)
-    half, ramp = ir.Constant(wide, [32] * GROUP), ir.Constant(wide, list(range(GROUP)))
-    # Masked, so that LLVM sees that a product of two halves is all that is asked for.
-    scale = builder.and_(lanes.splat(cols), ir.Constant(wide, [0xFFFFFFFF] * GROUP))
-    state = builder.add(lanes.splat(start), builder.mul(lanes.splat(step), ramp))
-    scaled = builder.mul(builder.lshr(state, half), scale)
-    return builder.trunc(builder.lshr(scaled, half), lanes.words)
-
-
 @intrinsic
 def hash_group(typingctx: Any, cells: Any, at: Any, start: Any, step: Any, cols: Any) -> Any:
-    """Write the columns of 16 coordinates to `cells` from `at` on; see `_columns`."""
+    """Write the columns of 16 coordinates to `cells` from `at` on.
+
+    They are the upper halves of `start + step * i`, brought to `[0, cols)`.
+    """
     del typingctx, at, start, step, cols
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        to = Lanes(builder, 4).pointer(_data(context, builder, sig.args[0], args[0]), args[1])
-        columns = _columns(builder, *args[2:])
+        lanes, (start, step, cols) = Lanes(builder, 4), args[2:]
+        wide = ir.VectorType(I64, GROUP)
+        half, ramp = ir.Constant(wide, [32] * GROUP), ir.Constant(wide, list(range(GROUP)))
+        # Masked, so that LLVM sees that a product of two halves is all that is asked for.
+        scale = builder.and_(lanes.splat(cols), ir.Constant(wide, [0xFFFFFFFF] * GROUP))
+        state = builder.add(lanes.splat(start), builder.mul(lanes.splat(step), ramp))
+        scaled = builder.mul(builder.lshr(state, half), scale)
+        columns = builder.trunc(builder.lshr(scaled, half), lanes.words)
+        to = lanes.pointer(_data(context, builder, sig.args[0], args[0]), args[1])
         builder.store(columns, builder.bitcast(to, columns.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(cells, types.int64, *[types.uint64] * 3), codegen
-
-
-@intrinsic
-def hash_pair(
-    typingctx: Any, cells: Any, at: Any, start: Any, step: Any, other_start: Any, other_step: Any,
-    cols: Any, bits: Any, first: Any, bit: Any,
-) -> Any:  # fmt: skip
-    """Write `a * cols + b` for columns `a` and `b` in two rows.
-
-    `cols * cols` is added if their signs differ, this bit and the next of `bits[first]`.
-    """
-    del typingctx, at, start, step, other_start, other_step, cols, first, bit
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lanes = Lanes(builder, 4)
-        to, bits_at = (
-            lanes.pointer(_data(context, builder, sig.args[k], args[k]), args[k + 1])
-            for k in (0, 7)
-        )
-        cols, one = args[6], ir.Constant(lanes.words, [1] * GROUP)
-        wide = lanes.splat(builder.trunc(cols, I32))
-        pair = builder.mul(_columns(builder, args[2], args[3], cols), wide)
-        pair = builder.add(pair, _columns(builder, args[4], args[5], cols))
-        words = builder.load(builder.bitcast(bits_at, lanes.words.as_pointer()), align=4)
-        words = builder.lshr(words, lanes.splat(args[9]))
-        differ = builder.and_(builder.xor(words, builder.lshr(words, one)), one)
-        pair = builder.add(pair, builder.mul(differ, builder.mul(wide, wide)))
-        builder.store(pair, builder.bitcast(to, lanes.words.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    long, double_word, word = types.int64, types.uint64, types.uint32
-    return types.void(cells, long, *[double_word] * 5, bits, long, word), codegen
 
 
 @intrinsic
@@ -376,10 +331,10 @@ def _each_vector(lanes: Lanes, rows: int, args: Any, emit: Any) -> None:
 def adder(rows: int, itemsize: int) -> Any:
     """Compile what adds short blocks to the rows of tables, laid out row by row.
 
-    The function takes `blocks` consecutive blocks of `count` numbers, whole vectors, signed as
-    `steps` and `phases` say. Block `k` is added in row `j` from the number `codes[k, j] >> 1` of
-    the table `(k & mask) * apart` on, or subtracted if that is odd. What lies `ahead` bytes after
-    the source is fetched meanwhile.
+    The function takes `blocks` consecutive blocks of `count` numbers, whole vectors or less than
+    one (zeros are added in its other lanes), signed as `steps` and `phases` say. Block `k` is added
+    in row `j` from the number `codes[k, j] >> 1` of the table `(k & mask) * apart` on, or
+    subtracted if that is odd. What lies `ahead` bytes after the source is fetched meanwhile.
     """
 
     @intrinsic
@@ -391,13 +346,13 @@ def adder(rows: int, itemsize: int) -> Any:
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             del sig
-            lanes, (mask, apart, ahead) = Lanes(builder, itemsize), args[7:]
+            lanes, count, (mask, apart, ahead) = Lanes(builder, itemsize), args[4], args[7:]
             to, source = (builder.inttoptr(at, lanes.real.element.as_pointer()) for at in args[:2])
 
             def add(block: Any, k: Any, places: Any, flips: Any, signs: Any) -> None:
-                begin = lanes.pointer(source, builder.add(builder.mul(block, args[4]), k))
+                begin = lanes.pointer(source, builder.add(builder.mul(block, count), k))
                 lanes.prefetch(begin, ahead)
-                value = lanes.flip(lanes.load(begin), signs)
+                value = lanes.flip(lanes.load(begin, count), signs)
                 turn = builder.mul(builder.and_(block, mask), apart)
                 table = builder.gep(to, [builder.add(turn, k)])
                 for at, flip in zip(places, flips, strict=True):
@@ -420,9 +375,8 @@ def adder(rows: int, itemsize: int) -> Any:
 
 @cache
 def combiner(
-    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False,
-    paired: bool = False,
-) -> Any:  # fmt: skip
+    rows: int, itemsize: int, *, mean: bool, stream: bool = False, lanewise: bool = False
+) -> Any:
     """Compile what combines the rows of a table into estimates, in registers.
 
     The function takes blocks as `adder` does. The cells of
@@ -431,8 +385,7 @@ def combiner(
     `stream` they are written past the caches, to a multiple of 64 bytes.
 
     With `lanewise`, each number has signs of its own, bit `j` for row `j`, in the words that are
-    at `steps`, from row 32 on at `phases`. With `paired`, the cells of two rows alternate, from the
-    place of the first.
+    at `steps`, from row 32 on at `phases`.
     """
 
     @intrinsic
@@ -458,9 +411,6 @@ def combiner(
                         for j in range(rows)
                     ]
                 values = [lanes.load(lanes.pointer(table, builder.add(at, k))) for at in places]
-                for j in range(0, rows - 1 if paired else 0, 2):
-                    begin = builder.add(places[j], builder.mul(k, _long(2)))
-                    values[j : j + 2] = lanes.load_pairs(table, begin)
                 values = [lanes.flip(*both) for both in zip(values, flips, strict=True)]
                 value = (_mean_of if mean else _middle_of)(lanes, values)
                 if not lanewise:
@@ -478,5 +428,5 @@ def combiner(
     ) -> None:
         combine(to, table, codes, blocks, count, steps, phases)
 
-    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}{paired:d}"
+    name = f"combine_{rows}_{itemsize}_{mean:d}{stream:d}{lanewise:d}"
     return compiled_callback(estimate, 7, name)

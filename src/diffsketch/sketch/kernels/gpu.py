@@ -38,8 +38,6 @@ from diffsketch.sketch.kernels.gpu_triton import (
 )
 from diffsketch.sketch.kernels.networks import median_network
 
-INPUT_TYPES: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
 # Tile sizes and warps: the fastest of those tried on an H200.
 _LONG_BLOCK = 256  # from here on a tile lies in a block or two
 _MANY = 4_000_000  # additions from which on hashes for each of them would take longest

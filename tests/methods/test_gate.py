@@ -16,8 +16,8 @@ import torch
 from diffsketch import SketchKey, build_method, private_mean
 from diffsketch.errors import ArgumentError, MismatchError
 from diffsketch.methods import PlainSketch, SketchGaussian, SketchSkellam, Uncompressed
+from diffsketch.methods.gate import ClippedVectors, check_release, release
 from diffsketch.methods.plain import SaturatedCells
-from diffsketch.methods.release import ClippedVectors, check_release, release
 from diffsketch.privacy import (
     Account,
     Budget,

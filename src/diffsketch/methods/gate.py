@@ -102,7 +102,7 @@ def release(
     as zeros, with their noise: to leave them out, or to fail, would tell about the data. Under any
     other claim they have no message.
 
-    Guarantees (`tests/methods/test_release.py`): nothing is encoded before `charge` has returned;
+    Guarantees (`tests/methods/test_gate.py`): nothing is encoded before `charge` has returned;
     under a proven claim, vectors of whatever values give messages of one law and shape.
 
     Args:
